@@ -1,0 +1,42 @@
+# Everything runs in .venv of this clone. torch is installed first and alone: the pin takes the CPU build.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test lint check bench clean
+
+.venv/torch: constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet -c constraints.txt torch==2.13.0
+	@touch $@
+
+.venv/run: .venv/torch pyproject.toml
+	$(BIN)/pip install --quiet -c constraints.txt -e .
+	@touch $@
+
+.venv/test: .venv/run
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[test,lint]'
+	@touch $@
+
+.venv/bench: .venv/test
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[bench]'
+	@touch $@
+
+demo: .venv/run
+	$(BIN)/shoestring train gpt --memory 600MiB --report report.html
+
+test: .venv/test
+	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+lint: .venv/test
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+check: lint .venv/test
+	$(BIN)/python -m pytest -n 2
+
+bench: .venv/bench
+	for script in benchmarks/*/*.py; do $(BIN)/python $$script || exit 1; done
+
+clean:
+	rm -rf .venv runs report.html

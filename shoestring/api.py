@@ -1,0 +1,167 @@
+"""The library's door: plan, train, fit and verify, for people with their own script."""
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from shoestring.core.batch import Batch, mapped
+from shoestring.core.errors import Mistake
+from shoestring.core.job import Job, default_forward, default_optimizer
+from shoestring.core.ledger import Ledger
+from shoestring.core.technique import Exactness, Technique, environment, exactness, in_order, parsed, text
+from shoestring.core.units import parse_bytes
+from shoestring.jobfile import job_path, loaded_job
+from shoestring.launch import run_worker
+from shoestring.loop import steps
+from shoestring.measure.probe import known_hardware
+from shoestring.planning.catalogue import CATALOGUE
+from shoestring.planning.plan import Plan
+from shoestring.planning.planner import Outcome, Planner
+from shoestring.planning.rehearse import prepared
+
+
+class Step(NamedTuple):
+    """One step of training."""
+
+    number: int
+    loss: float
+
+
+def plan(job: Job | str | Path, memory: str | int | None = None, use: Iterable[Technique | str] | None = None,
+         inexact: bool = False, model: nn.Module | None = None, **flags: Any) -> Outcome:
+    """The best plan for a job (a Job, a job file or a built-in name) and a memory budget.
+
+    With `use`, the figures of exactly those techniques instead. Raises OverBudget if nothing fits.
+    """
+    made = job if isinstance(job, Job) else loaded_job(job_path(str(job)), flags)
+    forced = None if use is None else tuple(
+        parsed(one, CATALOGUE) if isinstance(one, str) else one for one in use)
+    planner = Planner(made, known_hardware(), run_worker if made.origin is not None else None, model,
+                      inexact=inexact, wanted=forced or ())
+    return planner.outcome(None if memory is None else parse_bytes(memory), forced)
+
+
+def train(job: Job, plan: Plan | Outcome | Iterable[Technique] = (), model: nn.Module | None = None) -> Iterator[Step]:
+    """Train in this process, yielding every step. The model is `model` if given, else the job's own."""
+    techniques = plan.chosen.techniques if isinstance(plan, Outcome) else plan.techniques if isinstance(plan, Plan) else plan
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if model is None:
+        torch.manual_seed(job.seed)
+        model = job.model().to(device)
+        torch.manual_seed(job.seed)
+    device = next(model.parameters()).device.type
+    run = prepared(job, in_order(techniques), model)
+    for number, loss in enumerate(steps(run, (on(device, batch) for batch in islice(job.batches(), job.steps))), 1):
+        yield Step(number, finite(float(loss), number))
+
+
+def finite(loss: float, number: int) -> float:
+    if loss != loss or loss in (float("inf"), float("-inf")):
+        raise Mistake(f"the loss became {loss} in step {number}: lower the learning rate, clip the gradients "
+                      f"(Job(clip=1.0)), or look for a division by zero or a wrong label in the data")
+    return loss
+
+
+def on(device: str, batch: Batch) -> Batch:
+    """The batch on a device."""
+    if device == "cpu":
+        return batch
+    return mapped(lambda leaf: leaf.to(device, non_blocking=True) if isinstance(leaf, Tensor) else leaf, batch)
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What `fit` did."""
+
+    outcome: Outcome
+    losses: tuple[float, ...]
+
+
+def fit(model: nn.Module, loss: Callable[[Any, Batch], Tensor], batches: Iterable[Batch], memory: str | int | None = None,
+        steps: int | None = None, optimizer: Callable[..., torch.optim.Optimizer] = default_optimizer,
+        forward: Callable[[nn.Module, Batch], Any] = default_forward, inexact: bool = False, clip: float = 0.0) -> Fitted:
+    """Train a model in place, within a memory budget, on batches that can be gone through again (a list, a DataLoader)."""
+    if iter(batches) is batches:
+        raise Mistake("fit was given an iterator, which can be gone through once; planning looks at the first batches too: "
+                      "give a list, a DataLoader, or a Job with data=lambda: ...")
+    count = steps if steps is not None else len(batches) if hasattr(batches, "__len__") else 100
+    job = Job(model=lambda: model, data=lambda: batches, loss=loss, forward=forward, optimizer=optimizer, steps=count, clip=clip)
+    outcome = plan(job, memory, inexact=inexact, model=model)
+    return Fitted(outcome, tuple(step.loss for step in train(job, outcome, model)))
+
+
+def worker_environment(techniques: Iterable[Technique]) -> dict[str, str]:
+    """Variables that a worker for these techniques starts with on this machine."""
+    return {**known_hardware().environment, **environment(techniques)}
+
+
+def verify(job: Job, plan: Plan | Outcome | Iterable[Technique], count: int = 5) -> tuple[bool, float]:
+    """Train a few steps plainly and by the plan, from the same seed, in this process: same bits? largest difference."""
+    short = replace(job, steps=count)
+    states = []
+    for techniques in ((), plan):
+        torch.manual_seed(job.seed)
+        model = job.model()
+        torch.manual_seed(job.seed)
+        for _ in train(short, techniques, model):
+            pass
+        states.append(model.state_dict())
+    return compared(*states)
+
+
+def compared(plain: Mapping[str, Tensor], planned: Mapping[str, Tensor]) -> tuple[bool, float]:
+    """Whether two states are the same bits, and the largest difference between them."""
+    most, equal = 0.0, True
+    for name, value in plain.items():
+        other = planned[name]
+        if value.dtype != other.dtype or not torch.equal(value, other):
+            equal = False
+            most = max(most, (value.double() - other.double()).abs().max().item())
+    return equal, most
+
+
+STATED = {Exactness.BITS: "the same bits", Exactness.ROUNDING: "losses within 0.01 %",
+          Exactness.DRAWS: "other draws of the same distribution", Exactness.CHANGED: "other numbers"}
+
+
+def verified(job: Job, plan: Plan, count: int) -> dict[str, Any]:
+    """Plain training, each technique alone and the whole plan, each in a process of its own, side by side."""
+    assert job.origin is not None, "only a job from a file can be made again in a child process"
+    planner = Planner(job, known_hardware(), run_worker, wanted=plan.techniques)
+    traits = planner.ledger_traits()
+    with tempfile.TemporaryDirectory() as folder:
+        def trained(techniques: tuple[Technique, ...], name: str) -> dict[str, Any]:
+            task = planner.task("train", techniques, steps=count, weights=f"{folder}/{name}")
+            result = run_worker(task, worker_environment(techniques))
+            return result | {"weights": torch.load(f"{folder}/{name}", weights_only=True)}
+
+        plain = trained((), "plain")
+        singles = plan.techniques if len(plan.techniques) > 1 else ()
+        whole = trained(plan.techniques, "plan")
+        verdicts = [verdict(text(one), (one,), plain, trained((one,), "one"), traits) for one in singles]
+        verdicts.append(verdict(str(plan), plan.techniques, plain, whole, traits))
+    last = verdicts[-1]
+    return {
+        "bit_equal": last["bit_equal"], "largest_difference": last["largest_difference"], "steps": count,
+        "predicted": {"peak_bytes": plan.peak_bytes, "process_bytes": plan.process_bytes, "step_seconds": plan.step_seconds},
+        "measured": whole["measured"], "plain_measured": plain["measured"], "verdicts": verdicts,
+        "losses": list(zip(plain["losses"], whole["losses"], strict=True)),
+    }
+
+
+def verdict(name: str, techniques: tuple[Technique, ...], plain: dict[str, Any], other: dict[str, Any],
+            traits: Ledger) -> dict[str, Any]:
+    """What was found of a plan against what it states."""
+    equal, most = compared(plain["weights"], other["weights"])
+    level = max((exactness(technique, traits) for technique in techniques), default=Exactness.BITS)
+    off = max(abs(a - b) / max(abs(a), 1e-12) for a, b in zip(plain["losses"], other["losses"], strict=True))
+    kept = equal if level is Exactness.BITS else off < 1e-4 if level is Exactness.ROUNDING else True
+    return {"technique": name, "bit_equal": equal, "largest_difference": most, "loss_difference": off,
+            "stated": STATED[level], "kept": kept}

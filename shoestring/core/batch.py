@@ -1,0 +1,71 @@
+"""A batch is whatever the user's data yields: a tensor, or tuples, lists and dicts of them, nested."""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from shoestring.core.errors import Mistake
+
+Batch = Any
+
+
+def mapped(change: Callable[[Any], Any], batch: Batch) -> Batch:
+    """The same structure with `change` done to every leaf."""
+    if isinstance(batch, Mapping):
+        changed = {key: mapped(change, value) for key, value in batch.items()}
+        return changed if type(batch) is dict else type(batch)(changed)  # type: ignore[call-arg]
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(mapped(change, value) for value in batch))
+    if isinstance(batch, (tuple, list)):
+        return type(batch)(mapped(change, value) for value in batch)
+    return change(batch)
+
+
+def leaves(batch: Batch) -> Iterator[Any]:
+    if isinstance(batch, Mapping):
+        batch = tuple(batch.values())
+    if isinstance(batch, (tuple, list)):
+        for value in batch:
+            yield from leaves(value)
+    else:
+        yield batch
+
+
+def tensors(batch: Batch) -> Iterator[Tensor]:
+    return (leaf for leaf in leaves(batch) if isinstance(leaf, Tensor))
+
+
+def samples(batch: Batch) -> int:
+    """How many samples a batch holds: the first dimension that its tensors share."""
+    sizes = {len(tensor) for tensor in tensors(batch) if tensor.dim() > 0}
+    several = sizes - {1} or sizes
+    if len(several) != 1:
+        found = ", ".join(str(tuple(tensor.shape)) for tensor in tensors(batch)) or "no tensor at all"
+        raise Mistake(
+            f"a batch that can't be counted or split: its tensors have the shapes {found}; "
+            f"give every tensor the samples as first dimension (or size 1 there, if all samples share it)"
+        )
+    return several.pop()
+
+
+def split(batch: Batch, pieces: int) -> list[Batch]:
+    """Consecutive pieces of a batch, as equal as they can be.
+
+    >>> split(list(range(3)), 2)
+    Traceback (most recent call last):
+    shoestring.core.errors.Mistake: a batch that can't be counted or split: its tensors have the shapes no tensor at all; \
+give every tensor the samples as first dimension (or size 1 there, if all samples share it)
+    """
+    count = samples(batch)
+    if pieces > count:
+        raise Mistake(f"{pieces} pieces of a batch of {count} samples: a piece needs a sample; "
+                      f"ask for {count} pieces or fewer, or make the batch bigger")
+    cuts = [count * k // pieces for k in range(pieces + 1)]
+    return [mapped(lambda leaf: cut(leaf, start, stop, count), batch) for start, stop in zip(cuts, cuts[1:], strict=False)]
+
+
+def cut(leaf: Any, start: int, stop: int, count: int) -> Any:
+    """Rows `start` to `stop` of a leaf that has one row a sample; anything else is shared by all pieces."""
+    return leaf[start:stop] if isinstance(leaf, Tensor) and leaf.dim() > 0 and len(leaf) == count else leaf

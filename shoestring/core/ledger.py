@@ -1,0 +1,126 @@
+"""The ledger: what one training step costs, as a timeline over the blocks plus what stands the whole time.
+
+Peaks do not add up; timelines do. A step walks the blocks forward, then backward, then updates the weights:
+
+    forward of block i     standing + sum_{j<i} kept_j + rise_i
+    backward of block i    standing + sum_{j<=i} kept_j + sum_{j>i} gradient_j + spike_i
+    update                 standing + sum_j gradient_j + update_rise
+
+and the peak is the highest of these. For the process, each has the kernels' own scratch memory on top, what the allocator
+rounds up and keeps back of the bytes that come and go, and the base that the interpreter and its libraries need.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import NamedTuple
+
+
+@dataclass(frozen=True)
+class Block:
+    name: str
+    inside: bool = True            # False: what runs outside all blocks (embeddings before, head and loss after)
+    kept: float = 0.0              # bytes born in its forward and alive at its end
+    output: float = 0.0            # of those, the bytes of its result, which the next block takes
+    rise: float = 0.0              # bytes above the start of its forward at the highest point of it
+    spike: float = 0.0             # bytes above what is kept and the later blocks' gradients, in its backward
+    gradient: float = 0.0          # bytes of weight gradient that its backward leaves behind
+    parameters: float = 0.0        # bytes of its weights
+    forward: float = 0.0           # seconds
+    backward: float = 0.0          # seconds, with all that is computed again
+    flops: float = 0.0             # operations of its forward
+    backward_flops: float = 0.0    # operations of its backward, with all that is computed again
+    scratch: float = 0.0           # bytes that kernels take for themselves at the highest point of its forward
+    backward_scratch: float = 0.0
+
+
+NUMBERS = tuple(field.name for field in fields(Block) if field.name not in ("name", "inside", "gradient", "parameters"))
+
+
+def between(none: Block, full: Block, share: float) -> Block:
+    """The block at a share of the batch: what does not depend on the batch, and that share of the rest."""
+    return replace(full, **{
+        name: getattr(none, name) + share * (getattr(full, name) - getattr(none, name)) for name in NUMBERS
+    })
+
+
+class Point(NamedTuple):
+    """One moment of the step, with the bytes alive at its highest point."""
+
+    phase: str
+    block: str
+    tensors: float
+    process: float
+
+
+@dataclass(frozen=True)
+class Ledger:
+    blocks: tuple[Block, ...]
+    still: tuple[Block, ...] = ()      # the same blocks at a batch of nothing: the part that does not shrink with it
+    batch: int = 1                     # samples that go through the blocks at once
+    pieces: int = 1                    # times that the blocks run in a step
+    parameters: float = 0.0            # bytes; this and the next three stand the whole time
+    buffers: float = 0.0
+    inputs: float = 0.0
+    optimizer: float = 0.0
+    gradients: float = 0.0             # bytes of gradients that stand the whole time (accumulated ones)
+    update_rise: float = 0.0
+    update: float = 0.0                # seconds
+    update_scratch: float = 0.0
+    fused_update: float | None = None  # seconds with fused kernels, where they were timed
+    waiting: float = 0.0               # seconds in which the step waits for the disk or a link
+    traffic: float = 0.0               # bytes sent or written per step
+    base: float = 0.0                  # bytes of the process before any tensor
+    slack: float = 0.0                 # bytes that the allocator rounds up per byte of tensors
+    retention: float = 0.0             # bytes that the allocator keeps back per byte of tensors born
+    fresh: float = 0.0                 # bytes of tensors born per step
+    per_fresh: float = 0.0             # seconds that the allocator takes more per byte of them than at the anchor
+    per_spilled: float = 0.0           # seconds per byte written to or read from disk
+    allocators: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)   # kind -> slack, retention, per_fresh
+    traits: frozenset[str] = frozenset()   # what the model does that techniques care about: "draws", "mixes samples", ...
+    sure: str = ""                     # how the numbers were found
+    under: Mapping[str, Ledger] = field(default_factory=dict)   # the same step measured at other precisions
+
+    @property
+    def standing(self) -> float:
+        return self.parameters + self.buffers + self.inputs + self.optimizer + self.gradients
+
+    def points(self) -> Iterator[Point]:
+        """The step's timeline."""
+        alive = self.standing
+        for block in self.blocks:
+            yield self.point("forward", block.name, alive + block.rise, block.scratch)
+            alive += block.kept
+        for block in reversed(self.blocks):
+            yield self.point("backward", block.name, alive + block.spike, block.backward_scratch)
+            alive += block.gradient - block.kept
+        yield self.point("update", "", alive + self.update_rise, self.update_scratch)
+
+    def point(self, phase: str, block: str, tensors: float, scratch: float) -> Point:
+        kept_back = self.retention * self.fresh / self.pieces
+        return Point(phase, block, tensors, self.base + tensors * (1 + self.slack) + kept_back + scratch)
+
+    @property
+    def peak(self) -> float:
+        """Highest number of tensor bytes alive at once."""
+        return max(point.tensors for point in self.points())
+
+    @property
+    def process(self) -> float:
+        """Highest number of bytes of the whole process."""
+        return max(point.process for point in self.points())
+
+    @property
+    def seconds(self) -> float:
+        """Time of one step."""
+        work = self.pieces * sum(block.forward + block.backward for block in self.blocks)
+        return max(work + self.update + self.waiting + self.fresh * self.per_fresh, 0.0)
+
+    @property
+    def flops(self) -> float:
+        """Operations of one step."""
+        return self.pieces * sum(block.flops + block.backward_flops for block in self.blocks)
+
+    @property
+    def inside(self) -> tuple[Block, ...]:
+        return tuple(block for block in self.blocks if block.inside)

@@ -1,0 +1,42 @@
+"""The one file that touches torch's private names, so that a new torch has one place to break."""
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+
+UNTRACEABLE = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
+
+__all__ = ["UNTRACEABLE", "DispatchMode", "FakeTensor", "FakeTensorMode", "next_node_number", "node_number",
+           "tree_flatten", "tree_leaves", "tree_map", "tree_unflatten"]
+
+
+class DispatchMode(TorchDispatchMode):
+    """Sees every operation. Nothing is compiled inside it, so torch need not guard it against the compiler at each call."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
+def next_node_number() -> int:
+    """The number that the next autograd node made in this thread will carry."""
+    return int(torch._C._autograd._get_sequence_nr())
+
+
+def node_number() -> int | None:
+    """The number of the autograd node that is running backward now; None outside backward and for leaves."""
+    node: Any = torch._C._current_autograd_node()
+    if node is None:
+        return None
+    number = int(node._sequence_nr())
+    return None if number < 0 or number >= 2**62 else number

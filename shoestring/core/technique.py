@@ -1,0 +1,118 @@
+"""A technique: a small frozen value with two pure functions, `cost` on ledgers and `apply` on runs.
+
+Only `cost`, `apply`, `exact` and `why` are required. A technique may also have
+
+    stage          where in the order of techniques it stands (default: last)
+    choices        classmethod: the settings worth trying for a ledger (default: the one without arguments)
+    refusal        why it can't work for this ledger, as text (default: it can)
+    exactness      how close it stays for this ledger (default: from `exact`)
+    environment    variables that its worker process must start with (default: none)
+"""
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, fields, is_dataclass
+from enum import IntEnum
+from functools import reduce
+from typing import Any, Protocol
+
+from shoestring.core.errors import Mistake
+from shoestring.core.ledger import Ledger
+from shoestring.core.run import Run
+
+
+class Exactness(IntEnum):
+    """How close the trained weights stay to plain training."""
+
+    BITS = 0       # the same bits
+    ROUNDING = 1   # the same numbers, summed in another order
+    DRAWS = 2      # the same distribution: dropout draws other masks
+    CHANGED = 3    # other numbers, by a stated error
+
+
+class Technique(Protocol):
+    @property
+    def exact(self) -> bool: ...
+    @property
+    def why(self) -> str: ...
+    def cost(self, ledger: Ledger) -> Ledger: ...
+    def apply(self, run: Run) -> Run: ...
+
+
+def stage(technique: Technique | type[Technique]) -> int:
+    return getattr(technique, "stage", 100)
+
+
+def refusal(technique: Technique, ledger: Ledger) -> str:
+    asked = getattr(technique, "refusal", None)
+    return asked(ledger) if asked else ""
+
+
+def exactness(technique: Technique, ledger: Ledger) -> Exactness:
+    asked = getattr(technique, "exactness", None)
+    return asked(ledger) if asked else Exactness.BITS if technique.exact else Exactness.CHANGED
+
+
+def choices(kind: type[Technique], ledger: Ledger) -> tuple[Technique, ...]:
+    asked = getattr(kind, "choices", None)
+    return asked(ledger) if asked else (kind(),)
+
+
+def environment(techniques: Iterable[Technique]) -> dict[str, str]:
+    return {name: value for technique in techniques for name, value in getattr(technique, "environment", {}).items()}
+
+
+def in_order(techniques: Iterable[Technique]) -> tuple[Technique, ...]:
+    return tuple(sorted(techniques, key=stage))
+
+
+def total_cost(techniques: Iterable[Technique], ledger: Ledger) -> Ledger:
+    return reduce(lambda now, technique: technique.cost(now), techniques, ledger)
+
+
+def applied(techniques: Iterable[Technique], run: Run) -> Run:
+    return reduce(lambda now, technique: technique.apply(now), techniques, run)
+
+
+def described(technique: Technique) -> dict[str, Any]:
+    """A technique as plain data; `built` makes it again."""
+    knobs = asdict(technique) if is_dataclass(technique) and not isinstance(technique, type) else {}
+    return {"name": type(technique).__name__, "knobs": knobs}
+
+
+def text(technique: Technique) -> str:
+    """How a technique is written on the command line: its name and the knobs that are not at their default."""
+    defaults = {field.name: field.default for field in fields(technique)} if is_dataclass(technique) else {}
+    knobs = {name: value for name, value in described(technique)["knobs"].items() if value != defaults.get(name)}
+    return f"{type(technique).__name__}({', '.join(f'{name}={value!r}' for name, value in knobs.items())})"
+
+
+def built(name: str, knobs: Mapping[str, Any], catalogue: Iterable[type[Technique]]) -> Technique:
+    kinds = {kind.__name__: kind for kind in catalogue}
+    if name not in kinds:
+        raise Mistake(f"no technique is called {name!r}; there are {', '.join(sorted(kinds))}")
+    known = [field.name for field in fields(kinds[name])] if is_dataclass(kinds[name]) else []
+    for knob in knobs:
+        if knob not in known:
+            raise Mistake(f"{name} has no knob {knob!r}; it has {', '.join(known) or 'none'}")
+    try:
+        return kinds[name](**knobs)
+    except TypeError as error:
+        raise Mistake(f"{name} can't be made of {dict(knobs)}: {error}") from error
+
+
+def parsed(written: str, catalogue: Iterable[type[Technique]]) -> Technique:
+    """The technique that a user wrote, such as Checkpoint(every=2)."""
+    try:
+        call = ast.parse(written.strip(), mode="eval").body
+        if isinstance(call, ast.Name):
+            return built(call.id, {}, catalogue)
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
+            raise ValueError
+        knobs = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
+    except Mistake:
+        raise
+    except (SyntaxError, ValueError):
+        raise Mistake(f"{written!r} is not a technique: write a name and its knobs, such as Checkpoint(every=2)") from None
+    return built(call.func.id, knobs, catalogue)

@@ -1,0 +1,53 @@
+"""Sizes and times as people write them."""
+from __future__ import annotations
+
+import re
+
+from shoestring.core.errors import Mistake
+
+STEPS = {"": 1, "K": 1000, "M": 1000**2, "G": 1000**3, "T": 1000**4,
+         "KI": 1024, "MI": 1024**2, "GI": 1024**3, "TI": 1024**4}
+
+
+def parse_bytes(text: str | int) -> int:
+    """Bytes in a size such as 600MiB, 2GB or 1048576.
+
+    >>> parse_bytes("600MiB"), parse_bytes("1.5 GB"), parse_bytes(7)
+    (629145600, 1500000000, 7)
+    """
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?I?)B?\s*", str(text), re.IGNORECASE)
+    if found is None or found[2].upper() not in STEPS:
+        raise Mistake(f"{str(text)!r} is not a size: write a number and a unit, such as 600MiB, 2GB or 1048576")
+    size = int(float(found[1]) * STEPS[found[2].upper()])
+    if size <= 0:
+        raise Mistake(f"{str(text)!r} is no memory at all: give a size above zero, such as 600MiB")
+    return size
+
+
+def bytes_text(size: float) -> str:
+    """A size for people, in binary units.
+
+    >>> bytes_text(629145600), bytes_text(512), bytes_text(-2048)
+    ('600 MiB', '512 B', '-2.00 KiB')
+    """
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size) < 1024 or unit == "GiB":
+            break
+        size /= 1024
+    digits = 0 if unit == "B" or abs(size) >= 100 else 1 if abs(size) >= 10 else 2
+    return f"{size:,.{digits}f} {unit}"
+
+
+def seconds_text(seconds: float) -> str:
+    """A time for people.
+
+    >>> seconds_text(0.0123), seconds_text(3.21), seconds_text(200)
+    ('12.3 ms', '3.21 s', '3 min 20 s')
+    """
+    if seconds < 1:
+        return f"{seconds * 1000:.3g} ms"
+    if seconds < 100:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"

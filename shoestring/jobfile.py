@@ -1,0 +1,126 @@
+"""Job files: plain Python with one function `job(...) -> Job`, whose typed keyword arguments are command-line flags.
+
+The flags are read from the source without running it, so a wrong flag is found before anything heavy is imported.
+"""
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shoestring.core.errors import Mistake
+
+if TYPE_CHECKING:
+    from shoestring.core.job import Job
+
+BUILT_IN = {"gpt": "a byte-level transformer on the source of Python's standard library", "digits": "a conv net on 8x8 digits"}
+TYPES = {"int": int, "float": float, "str": str, "bool": bool}
+
+
+@dataclass(frozen=True)
+class Flag:
+    name: str
+    kind: str         # "int", "float", "str" or "bool"
+    default: object   # None if the function has none
+
+
+def job_path(name: str) -> Path:
+    """The file of a job given by path or built-in name."""
+    if name in BUILT_IN:
+        return Path(__file__).parent / "jobs" / f"{name}.py"
+    path = Path(name)
+    if path.is_dir() or not path.exists():
+        known = ", ".join(BUILT_IN)
+        what = "is a directory, not a job file" if path.is_dir() else "is neither a file nor a built-in job"
+        raise Mistake(f"{name!r} {what}: give a Python file with `def job(...) -> Job`, or one of {known}")
+    return path.resolve()
+
+
+def flags_of(path: Path) -> list[Flag]:
+    """The flags of a job file, by its source."""
+    try:
+        tree = ast.parse(path.read_text(), str(path))
+    except (SyntaxError, UnicodeDecodeError) as error:
+        raise Mistake(f"{path} is not Python: {error}") from error
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "job"]
+    if not functions:
+        raise Mistake(f"{path} has no function `job`: add `def job(width: int = 256) -> Job: return Job(...)`")
+    arguments = functions[-1].args
+    names = [*arguments.args, *arguments.kwonlyargs]
+    defaults = [None] * (len(arguments.args) - len(arguments.defaults)) + [*arguments.defaults, *arguments.kw_defaults]
+    return [flag(path, name, default) for name, default in zip(names, defaults, strict=True)]
+
+
+def flag(path: Path, argument: ast.arg, default: ast.expr | None) -> Flag:
+    try:
+        value = ast.literal_eval(default) if default is not None else None
+    except ValueError:
+        value = None
+    kind = ast.unparse(argument.annotation) if argument.annotation is not None else type(value).__name__
+    kind = kind.replace(" | None", "").strip("'\"")
+    if kind not in TYPES:
+        raise Mistake(f"{path}: the argument {argument.arg!r} of job has the type {kind}; flags can be {', '.join(TYPES)}")
+    return Flag(argument.arg, kind, value)
+
+
+def value_of(flag: Flag, text: str) -> Any:
+    """What the user typed for a flag, as its type."""
+    if flag.kind == "bool":
+        words = {"true": True, "yes": True, "1": True, "on": True, "false": False, "no": False, "0": False, "off": False}
+        if text.lower() not in words:
+            raise Mistake(f"--{flag.name} {text}: this flag is true or false")
+        return words[text.lower()]
+    try:
+        return TYPES[flag.kind](text)
+    except ValueError:
+        raise Mistake(f"--{flag.name} {text}: this flag takes {'a whole number' if flag.kind == 'int' else 'a number'}") from None
+
+
+def parsed_flags(path: Path, words: list[str]) -> dict[str, Any]:
+    """Values of a job's flags from what is left of the command line: --width 512, --width=512, --fast, --no-fast."""
+    known = {name: flag for flag in flags_of(path) for name in {flag.name, flag.name.replace("_", "-")}}
+    values: dict[str, Any] = {}
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        name, _, text = word.removeprefix("--").partition("=")
+        negated = name.startswith("no-") and name.removeprefix("no-") in known
+        found = known.get(name.removeprefix("no-") if negated else name)
+        if not word.startswith("--") or found is None:
+            offered = ", ".join(f"--{flag.name}" for flag in flags_of(path)) or "none"
+            raise Mistake(f"{word!r} is no option of this command nor of the job {path.name}; the job's own are {offered}")
+        if found.kind == "bool" and not text:
+            values[found.name] = not negated
+        elif not text and not rest:
+            raise Mistake(f"--{found.name} needs a value, such as --{found.name} {found.default}")
+        else:
+            values[found.name] = value_of(found, text or rest.pop(0))
+    return values
+
+
+def loaded_job(path: Path, values: dict[str, Any]) -> Job:
+    """Run a job file's `job` function; what it raises is the user's to see, in a sentence."""
+    import importlib.util
+    import sys
+
+    from shoestring.core.job import Job, Origin
+
+    name = f"shoestring_job_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None, "a path to a file has a loader"
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    sys.path.insert(0, str(path.parent))
+    try:
+        spec.loader.exec_module(module)
+        job = module.job(**values)
+    except Mistake:
+        raise
+    except Exception as error:
+        raise Mistake(f"{path} raised {type(error).__name__}: {error}; add --traceback to see where") from error
+    finally:
+        sys.path.remove(str(path.parent))
+    if not isinstance(job, Job):
+        raise Mistake(f"{path}: job() gave {type(job).__name__}, not a Job; end it with `return Job(...)`")
+    return replace(job, origin=Origin(str(path), tuple(values.items())))

@@ -1,0 +1,39 @@
+"""A small conv net with batch norm on scikit-learn's 1,797 handwritten digits of 8x8 pixels."""
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from shoestring import Job
+from shoestring.core.errors import Mistake
+
+
+def digits() -> torch.utils.data.TensorDataset:
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        raise Mistake("the job `digits` reads its data from scikit-learn, which is not installed: "
+                      "pip install scikit-learn") from None
+    found = load_digits()
+    return torch.utils.data.TensorDataset(torch.tensor(found.images, dtype=torch.float32)[:, None] / 16,
+                                          torch.tensor(found.target))
+
+
+class Residual(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.work = nn.Sequential(nn.Conv2d(width, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU(),
+                                  nn.Conv2d(width, width, 3, padding=1), nn.BatchNorm2d(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(x + self.work(x))
+
+
+def job(width: int = 32, depth: int = 6, batch: int = 64, steps: int = 100, rate: float = 1e-3, seed: int = 0) -> Job:
+    return Job(
+        model=lambda: nn.Sequential(nn.Conv2d(1, width, 3, padding=1), *(Residual(width) for _ in range(depth)),
+                                    nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 10)),
+        data=digits,
+        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=rate),
+        batch=batch, steps=steps, seed=seed,
+    )

@@ -1,0 +1,83 @@
+"""A byte-level transformer on text that every machine has: the source of Python's standard library."""
+from __future__ import annotations
+
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from shoestring import Job
+
+
+class Layer(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.before, self.between = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.queries_keys_values, self.mix = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:   # (batch, time, width)
+        batch, time, width = x.shape
+        parts = self.queries_keys_values(self.before(x)).view(batch, time, 3, self.heads, width // self.heads)
+        query, key, value = parts.permute(2, 0, 3, 1, 4)   # (batch, head, time, part)
+        seen = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.mix(seen.transpose(1, 2).reshape(batch, time, width))
+        return x + self.down(functional.gelu(self.up(self.between(x))))
+
+
+class Gpt(nn.Module):
+    def __init__(self, width: int, depth: int, heads: int, context: int) -> None:
+        super().__init__()
+        self.context = context
+        self.bytes, self.places = nn.Embedding(256, width), nn.Embedding(context, width)
+        self.layers = nn.ModuleList(Layer(width, heads) for _ in range(depth))
+        self.last, self.head = nn.LayerNorm(width), nn.Linear(width, 256, bias=False)
+        for weights in (self.bytes.weight, self.places.weight, self.head.weight):
+            nn.init.normal_(weights, std=0.02)
+
+    def forward(self, text: Tensor) -> Tensor:
+        x = self.bytes(text) + self.places(torch.arange(text.shape[1], device=text.device))
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(self.last(x))
+
+    @torch.no_grad()
+    def continued(self, prompt: bytes, count: int) -> str:
+        text = torch.tensor([list(prompt)], device=self.head.weight.device)
+        draw = torch.Generator(text.device).manual_seed(0)
+        for _ in range(count):
+            chances = self(text[:, -self.context :])[:, -1].div(0.6).softmax(-1)
+            text = torch.cat([text, torch.multinomial(chances, 1, generator=draw)], dim=1)
+        return bytes(text[0].tolist()).decode(errors="replace")
+
+
+def library_source(most: int = 8_000_000) -> Tensor:
+    """Bytes of the standard library's modules, without its tests."""
+    files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+    return torch.frombuffer(bytearray(b"\n".join(file.read_bytes() for file in files)[:most]), dtype=torch.uint8)
+
+
+def batches(count: int, context: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+    source = library_source()
+    draw = torch.Generator().manual_seed(seed)
+    while True:
+        starts = torch.randint(len(source) - context - 1, (count,), generator=draw)
+        rows = torch.stack([source[start : start + context + 1] for start in starts.tolist()]).long()
+        yield rows[:, :-1], rows[:, 1:]
+
+
+def job(width: int = 320, depth: int = 8, heads: int = 5, context: int = 128, batch: int = 16, steps: int = 40,
+        rate: float = 1e-3, seed: int = 0) -> Job:
+    return Job(
+        model=lambda: Gpt(width, depth, heads, context),
+        data=lambda: batches(batch, context, seed),
+        loss=lambda output, batch: functional.cross_entropy(output.flatten(0, 1), batch[1].flatten()),
+        weight=lambda batch: batch[1].numel(),
+        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=rate, betas=(0.9, 0.98)),
+        batch=batch, steps=steps, seed=seed,
+        show=lambda model: model.continued(b"def main(", 160),
+    )

@@ -1,0 +1,70 @@
+"""The blocks of any nn.Module: its repeated parts, found in the module tree, by name.
+
+A block is an element of a ModuleList or Sequential in which classes repeat; where there is none, the children of the
+model (or of its only child) are its blocks. Blocks do not nest: an outer repetition wins over an inner one, unless the
+elements of the outer one differ much in size: those are stages, as in a ResNet, and the blocks are inside them.
+"""
+from __future__ import annotations
+
+from collections import Counter
+
+from torch import nn
+
+CONTAINERS = (nn.Sequential, nn.ModuleList)
+
+
+def blocks(model: nn.Module) -> dict[str, nn.Module]:
+    """Blocks by their full name, in the order of the module tree.
+
+    >>> net = nn.Sequential(nn.Embedding(9, 4), *(nn.TransformerEncoderLayer(4, 1) for _ in range(2)), nn.Linear(4, 9))
+    >>> list(blocks(net))
+    ['1', '2']
+    """
+    found = dict(repeated(model, ""))
+    if not found:
+        found = {name: child for name, child in outermost(model) if any(True for _ in child.parameters())}
+    return unique(found)
+
+
+def repeated(module: nn.Module, name: str) -> list[tuple[str, nn.Module]]:
+    """Members of repetitions at or below a module, outermost first."""
+    children = [(f"{name}.{child}".lstrip("."), part) for child, part in module.named_children()]
+    below = {child: repeated(part, child) for child, part in children}
+    members = [(child, part) for child, part in children if holds_weights(part)]
+    if isinstance(module, CONTAINERS):
+        kinds = Counter(type(part) for _, part in members)
+        members = [(child, part) for child, part in members if kinds[type(part)] > 1 and has_insides(part)]
+        if len(members) > 1:
+            stages = are_stages([part for _, part in members])
+            for child, part in members:
+                below[child] = (below[child] if stages else []) or [(child, part)]
+    return [found for child, _ in children for found in below[child]]
+
+
+def are_stages(members: list[nn.Module]) -> bool:
+    sizes = [sum(parameter.numel() for parameter in member.parameters()) for member in members]
+    return max(sizes) > 1.5 * min(sizes)
+
+
+def outermost(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """The children of a model, looking through a model that only wraps another."""
+    children = list(model.named_children())
+    if len(children) == 1 and list(children[0][1].children()):
+        name, only = children[0]
+        return [(f"{name}.{child}", part) for child, part in outermost(only)] or children
+    return children or [("", model)]
+
+
+def holds_weights(module: nn.Module) -> bool:
+    return any(True for _ in module.parameters())
+
+
+def has_insides(module: nn.Module) -> bool:
+    """A lone Linear or Conv is too small to be a block; what is built of parts, or weighs as much as one, is not."""
+    return bool(list(module.children())) or isinstance(module, (nn.RNNBase, nn.MultiheadAttention))
+
+
+def unique(found: dict[str, nn.Module]) -> dict[str, nn.Module]:
+    """A module reached by two names is one block, under the first."""
+    seen: set[int] = set()
+    return {name: part for name, part in found.items() if not (id(part) in seen or seen.add(id(part)))}  # type: ignore[func-returns-value]

@@ -1,0 +1,220 @@
+"""Fake tensors: a model of any size built and run without its memory.
+
+Weights, and all that is computed from them, are fake: they have shapes and no data. What depends on no weight (the batch,
+masks, positions, a coin tossed for layer drop) stays real while it is small, so that code which looks at values
+still works. Where torch has no fake version of an operation, MISSING has it; where its fake version does not know the true
+size of a result (workspaces of a library, lengths taken from the labels), PROBED operations run once on zeros.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shoestring.core.private import UNTRACEABLE, DispatchMode, FakeTensor, FakeTensorMode, tree_leaves, tree_map
+
+REAL_LIMIT = 1 << 24   # bytes: a weightless result larger than this is faked too
+
+aten = torch.ops.aten
+
+
+class Stage(DispatchMode):
+    """While active, operations that touch a fake tensor are faked and the rest is done for real if small."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fake = FakeTensorMode(allow_non_fake_inputs=True)
+        self.building = False
+        self.seen: dict[Any, tuple[type, list[Any]]] = {}
+        self.tossed = False       # a real coin was tossed (layer drop): what runs depends on the state of the generator
+        self.faithful = False     # draw for real what the real step draws, so that later coins fall the same way
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self.done(func, args, kwargs or {})
+
+    def done(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """The result of an operation, fake or real."""
+        if has_fake(args) or (kwargs and has_fake(tuple(kwargs.values()))):
+            return self.faked(func, args, kwargs)
+        if self.building and func in RESERVE:
+            with self.fake:
+                return func(*args, **kwargs)
+        self.tossed |= torch.Tag.nondeterministic_seeded in func.tags
+        with suppress(*UNTRACEABLE):
+            with self.fake:
+                sketch = func(*args, **kwargs)
+            if storage_bytes(sketch) > REAL_LIMIT:
+                return sketch
+        return func(*args, **kwargs)
+
+    def faked(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if func is torch.ops.prim.device.default:
+            return args[0].fake_device
+        if func is aten._local_scalar_dense.default:
+            return SCALARS[args[0].dtype.is_floating_point, args[0].dtype is torch.bool]
+        if self.faithful and torch.Tag.nondeterministic_seeded in func.tags:
+            real = tree_map(zeros_for_fake, (args, kwargs))
+            func(*real[0], **real[1])
+        if func in PROBED:
+            return self.probed(func, args, kwargs)
+        if func in IN_PLACE:
+            return args[0]
+        key = signature(func, args, kwargs) if is_fresh(func) else None
+        if key is not None and key in self.seen:
+            return self.again(self.seen[key])
+        with self.fake:
+            out = MISSING[func](*args, **kwargs) if func in MISSING else func(*args, **kwargs)
+            out = rows_in_order(out) if func in CONTIGUOUS else out
+        if key is not None and plain_results(out):
+            self.seen[key] = (type(out), [
+                (tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.fake_device) if leaf is not None else None
+                for leaf in ([out] if isinstance(out, Tensor) else out)
+            ])
+        return out
+
+    def again(self, known: tuple[type, list[Any]]) -> Any:
+        """New fake tensors of the shapes that the same call gave before; models repeat themselves."""
+        kind, shapes = known
+        made = [
+            None if shape is None else FakeTensor(
+                self.fake, torch.empty_strided(shape[0], shape[1], dtype=shape[2], device="meta"), shape[3])
+            for shape in shapes
+        ]
+        return made[0] if issubclass(kind, Tensor) else kind(made)
+
+    def probed(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What the operation gives for zeros, as fake tensors: the true sizes of an operation that fakes guess wrong."""
+        real = tree_map(zeros_for_fake, (args, kwargs))
+        return tree_map(lambda leaf: self.fake.from_tensor(leaf) if isinstance(leaf, Tensor) else leaf,
+                        func(*real[0], **real[1]))
+
+    def model(self, factory: Callable[[], nn.Module]) -> nn.Module:
+        """The model that the factory makes, with fake weights; its small buffers are real."""
+        self.building = True
+        with self:
+            model = factory()
+        self.building = False
+        swapped: dict[int, nn.Parameter] = {}
+        for module in model.modules():
+            for name, parameter in list(module._parameters.items()):
+                if parameter is not None:
+                    module._parameters[name] = swapped.setdefault(id(parameter), self.weight(parameter))
+        return model
+
+    def weight(self, parameter: nn.Parameter) -> nn.Parameter:
+        if isinstance(parameter.data, FakeTensor):
+            return parameter
+        return nn.Parameter(self.fake.from_tensor(parameter.data), parameter.requires_grad)
+
+
+def has_fake(args: Any) -> bool:
+    for arg in args:
+        if isinstance(arg, FakeTensor) or (isinstance(arg, (tuple, list)) and has_fake(arg)):
+            return True
+    return False
+
+
+@cache
+def is_fresh(func: Any) -> bool:
+    """Whether an operation gives new tensors whose shapes depend on the shapes of its arguments alone."""
+    schema = func._schema
+    return (all(part.alias_info is None for part in (*schema.arguments, *schema.returns))
+            and not set(func.tags) & {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view})
+
+
+def signature(func: Any, args: Any, kwargs: Any) -> Any:
+    """What the shapes of a result depend on; None where that can't be said."""
+    key: list[Any] = [func]
+    for arg in (*args, *kwargs.items()):
+        if isinstance(arg, FakeTensor):
+            key.append((arg.dtype, arg.shape, arg.stride(), arg.fake_device))
+        elif isinstance(arg, (tuple, list)):
+            inner = signature(len(arg), arg, {})
+            if inner is None:
+                return None
+            key.append(inner)
+        elif isinstance(arg, Tensor):
+            return None
+        else:
+            key.append((type(arg), arg))
+    return tuple(key)
+
+
+def plain_results(out: Any) -> bool:
+    """New tensors that each fill a storage of their own."""
+    found = [out] if isinstance(out, Tensor) else out
+    return isinstance(found, (tuple, list)) and all(
+        leaf is None or (isinstance(leaf, FakeTensor) and leaf.layout is torch.strided and leaf.storage_offset() == 0
+                         and leaf.untyped_storage().nbytes() == span(leaf)) for leaf in found
+    ) and len({leaf.untyped_storage()._cdata for leaf in found if leaf is not None}) == sum(leaf is not None for leaf in found)
+
+
+def span(tensor: Tensor) -> int:
+    """Bytes from the first to the last element."""
+    if tensor.numel() == 0:
+        return 0
+    return (1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))) * tensor.element_size()
+
+
+def storage_bytes(results: Any) -> int:
+    return sum(leaf.untyped_storage().nbytes() for leaf in tree_leaves(results) if isinstance(leaf, Tensor))
+
+
+def zeros_for_fake(leaf: Any) -> Any:
+    if not isinstance(leaf, FakeTensor):
+        return leaf
+    return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device).zero_()
+
+
+IN_PLACE = {   # results that are the first argument as it was, but for its values
+    aten.add_.Tensor, aten.add_.Scalar, aten.sub_.Tensor, aten.mul_.Tensor, aten.mul_.Scalar, aten.div_.Tensor, aten.div_.Scalar,
+    aten.lerp_.Scalar, aten.addcmul_.default, aten.addcdiv_.default, aten.zero_.default, aten.fill_.Scalar, aten.sqrt_.default,
+}
+RESERVE = {aten.empty.memory_format, aten.empty_strided.default}
+SCALARS: dict[tuple[bool, bool], Any] = {(True, False): 0.0, (False, False): 0, (False, True): False}
+
+
+def grouped_mm(left: Tensor, right: Tensor, offsets: Tensor | None = None, bias: Tensor | None = None,
+               out_dtype: torch.dtype | None = None) -> Tensor:
+    """Shape of a product of groups; rows are padded to 16 bytes, as the real kernel does."""
+    if left.dim() == 2 and right.dim() == 2:
+        assert offsets is not None, "two flat factors are grouped by offsets"
+        shape = (len(offsets), left.shape[0], right.shape[1])
+    elif left.dim() == 2:
+        shape = (left.shape[0], right.shape[-1])
+    elif right.dim() == 2:
+        shape = (left.shape[1], right.shape[1])
+    else:
+        shape = (left.shape[0], left.shape[1], right.shape[-1])
+    dtype = out_dtype or left.dtype
+    each = 16 // dtype.itemsize
+    padded = -(-shape[-1] // each) * each
+    strides = (padded, 1) if len(shape) == 2 else (shape[1] * padded, padded, 1)
+    return left.new_empty_strided(shape, strides, dtype=dtype)
+
+
+MISSING: dict[Any, Callable[..., Any]] = {aten._grouped_mm.default: grouped_mm}
+
+
+# The real CPU kernels give their first result in plain order, whatever the order of the incoming gradient; the fakes copy that.
+CONTIGUOUS = {
+    aten.native_layer_norm_backward.default, aten._log_softmax_backward_data.default, aten._softmax_backward_data.default,
+}
+
+
+def rows_in_order(out: Any) -> Any:
+    first = out if isinstance(out, Tensor) else out[0]
+    if first is None or first.is_contiguous() or first.device.type != "cpu":
+        return out
+    straight = first.new_empty(first.shape)
+    return straight if isinstance(out, Tensor) else (straight, *out[1:])
+
+
+PROBED = {
+    aten.mkldnn_rnn_layer.default, aten.mkldnn_rnn_layer_backward.default,
+    aten._ctc_loss.default, aten._ctc_loss.Tensor,
+}

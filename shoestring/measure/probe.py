@@ -1,0 +1,151 @@
+"""Measures the machine: which dtypes really work (tried in child processes), speed, disk, the price of fresh memory."""
+from __future__ import annotations
+
+import mmap
+import os
+import platform
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from shoestring.core.hardware import Hardware
+from shoestring.measure.process import memory_all
+
+TRIALS = {
+    "fp32": "a = torch.randn(64, 64); (a @ a).sum().item()",
+    "bf16": "a = torch.randn(64, 64).bfloat16().requires_grad_(); (a @ a).sum().backward(); torch.nn.functional.conv2d("
+            "torch.randn(2, 16, 8, 8).bfloat16().requires_grad_(), torch.randn(16, 16, 3, 3).bfloat16()).sum().backward()",
+    "fp16": "a = torch.randn(64, 64).half().requires_grad_(); (a @ a).sum().backward(); torch.nn.functional.conv2d("
+            "torch.randn(2, 16, 8, 8).half().requires_grad_(), torch.randn(16, 16, 3, 3).half()).sum().backward()",
+    "int8": "a = torch.randint(-9, 9, (64, 64), dtype=torch.int8); torch._int_mm(a, a).sum().item()",
+}
+CAPS: tuple[dict[str, str], ...] = ({}, {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16"}, {"ONEDNN_MAX_CPU_ISA": "AVX2"})
+
+
+def tried(dtype: str, cap: dict[str, str]) -> str:
+    """What happened when a child process computed in a dtype: empty if it worked."""
+    child = subprocess.run([sys.executable, "-c", f"import torch\n{TRIALS[dtype]}"], env=os.environ | cap,
+                           capture_output=True, text=True, timeout=120)
+    if child.returncode == 0:
+        return ""
+    if child.returncode < 0:
+        return f"the process died with {signal.Signals(-child.returncode).name}"
+    return child.stderr.strip().splitlines()[-1] if child.stderr.strip() else f"exit code {child.returncode}"
+
+
+def working_dtypes() -> tuple[dict[str, str], dict[str, str]]:
+    """For each dtype what happened, under the first cap on instructions under which most of them work."""
+    results = []
+    for cap in CAPS:
+        outcome = {dtype: tried(dtype, cap) for dtype in TRIALS}
+        results.append((sum(map(bool, outcome.values())), len(results), outcome, cap))
+        if not any(outcome.values()):
+            break
+    _, _, outcome, cap = min(results, key=lambda result: result[:2])
+    return outcome, cap
+
+
+def best_time(work: Callable[[], object], repeats: int = 5) -> float:
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def matrix_speed(device: str) -> float:
+    """Float32 operations per second of a large matrix product."""
+    import torch
+
+    side = 1024 if device == "cpu" else 4096
+    left = torch.randn(side, side, device=device)
+
+    def product() -> None:
+        (left @ left)[0, 0].item()
+
+    product()
+    return 2 * side**3 / best_time(product)
+
+
+def disk_speed(directory: str, size: int = 1 << 27) -> float:
+    """Bytes per second to write a file and read it back, as spilled activations do."""
+    block = os.urandom(1 << 22)
+    with tempfile.TemporaryFile(dir=directory) as file:
+        start = time.perf_counter()
+        for _ in range(size // len(block)):
+            file.write(block)
+        file.flush()
+        file.seek(0)
+        while file.read(len(block)):
+            pass
+        return 2 * size / (time.perf_counter() - start)
+
+
+def fault_price(huge: bool, size: int = 1 << 27) -> float:
+    """Seconds per byte to get fresh memory from the kernel, touch it and give it back."""
+    area = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if huge and hasattr(mmap, "MADV_HUGEPAGE"):
+        area.madvise(mmap.MADV_HUGEPAGE)
+
+    def touch() -> None:
+        for start in range(0, size, 4096):
+            area[start] = 1
+
+    first, again = best_time(touch, 1), best_time(touch, 2)
+    area.close()
+    return max(first - again, 0.0) / size
+
+
+def processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def measured_hardware() -> Hardware:
+    """This machine, measured now; takes some seconds."""
+    import torch
+
+    dtypes, cap = working_dtypes()
+    hardware = Hardware(
+        name=processor(), cores=torch.get_num_threads(), memory=memory_all(), torch=torch.__version__,
+        flops=matrix_speed("cpu"), disk=disk_speed(tempfile.gettempdir()), fault=fault_price(huge=False),
+        huge_fault=fault_price(huge=True), dtypes=dtypes, environment=cap,
+    )
+    if torch.cuda.is_available():
+        card = torch.cuda.get_device_properties(0)
+        hardware = replace(hardware, device="cuda", name=card.name, memory=card.total_memory, flops=matrix_speed("cuda"))
+    return hardware
+
+
+def hardware_file() -> Path:
+    import torch
+
+    place = Path(os.path.expanduser("~")) / ".cache" / "shoestring"
+    return place / f"hardware-{platform.node()}-{torch.__version__}.json"
+
+
+def remember(found: dict[str, Any]) -> None:
+    """Keep what was measured for the next time."""
+    try:
+        Hardware(**found).save(hardware_file())
+    except OSError:
+        pass   # a home that can't be written to costs a few seconds each time, no more
+
+
+def known_hardware() -> Hardware:
+    """This machine, from the file if it was measured before."""
+    found = Hardware.load(hardware_file())
+    if found is None:
+        found = measured_hardware()
+        remember(asdict(found))
+    return found

@@ -1,0 +1,37 @@
+"""What the operating system says about this process and this machine."""
+from __future__ import annotations
+
+import os
+import resource
+from pathlib import Path
+
+
+def status(field: str) -> int:
+    """Bytes of a field of /proc/self/status, such as VmRSS (now) or VmHWM (most so far)."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def forget_peak() -> None:
+    """Start VmHWM anew from what is resident now, where the kernel lets us."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return
+
+
+def memory_free() -> int:
+    """Bytes that a new process can use without pushing others out."""
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def memory_all() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,0 +1,111 @@
+"""What a tracker's log says: the peak, where it is and what it is made of, and the ledger of a plain step."""
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from shoestring.core.ledger import Block
+from shoestring.measure.tracker import Log, Moment
+
+
+@dataclass(frozen=True)
+class Peak:
+    bytes: int
+    moment: Moment
+    parts: tuple[tuple[str, int], ...]   # what it is made of, largest first
+
+
+class Stretch(NamedTuple):
+    moment: Moment
+    start: int     # bytes alive when it begins
+    top: int       # bytes alive at its highest point
+    end: int       # bytes alive when it ends
+
+
+def stretches(log: Log, size: Callable[[int], int] = int) -> Iterator[Stretch]:
+    """The live bytes of every stretch of the log; `size` says what a storage of n bytes takes."""
+    alive = 0
+    sizes: dict[int, int] = {}
+    for moment, events in log.moments():
+        start = top = alive
+        for event in events:
+            before = sizes.get(event.storage, 0)
+            now = before + event.bytes
+            sizes[event.storage] = now
+            alive += size(now) - size(before)
+            top = max(top, alive)
+        yield Stretch(moment, start, top, alive)
+
+
+def peak(log: Log) -> Peak:
+    """The highest number of bytes alive at once, and of what."""
+    best, moment, position = -1, Moment("", ""), 0
+    alive = seen = 0
+    for where, events in log.moments():
+        for event in events:
+            alive += event.bytes
+            seen += 1
+            if alive > best:
+                best, moment, position = alive, where, seen
+    return Peak(best, moment, tuple(parts_at(log, position).most_common()))
+
+
+def parts_at(log: Log, position: int) -> Counter[str]:
+    """Bytes alive after so many events, by role; what has no role was born in some phase and is named after it."""
+    alive: Counter[int] = Counter()
+    births: dict[int, str] = {}
+    seen = 0
+    for moment, events in log.moments():
+        for event in events[: position - seen]:
+            alive[event.storage] += event.bytes
+            births.setdefault(event.storage, "activations" if moment.phase == "forward" else "temporaries")
+        seen += len(events)
+        if seen >= position:
+            break
+    parts: Counter[str] = Counter()
+    for storage, size in alive.items():
+        parts[log.roles.get(storage, births[storage])] += size
+    return +parts
+
+
+def last_step(log: Log) -> tuple[list[Stretch], dict[int, tuple[Moment, int]]]:
+    """The stretches of the last whole step, and every storage born in it with its moment and size."""
+    spans = list(zip(stretches(log), (events for _, events in log.moments()), strict=True))
+    updates = [k for k, (stretch, _) in enumerate(spans) if stretch.moment.phase == "update"]
+    stop = updates[-1]
+    start = next(k for k in range(stop, -1, -1) if spans[k][0].moment.phase == "" or k == 0)
+    born = {
+        event.storage: (stretch.moment, event.bytes)
+        for stretch, events in spans[start : stop + 1] for event in events if event.bytes > 0
+    }
+    return [stretch for stretch, _ in spans[start : stop + 1] if stretch.moment.phase], born
+
+
+def blocks_of(log: Log) -> tuple[Block, ...]:
+    """The blocks of the last plain step, in the order they ran, with the bytes and operations of each."""
+    step, born = last_step(log)
+    forward = [stretch for stretch in step if stretch.moment.phase == "forward"]
+    gradient: Counter[str] = Counter()
+    for storage, (moment, size) in born.items():
+        if log.roles.get(storage) == "gradients":
+            gradient[moment.block] += size
+    tops: dict[str, int] = {}
+    for stretch in step:
+        if stretch.moment.phase == "backward":
+            tops[stretch.moment.block] = max(tops.get(stretch.moment.block, 0), stretch.top)
+    kept, later = forward[-1].end - forward[0].start, 0
+    blocks = []
+    for stretch in reversed(forward):
+        name = stretch.moment.block
+        held = stretch.end - stretch.start
+        base = forward[0].start + kept + later
+        blocks.append(Block(
+            name, inside=name in log.outputs, kept=held, rise=stretch.top - stretch.start,
+            output=sum(born[storage][1] for storage in log.outputs.get(name, ()) if born.get(storage, ("", 0))[0] == stretch.moment),
+            spike=tops.get(name, base) - base, gradient=gradient[name],
+            flops=log.flops[Moment("forward", name)], backward_flops=log.flops[Moment("backward", name)],
+        ))
+        kept, later = kept - held, later + gradient[name]
+    return tuple(reversed(blocks))

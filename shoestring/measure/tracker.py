@@ -1,0 +1,199 @@
+"""The tracker: a log of every tensor storage that is born and dies, real or fake, with the moment of the step.
+
+Everything we say about memory is read off this log afterwards: the peak, the block and phase in which it occurs, what it
+is made of, and what an allocator makes of it. Storages are told apart by identity, so views and in-place results
+count once, and a storage dies when its last reference does.
+"""
+from __future__ import annotations
+
+import weakref
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import flop_registry
+
+from shoestring.core.batch import Batch, tensors
+from shoestring.core.private import DispatchMode, next_node_number, node_number, tree_leaves
+from shoestring.core.run import Run
+from shoestring.measure.fake import Stage
+
+
+class Moment(NamedTuple):
+    """Where in a step we are."""
+
+    phase: str   # "forward", "backward", "update", or "" between steps
+    block: str   # name of the block; "" for what runs outside all blocks
+
+
+class Event(NamedTuple):
+    storage: int   # serial number
+    bytes: int     # positive: born with that size; negative: died
+
+
+@dataclass
+class Log:
+    events: list[Event] = field(default_factory=list)
+    marks: list[tuple[int, Moment]] = field(default_factory=list)   # (events so far, the moment that begins)
+    roles: dict[int, str] = field(default_factory=dict)             # storage -> "parameters", "gradients", ...
+    outputs: dict[str, list[int]] = field(default_factory=dict)     # block -> storages of its latest result
+    flops: Counter[Moment] = field(default_factory=Counter)         # operations, over all steps
+    draws: bool = False                                             # a random operation was seen
+
+    def as_json(self) -> dict[str, Any]:
+        return {"events": self.events, "marks": self.marks, "roles": list(self.roles.items()), "outputs": self.outputs,
+                "flops": [(list(moment), count) for moment, count in self.flops.items()], "draws": self.draws}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Log:
+        return cls([Event(*event) for event in data["events"]],
+                   [(position, Moment(*moment)) for position, moment in data["marks"]], dict(data["roles"]), data["outputs"],
+                   Counter({Moment(*moment): count for moment, count in data["flops"]}), data["draws"])
+
+    def moments(self) -> Iterator[tuple[Moment, list[Event]]]:
+        """The log in consecutive stretches of one moment each."""
+        starts = [(0, Moment("", "")), *self.marks, (len(self.events), Moment("", ""))]
+        for (start, moment), (stop, _) in zip(starts, starts[1:], strict=False):
+            yield moment, self.events[start:stop]
+
+
+class Tracker(DispatchMode):
+    """While active, writes to `log`. `hold` counts what stood there before; `watched` tells it where in the step we are."""
+
+    def __init__(self, stage: Stage | None = None) -> None:
+        super().__init__()
+        self.stage = stage                                   # where operations are faked; None: they are done
+        self.log = Log()
+        self.serials: dict[int, tuple[int, int, Any]] = {}   # storage address -> serial, bytes, weak reference
+        self.count = 0
+        self.moment = Moment("", "")
+        self.places: list[tuple[int, str]] = []              # (first autograd node, the place whose forward made it)
+        self.visits: Counter[str] = Counter()
+
+    def mark(self, phase: str, block: str = "") -> None:
+        self.moment = Moment(phase, block)
+        self.log.marks.append((len(self.log.events), self.moment))
+
+    def begin(self) -> None:
+        """A forward begins."""
+        self.visits.clear()
+        self.enter("(start)")
+
+    def enter(self, place: str) -> None:
+        """The forward enters a place: a block, or what lies between two. A second visit is a place of its own."""
+        self.visits[place] += 1
+        visit = self.visits[place]
+        name = place if visit == 1 else f"{place}#{visit}"
+        self.places.append((next_node_number(), name))
+        self.mark("forward", name)
+
+    def leave(self, output: Any) -> None:
+        name = self.moment.block
+        self.log.outputs[name] = [self.see(leaf) for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
+        self.enter(f"(after {name})")
+
+    def hold(self, held: Iterable[Tensor], role: str = "") -> None:
+        for tensor in held:
+            serial = self.see(tensor)
+            if role:
+                self.log.roles.setdefault(serial, role)
+
+    def see(self, tensor: Tensor) -> int:
+        """Serial number of a tensor's storage, new or known; a storage that was resized is logged as such."""
+        storage = tensor.untyped_storage()
+        address, size = storage._cdata, storage.nbytes()
+        known = self.serials.get(address)
+        if known is not None:
+            serial, before, reference = known
+            if size != before:
+                self.log.events.append(Event(serial, size - before))
+                self.serials[address] = (serial, size, reference)
+            return serial
+        self.count += 1
+        serial = self.count
+        if size:
+            self.log.events.append(Event(serial, size))
+
+        def died(_: Any) -> None:
+            _, last, _ = self.serials.pop(address)
+            if last:
+                self.log.events.append(Event(serial, -last))
+
+        self.serials[address] = (serial, size, weakref.ref(storage, died))
+        return serial
+
+    def find_place(self) -> None:
+        """In backward, the running autograd node tells whose backward this is."""
+        number = node_number()
+        if number is not None and self.places:
+            name = self.places[bisect_right(self.places, (number, chr(0x10FFFF))) - 1][1]
+            if self.moment != ("backward", name):
+                self.mark("backward", name)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.ops.prim.device.default:
+            return args[0].fake_device
+        self.find_place()
+        out = func(*args, **kwargs) if self.stage is None else self.stage.done(func, args, kwargs)
+        if isinstance(out, Tensor):
+            self.see(out)
+        elif out is not None:
+            for leaf in tree_leaves(out):
+                if isinstance(leaf, Tensor):
+                    self.see(leaf)
+        count = flop_registry.get(func._overloadpacket)
+        if count is not None:
+            self.log.flops[self.moment] += count(*args, **kwargs, out_val=out)
+        if not self.log.draws and torch.Tag.nondeterministic_seeded in func.tags:
+            self.log.draws = really_draws(func, args, kwargs)
+        return out
+
+
+def really_draws(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether a random operation depends on chance; an attention kernel does not without dropout."""
+    names = [argument.name for argument in func._schema.arguments]
+    given = dict(zip(names, args, strict=False)) | kwargs
+    return "dropout_p" not in names or bool(given.get("dropout_p"))
+
+
+def watched(run: Run, tracker: Tracker) -> Run:
+    """The same run, telling the tracker where in the step it is."""
+
+    def forward(model: nn.Module, batch: Batch) -> Any:
+        tracker.begin()
+        hooks = [
+            hook for name, block in run.blocks.items() for hook in (
+                block.register_forward_pre_hook(lambda module, args, name=name: tracker.enter(name)),
+                block.register_forward_hook(lambda module, args, output: tracker.leave(output)),
+            )
+        ]
+        try:
+            return run.forward(model, batch)
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def gradients(now: Run, batch: Batch) -> Tensor:
+        tracker.hold(tensors(batch), "inputs")
+        return run.gradients(now, batch)
+
+    def update(now: Run) -> None:
+        tracker.hold((p.grad for p in now.model.parameters() if p.grad is not None), "gradients")
+        tracker.mark("update")
+        run.update(now)
+        tracker.hold(state_tensors(now.optimizer), "optimizer")
+        tracker.mark("")
+
+    tracker.hold(run.model.parameters(), "parameters")
+    tracker.hold(run.model.buffers(), "buffers")
+    tracker.hold(state_tensors(run.optimizer), "optimizer")
+    return replace(run, forward=forward, gradients=gradients, update=update)
+
+
+def state_tensors(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
+    return (leaf for state in optimizer.state.values() for leaf in tree_leaves(state) if isinstance(leaf, Tensor))

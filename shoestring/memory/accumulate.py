@@ -1,0 +1,84 @@
+"""Accumulate: use a big batch on a small device. Run it in pieces, sum the gradients, update once.
+
+    activations  a  ->  a / n            gradients stand from the first piece on
+    time         t  ->  n (t_0 + t_1 / n)     t_0 does not depend on the batch and is paid n times
+
+The loss is a mean over the batch's weight w (samples, or valid tokens), so a piece counts w_piece / w_batch. Equal to plain
+training up to the order of the sum, as long as no layer mixes samples (batch norm does) and none draws (dropout
+then draws other masks of the same distribution).
+Huang et al.: GPipe, 2019, arXiv 1811.06965, section 2.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from shoestring.core.batch import Batch, split
+from shoestring.core.errors import Mistake
+from shoestring.core.ledger import Ledger, between
+from shoestring.core.run import Run
+from shoestring.core.technique import Exactness
+
+
+@dataclass(frozen=True)
+class Accumulate:
+    pieces: int   # parts of the batch that run one after the other
+
+    stage: ClassVar[int] = 20
+    exact: ClassVar[bool] = True
+    why: ClassVar[str] = "activations of a part of the batch at a time"
+
+    def __post_init__(self) -> None:
+        if self.pieces < 1:
+            raise Mistake(f"Accumulate(pieces={self.pieces}): a batch has at least one piece")
+
+    @classmethod
+    def choices(cls, ledger: Ledger) -> tuple[Accumulate, ...]:
+        return tuple(cls(pieces) for pieces in (2, 3, 4, 6, 8, 12, 16, 24, 32, 64) if pieces <= ledger.batch)
+
+    def refusal(self, ledger: Ledger) -> str:
+        if self.pieces > ledger.batch:
+            return f"{self.pieces} pieces of a batch of {ledger.batch} samples: a piece needs a sample"
+        return "" if "can't be split" not in ledger.traits else "the batch can't be split into samples"
+
+    def exactness(self, ledger: Ledger) -> Exactness:
+        if "mixes samples" in ledger.traits:
+            return Exactness.CHANGED
+        return Exactness.DRAWS if "draws" in ledger.traits else Exactness.ROUNDING
+
+    def cost(self, ledger: Ledger) -> Ledger:
+        largest = -(-ledger.batch // self.pieces)
+        memory = tuple(between(none, full, largest / ledger.batch)
+                       for none, full in zip(ledger.still, ledger.blocks, strict=True))
+        time = tuple(between(none, full, 1 / self.pieces)
+                     for none, full in zip(ledger.still, ledger.blocks, strict=True))
+        held = sum(block.gradient for block in ledger.blocks)
+        blocks = tuple(
+            # The piece's own gradient is there while it is being added to the sum.
+            replace(block, gradient=0.0, spike=block.spike, forward=share.forward, backward=share.backward,
+                    flops=share.flops, backward_flops=share.backward_flops)
+            for block, share in zip(memory, time, strict=True)
+        )
+        return replace(ledger, blocks=blocks, gradients=ledger.gradients + held, batch=largest, pieces=self.pieces)
+
+    def apply(self, run: Run) -> Run:
+        def gradients(now: Run, batch: Batch) -> Tensor:
+            whole = float(now.weight(batch))
+            if not whole > 0:
+                raise Mistake(f"the batch has the weight {whole}: a mean over nothing; check the job's weight")
+            total = 0.0
+            for piece in split(batch, self.pieces):
+                share = float(now.weight(piece)) / whole
+                if share:
+                    total = total + run.gradients(replace(now, loss=scaled(now.loss, share)), piece)
+            return torch.as_tensor(total)
+
+        return replace(run, gradients=gradients)
+
+
+def scaled(loss: Callable[[Any, Batch], Tensor], share: float) -> Callable[[Any, Batch], Tensor]:
+    return lambda output, batch: share * loss(output, batch)

@@ -1,0 +1,76 @@
+"""StepInBackward: update each parameter as soon as its gradient is there, and free the gradient.
+
+    gradients  sum_i g_i  ->  max_i g_i          no full set of gradients ever exists
+
+The same numbers go through the same update, so the weights are bit-equal. It can't be combined with what needs whole
+gradients first: clipping by their global norm, accumulation over pieces, loss scaling.
+Lv et al.: Full Parameter Fine-tuning for Large Language Models with Limited Resources (LOMO), 2023, arXiv 2306.09782.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from shoestring.core.batch import Batch
+from shoestring.core.ledger import Ledger
+from shoestring.core.run import Run
+
+
+@dataclass(frozen=True)
+class StepInBackward:
+    stage: ClassVar[int] = 50
+    exact: ClassVar[bool] = True
+    why: ClassVar[str] = "no full set of gradients ever exists"
+
+    def refusal(self, ledger: Ledger) -> str:
+        if "clips" in ledger.traits:
+            return "the job clips gradients by their global norm, which is known only when all of them are there"
+        if "optimizer needs a closure" in ledger.traits:
+            return "the optimizer evaluates the loss itself and wants all gradients at once"
+        return ""
+
+    def cost(self, ledger: Ledger) -> Ledger:
+        whole = sum(block.gradient for block in ledger.blocks) or 1.0
+        blocks = tuple(
+            replace(block, gradient=0.0, spike=max(block.spike, 0.0) + ledger.update_rise * bool(block.gradient),
+                    backward=block.backward + ledger.update * block.gradient / whole)
+            for block in ledger.blocks
+        )
+        return replace(ledger, blocks=blocks, update=0.0, update_rise=0.0)
+
+    def apply(self, run: Run) -> Run:
+        group_of = {parameter: group for group in run.optimizer.param_groups for parameter in group["params"]}
+
+        def step(parameter: Tensor) -> None:
+            with torch.no_grad(), only(run.optimizer, parameter, group_of[parameter]):
+                run.optimizer.step()
+            parameter.grad = None
+
+        def gradients(now: Run, batch: Batch) -> Tensor:
+            hooks = [parameter.register_post_accumulate_grad_hook(step) for parameter in group_of
+                     if parameter.requires_grad]
+            try:
+                return run.gradients(now, batch)
+            finally:
+                for hook in hooks:
+                    hook.remove()
+
+        return replace(run, gradients=gradients, update=lambda now: None)
+
+
+@contextmanager
+def only(optimizer: torch.optim.Optimizer, parameter: nn.Parameter | Tensor, group: dict[str, object]) -> Iterator[None]:
+    """The optimizer knows of one parameter for a while; settings that a schedule changes are still seen."""
+    groups, members = optimizer.param_groups, group["params"]
+    group["params"] = [parameter]
+    optimizer.param_groups = [group]
+    try:
+        yield
+    finally:
+        group["params"] = members
+        optimizer.param_groups = groups

@@ -1,0 +1,21 @@
+"""The one list of techniques. A new one is a new file and a line here."""
+from __future__ import annotations
+
+from shoestring.core.technique import Technique
+from shoestring.memory.accumulate import Accumulate
+from shoestring.memory.allocator import Allocator
+from shoestring.memory.checkpoint import Checkpoint
+from shoestring.memory.fused import Fused
+from shoestring.memory.precision import Precision
+from shoestring.memory.spill import Spill
+from shoestring.memory.step_in_backward import StepInBackward
+
+CATALOGUE: tuple[type[Technique], ...] = (
+    Precision,
+    Accumulate,
+    Spill,
+    Checkpoint,
+    Fused,
+    StepInBackward,
+    Allocator,
+)

@@ -1,0 +1,38 @@
+"""Pairs of techniques that can't be combined, each with the reason. The planner reads it and the user sees it."""
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache
+from itertools import combinations
+
+from shoestring.core.technique import Technique
+
+CONFLICTS: dict[frozenset[str], str] = {
+    frozenset({"StepInBackward", "Accumulate"}):
+        "StepInBackward updates and frees a gradient at once; Accumulate needs it to stay until the last piece",
+    frozenset({"StepInBackward", "Precision(fp16)"}):
+        "fp16 must look at all gradients for overflow before any weight moves; StepInBackward moves them one by one",
+}
+
+
+def label(technique: Technique) -> str:
+    """What a technique is called in the table when its dtype matters."""
+    return f"{type(technique).__name__}({getattr(technique, 'dtype', '')})"
+
+
+def clash(one: Technique, other: Technique) -> str:
+    """Why two techniques can't be combined; empty if they can."""
+    return known_clash(type(one).__name__, label(one), type(other).__name__, label(other))
+
+
+@cache
+def known_clash(one: str, one_label: str, other: str, other_label: str) -> str:
+    if one == other:
+        return f"{one} twice: choose one of its settings"
+    pairs = (frozenset({a, b}) for a in (one, one_label) for b in (other, other_label))
+    return next((CONFLICTS[pair] for pair in pairs if pair in CONFLICTS), "")
+
+
+def conflict(techniques: Iterable[Technique]) -> str:
+    """Why these can't be combined; empty if they can."""
+    return next(filter(None, (clash(one, other) for one, other in combinations(techniques, 2))), "")

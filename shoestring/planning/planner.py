@@ -1,0 +1,363 @@
+"""The planner: measure, rank every combination on the ledger, rehearse the finalists, choose and explain."""
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import nn
+
+from shoestring.core.batch import samples
+from shoestring.core.errors import Mistake, OverBudget
+from shoestring.core.hardware import Hardware
+from shoestring.core.job import Job
+from shoestring.core.ledger import Ledger
+from shoestring.core.technique import (
+    Exactness,
+    Technique,
+    choices,
+    described,
+    environment,
+    exactness,
+    in_order,
+    refusal,
+    text,
+)
+from shoestring.core.units import bytes_text, seconds_text
+from shoestring.measure.fake import Stage
+from shoestring.measure.process import memory_free, status
+from shoestring.measure.timeline import last_step, peak, stretches
+from shoestring.measure.tracker import Log
+from shoestring.memory.accumulate import Accumulate
+from shoestring.memory.allocator import PINNED
+from shoestring.memory.checkpoint import Checkpoint
+from shoestring.memory.precision import Precision
+from shoestring.planning.anchor import paged
+from shoestring.planning.catalogue import CATALOGUE
+from shoestring.planning.conflicts import conflict
+from shoestring.planning.plan import Plan
+from shoestring.planning.rehearse import rehearse
+from shoestring.planning.search import Candidate, best_first, candidate, candidates
+from shoestring.planning.step import Anchor, first_batch, half_log, plain_ledger, traits_of
+
+Worker = Callable[[Mapping[str, Any], Mapping[str, str]], dict[str, Any]]   # task, environment -> result
+
+MARGIN = 1.01          # on the predicted process: better a percent too much than a run over its budget
+TRIALS = 3             # real trials of allocators whose behaviour can't be predicted
+TRIAL_STEPS = 4
+PATIENCE = 40.0        # seconds: an anchor step expected to take longer is not run
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the planner found."""
+
+    chosen: Plan
+    plain: Plan
+    runners_up: tuple[tuple[Plan, str], ...]   # and why each lost
+    tried: int
+    fitting: int
+    seconds: float
+    memory: int
+    more: tuple[Plan, ...]                     # what more memory would buy, next first
+    refused: tuple[tuple[str, str], ...]       # techniques that can't be used here, and why
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "chosen": self.chosen.as_json(), "plain": self.plain.as_json(), "memory": self.memory, "tried": self.tried,
+            "fitting": self.fitting, "seconds": self.seconds,
+            "runners_up": [plan.as_json() | {"lost": why} for plan, why in self.runners_up],
+            "more_memory": [plan.as_json() for plan in self.more],
+            "refused": [{"technique": name, "reason": why} for name, why in self.refused],
+        }
+
+
+@dataclass
+class Planner:
+    """One planning: a job, the machine, and ways to run things elsewhere. Results are kept, so nothing is measured twice."""
+
+    job: Job
+    hardware: Hardware
+    worker: Worker | None = None        # runs tasks of a job file in a child process; None: all happens here
+    model: nn.Module | None = None      # plan for this very model instead of the job's factory
+    catalogue: tuple[type[Technique], ...] = CATALOGUE
+    inexact: bool = False
+    wanted: tuple[Technique, ...] = ()  # techniques the user asked for; their precisions are measured too
+
+    def __post_init__(self) -> None:
+        self.begun = time.perf_counter()
+        self.real = False               # whether rehearsals need real tensors
+        self.guessed = ""
+        self.trials = 0
+
+    # Measuring
+
+    def log(self, techniques: tuple[Technique, ...]) -> Log:
+        """The log of a rehearsal: on fake tensors, or where those can't run the model, on real ones in a child process."""
+        if not self.real:
+            try:
+                return rehearse(self.job, techniques, model=self.model)
+            except Mistake:
+                raise
+            except Exception as error:
+                if self.worker is None:
+                    raise Mistake(f"the model can't be planned on fake tensors ({type(error).__name__}: {first_line(error)}) and "
+                                  f"without a job file there is no other process to try it in: write a job file") from error
+                if techniques:
+                    raise
+                self.guessed = f"{type(error).__name__}: {first_line(error)}"
+                self.real = True
+        assert self.worker is not None, "real rehearsals run in a child process"
+        return Log.from_json(self.worker(self.task("rehearse", techniques), PINNED))
+
+    def task(self, name: str, techniques: tuple[Technique, ...], **more: Any) -> dict[str, Any]:
+        assert self.job.origin is not None, "only a job from a file can be made again in a child process"
+        return {"task": name, "file": self.job.origin.file, "flags": dict(self.job.origin.flags),
+                "techniques": [described(technique) for technique in techniques]} | more
+
+    def anchors(self, plain: Log, precisions: tuple[Precision, ...]) -> tuple[dict[str, Anchor], dict[str, str]]:
+        """Measured steps by precision ("" is plain), and what failed."""
+        if self.worker is None or self.job.origin is None:
+            return {}, {}
+        extra = self.modest(plain)
+        if extra is None:
+            return {}, {}
+        variants = {"": extra} | {precision.key: in_order((*extra, precision)) for precision in precisions}
+        task = {key: [described(technique) for technique in techniques] for key, techniques in variants.items()}
+        timed = self.worker(self.task("anchor", (), variants=task, memory=False), self.hardware.environment)
+        sized = self.worker(self.task("anchor", (), variants={"": task[""]}, memory=True), {**self.hardware.environment, **PINNED})
+        pieces = next((technique.pieces for technique in extra if isinstance(technique, Accumulate)), 1)
+        tensors = peak(self.log(extra)).bytes if extra else peak(plain).bytes
+        found, failed = {}, {}
+        for key in variants:
+            if "error" in timed[key]:
+                failed[key] = timed[key]["error"]
+                continue
+            found[key] = Anchor(
+                timed[key]["times"], timed[key].get("half", {}), timed[key].get("fused"), sized[""]["times"]["step"],
+                timed[""]["process"], tensors, sized[""]["overheads"], pieces,
+            )
+        return found, failed
+
+    def modest(self, plain: Log) -> tuple[Technique, ...] | None:
+        """Techniques under which the anchor step fits this machine; none if it can't, or would take too long."""
+        flops = sum(plain.flops.values()) / 2
+        if flops / self.hardware.flops > PATIENCE:
+            return None
+        free = 0.8 * memory_free()
+        tries: list[tuple[Technique, ...]] = [()]
+        if "can't be split" not in self.traits:
+            pieces = samples(first_batch(self.job))
+            tries += [(Accumulate(n), Checkpoint(every=1)) for n in (2, 4, 8, 16, 32) if n <= pieces]
+        for techniques in tries:
+            need = peak(plain).bytes * 1.5 if not techniques else peak(self.log(techniques)).bytes * 2
+            if need + 1e9 < free:
+                return techniques
+        return None
+
+    def ledger(self) -> Ledger:
+        """The plain step's ledger, with the same step at other precisions under it."""
+        self.plain_log = self.log(())
+        model = self.model if self.model is not None else Stage().model(self.job.model)
+        self.traits = traits_of(self.job, model, self.plain_log, self.worker is not None)
+        del model
+        half = None
+        if "can't be split" not in self.traits and samples(first_batch(self.job)) > 1 and not self.real:
+            half = half_log(self.job, model=self.model)
+        precisions = self.precisions()
+        self.found_anchors, failed = self.anchors(self.plain_log, precisions)
+        self.traits |= {f"no {dtype}" for dtype, what in self.hardware.dtypes.items() if what}
+        anchor = self.found_anchors.get("")
+        ledger = plain_ledger(self.job, self.plain_log, half, self.hardware, anchor, self.traits)
+        if self.real:
+            ledger = replace(ledger, sure=f"measured on real tensors, because fake ones could not run it ({self.guessed})")
+        under = {}
+        for precision in precisions:
+            if precision.key in failed:
+                self.traits.add(f"no {precision.dtype}")
+                continue
+            try:
+                log = self.log((precision,))
+                part = half_log(self.job, (precision,), model=self.model) if half is not None else None
+            except RuntimeError:
+                self.traits.add(f"no {precision.dtype}")
+                continue
+            under[precision.key] = plain_ledger(self.job, log, part, self.hardware,
+                                                self.found_anchors.get(precision.key), self.traits)
+        return replace(ledger, under=under, traits=frozenset(self.traits))
+
+    def ledger_traits(self) -> Ledger:
+        """A ledger that knows the model's traits and nothing else."""
+        log = self.log(())
+        model = self.model if self.model is not None else Stage().model(self.job.model)
+        return Ledger((), traits=frozenset(traits_of(self.job, model, log, self.worker is not None)))
+
+    def precisions(self) -> tuple[Precision, ...]:
+        all_of_them = (Precision("bf16"), Precision("fp16"), Precision("bf16", "bf16"))
+        asked = [technique for technique in self.wanted if isinstance(technique, Precision)]
+        return tuple(one for one in all_of_them
+                     if not self.hardware.dtypes.get(one.dtype) and (self.inexact and not self.wanted or one in asked))
+
+    # Predicting
+
+    def rehearsed(self, one: Candidate) -> Plan:
+        """A candidate with its exact figures."""
+        log = self.log(one.techniques) if one.techniques else self.plain_log
+        highest = peak(log)
+        predicted, how = self.process(one, log)
+        steps = sum(1 for _, moment in log.marks if moment.phase == "update")
+        return Plan(
+            one.techniques, highest.bytes, int(predicted), one.seconds, one.exactness <= Exactness.ROUNDING,
+            sum(log.flops.values()) / max(steps, 1), one.ledger.traffic, f"{highest.moment.phase} of {highest.moment.block or 'all weights'}",
+            highest.parts, f"{one.ledger.sure}; process {how}", by_block(log),
+        )
+
+    def process(self, one: Candidate, log: Log) -> tuple[float, str]:
+        """Bytes of the process, and how we know."""
+        anchor = self.found_anchors.get("")
+        allocator = next((technique for technique in one.techniques if type(technique).__name__ == "Allocator"), None)
+        if self.worker is None:
+            held = sum(p.untyped_storage().nbytes() for p in self.model.parameters()) if self.model is not None else 0
+            return status("VmRSS") + (peak(log).bytes - held) * 1.35, "estimated from this process and its tensors"
+        if anchor is None:
+            return one.process, "estimated: no real step could be run here"
+        if allocator is not None and allocator.predictable:   # type: ignore[attr-defined]
+            base = min(anchor.overheads.values())
+            most = max(stretch.top + anchor.overheads.get(" ".join(stretch.moment), base) for stretch in stretches(log, paged))
+            return most * MARGIN, "from the anchor step and every tensor's pages"
+        self.trials += 1
+        result = self.worker(self.task("trial", one.techniques, steps=TRIAL_STEPS),
+                             {**self.hardware.environment, **environment(one.techniques)})
+        return result["measured"]["process_bytes"] * MARGIN, f"from a trial of {TRIAL_STEPS} steps"
+
+    # Choosing
+
+    def outcome(self, memory: int | None, forced: tuple[Technique, ...] | None = None) -> Outcome:
+        """The plan for a memory budget (None: what is free), or the figures of the techniques that were asked for."""
+        ledger = self.ledger()
+        budget = memory if memory is not None else int(0.9 * memory_free())
+        plain = self.rehearsed(candidate((), ledger, Exactness.BITS))
+        if forced is not None:
+            chosen = self.forced(ledger, forced)
+            return Outcome(chosen, plain, (), 1, int(chosen.process_bytes <= budget), self.elapsed(), budget, (), ())
+        most = Exactness.CHANGED if self.inexact else Exactness.DRAWS
+        found = list(candidates(ledger, self.catalogue, most))
+        ranked = best_first(found, budget * 1.03)
+        chosen, passed = self.first_fitting(ranked, budget, plain)
+        if chosen is None:
+            raise self.over_budget(found, budget, passed)
+        return Outcome(
+            chosen, plain, self.runners_up(ranked, chosen, passed), len(found), len(ranked), self.elapsed(), budget,
+            self.more(found, chosen), self.refusals(ledger, most),
+        )
+
+    def forced(self, ledger: Ledger, forced: tuple[Technique, ...]) -> Plan:
+        techniques = in_order(forced)
+        reason = conflict(techniques)
+        if reason:
+            raise Mistake(f"{' + '.join(map(text, techniques))} can't be combined: {reason}")
+        now, level = ledger, Exactness.BITS
+        for technique in techniques:
+            reason = refusal(technique, now)
+            if reason:
+                raise Mistake(f"{text(technique)} can't be used for this job: {reason}")
+            level = max(level, exactness(technique, now))
+            now = technique.cost(now)
+        return self.rehearsed(candidate(techniques, now, level))
+
+    def first_fitting(self, ranked: list[Candidate], budget: int, plain: Plan) -> tuple[Plan | None, list[tuple[Plan, str]]]:
+        """The first candidate that fits when rehearsed, and those that were passed over with the reason."""
+        passed: list[tuple[Plan, str]] = []
+        for one in ranked:
+            if not one.techniques:
+                plan = plain
+            elif self.unpredictable(one) and self.trials > TRIALS:
+                continue
+            else:
+                plan = self.rehearsed(one)
+            if plan.process_bytes <= budget:
+                return plan, passed
+            passed.append((plan, f"needs {bytes_text(plan.process_bytes)} when rehearsed, "
+                                 f"{bytes_text(plan.process_bytes - budget)} too much"))
+            if len(passed) > 12:
+                break
+        return None, passed
+
+    def unpredictable(self, one: Candidate) -> bool:
+        return "" in self.found_anchors and not any(getattr(technique, "predictable", False) for technique in one.techniques)
+
+    def runners_up(self, ranked: list[Candidate], chosen: Plan, passed: list[tuple[Plan, str]]) -> tuple[tuple[Plan, str], ...]:
+        """Those passed over, and the best of every other kind of plan."""
+        kinds = {kind_of(chosen.techniques)} | {kind_of(plan.techniques) for plan, _ in passed}
+        found = list(passed[:3])
+        for one in ranked:
+            if kind_of(one.techniques) not in kinds and one.seconds >= chosen.step_seconds:
+                kinds.add(kind_of(one.techniques))
+                slower = one.seconds / chosen.step_seconds - 1 if chosen.step_seconds else 0.0
+                why = f"{slower:.0%} slower" if slower >= 0.005 else "no faster, and more techniques"
+                found.append((sketched(one), why))
+            if len(found) >= 5:
+                break
+        return tuple(found)
+
+    def more(self, found: list[Candidate], chosen: Plan) -> tuple[Plan, ...]:
+        """The next faster plans that more memory would allow, by the ledger."""
+        steps: list[Plan] = []
+        fastest = 0.98 * chosen.step_seconds
+        for one in sorted(found, key=lambda one: one.process):
+            if one.process > chosen.process_bytes and one.seconds < fastest:
+                steps.append(sketched(one))
+                fastest = 0.95 * one.seconds
+        return tuple(steps[:3])
+
+    def refusals(self, ledger: Ledger, most: Exactness) -> tuple[tuple[str, str], ...]:
+        """Techniques of which no setting could be used, and why."""
+        found = []
+        for kind in self.catalogue:
+            tried = choices(kind, ledger) or ((kind(),) if kind is Precision else ())
+            reasons = [refusal(one, ledger) or ("not exact for this model: allow it with --inexact"
+                                                if exactness(one, ledger) > most else "") for one in tried]
+            if reasons and all(reasons):
+                found.append((kind.__name__, reasons[0]))
+        return tuple(found)
+
+    def over_budget(self, found: list[Candidate], budget: int, passed: list[tuple[Plan, str]]) -> OverBudget:
+        """The refusal, with the least demanding plan there is."""
+        least = sorted(found, key=lambda one: (one.process, one.seconds))
+        sure = [one for one in least if not self.unpredictable(one)] or least
+        plans = [self.rehearsed(one) for one in sure[:3]] + [plan for plan, _ in passed]
+        nearest = min(plans, key=lambda plan: plan.process_bytes)
+        hint = "" if self.inexact else "; --inexact allows 16-bit precision as well"
+        return OverBudget(
+            f"nothing fits {bytes_text(budget)}: {len(found):,} combinations were tried and the least that works is "
+            f"{bytes_text(nearest.process_bytes)} for the whole process, with {nearest} "
+            f"({seconds_text(nearest.step_seconds)} a step){hint}", nearest)
+
+    def elapsed(self) -> float:
+        return time.perf_counter() - self.begun
+
+
+def kind_of(techniques: tuple[Technique, ...]) -> frozenset[str]:
+    return frozenset(type(technique).__name__ for technique in techniques)
+
+
+def sketched(one: Candidate) -> Plan:
+    """A candidate with the ledger's figures."""
+    return Plan(one.techniques, int(one.peak), int(one.process), one.seconds, one.exactness <= Exactness.ROUNDING,
+                one.ledger.flops, one.ledger.traffic, sure="by the ledger alone, not rehearsed")
+
+
+def by_block(log: Log) -> tuple[tuple[str, int], ...]:
+    """Highest bytes alive while each block ran, in the order of the last step."""
+    tops: dict[str, int] = {}
+    for stretch in last_step(log)[0]:
+        name = f"{stretch.moment.phase} {stretch.moment.block}".strip()
+        tops[name] = max(tops.get(name, 0), stretch.top)
+    return tuple(tops.items())
+
+
+def first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [""])[0][:160]
+
+

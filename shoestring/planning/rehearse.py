@@ -1,0 +1,67 @@
+"""A rehearsal: the very same loop, with the very same techniques applied, on fake tensors under the tracker.
+
+The predicted peak is exact because it is the same program. What can't run on fake tensors runs for real, and says so.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+
+import torch
+from torch import nn
+
+from shoestring.core.batch import Batch
+from shoestring.core.job import Job
+from shoestring.core.run import Run, plain_run
+from shoestring.core.technique import Technique, applied, in_order
+from shoestring.measure.blocks import blocks
+from shoestring.measure.fake import Stage
+from shoestring.measure.tracker import Log, Tracker, watched
+from shoestring.loop import steps
+
+STEPS = 2   # the optimizer's state is there from the second step on
+
+
+def rehearse(job: Job, techniques: Iterable[Technique], batches: Iterable[Batch] | None = None,
+             model: nn.Module | None = None) -> Log:
+    """The log of the job's first steps under these techniques, on fake tensors."""
+    log, tossed = acted(job, techniques, batches, model, faithful=False)
+    return acted(job, techniques, batches, model, faithful=True)[0] if tossed else log
+
+
+def acted(job: Job, techniques: Iterable[Technique], batches: Iterable[Batch] | None, model: nn.Module | None,
+          faithful: bool) -> tuple[Log, bool]:
+    stage = Stage()
+    stage.faithful = faithful
+    with untouched_random_state():
+        torch.manual_seed(job.seed)
+        actor = stage.copy(model) if model is not None else stage.model(job.model)
+        torch.manual_seed(job.seed)
+        log = tracked(job, techniques, actor, batches, stage)
+    return log, stage.tossed
+
+
+def tracked(job: Job, techniques: Iterable[Technique], model: nn.Module, batches: Iterable[Batch] | None = None,
+            stage: Stage | None = None) -> Log:
+    """The log of the first steps of a model, fake (on a stage) or real."""
+    tracker = Tracker(stage)
+    with tracker:
+        run = watched(prepared(job, techniques, model), tracker)
+        for _ in steps(run, islice(batches if batches is not None else job.batches(), STEPS)):
+            pass
+    return tracker.log
+
+
+def prepared(job: Job, techniques: Iterable[Technique], model: nn.Module) -> Run:
+    """The job's run with the techniques applied, in their order."""
+    model.train()
+    return applied(in_order(techniques), plain_run(job, model, blocks(model)))
+
+
+@contextmanager
+def untouched_random_state() -> Iterator[None]:
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        yield
+
+

@@ -1,0 +1,174 @@
+"""The ledger of a job's plain step: bytes and operations from fake tensors, seconds and process from the anchor."""
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import nn
+
+from shoestring.core.batch import samples, split
+from shoestring.core.errors import Mistake
+from shoestring.core.hardware import Hardware
+from shoestring.core.job import Job
+from shoestring.core.ledger import Block, Ledger, between
+from shoestring.core.technique import Technique
+from shoestring.measure.timeline import blocks_of, last_step, peak
+from shoestring.measure.tracker import Log
+from shoestring.memory.fused import HAS_KERNEL
+from shoestring.planning.rehearse import rehearse
+
+CAUTION = 1.2   # what a plan keeps back against what the anchor did: the ledger should not promise too little
+
+NORMS_OVER_SAMPLES = (nn.modules.batchnorm._BatchNorm,)
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """What one real step told; times in seconds by "phase place"."""
+
+    times: Mapping[str, float]
+    half: Mapping[str, float]
+    fused: float | None
+    pinned: float                     # seconds of the whole step under the pinned allocator
+    process: int                      # bytes of the process under the default allocator
+    tensors: int                      # bytes of tensors at its peak
+    overheads: Mapping[str, int]      # bytes above the tensors by "phase place", under the pinned allocator
+    pieces: int = 1                   # pieces that the anchor step was run in, where the whole batch was too much
+
+
+def plain_ledger(job: Job, log: Log, half: Log | None, hardware: Hardware, anchor: Anchor | None,
+                 traits: Iterable[str]) -> Ledger:
+    """The ledger of the step in `log`; `half` is the log of the same step with half the batch."""
+    blocks = tuple(block for block in blocks_of(log) if block.inside or any((block.kept, block.rise, block.spike, block.flops)))
+    batch = first_batch(job)
+    count = samples(batch) if "can't be split" not in traits else 1
+    part = {block.name: block for block in blocks_of(half)} if half is not None else {}
+    parted = samples(split(batch, 2)[0]) if half is not None else 0
+    blocks = tuple(with_seconds(block, hardware, anchor) for block in blocks)
+    still = tuple(
+        emptied(block, replace(part[block.name], forward=half_time(anchor, "forward", block, parted / count),
+                               backward=half_time(anchor, "backward", block, parted / count)), parted / count)
+        if block.name in part else replace(block, kept=0.0) for block in blocks
+    )
+    parts = standing(log)
+    step, born = last_step(log)
+    update = max(stretch.top for stretch in step if stretch.moment.phase == "update")
+    gradients = sum(block.gradient for block in blocks)
+    tensors = sum(parts.values())
+    ledger = Ledger(
+        blocks=blocks, still=still, batch=count, parameters=parts["parameters"], buffers=parts["buffers"],
+        inputs=parts["inputs"], optimizer=parts["optimizer"], update_rise=update - tensors - gradients,
+        fresh=float(sum(size for _, size in born.values())), per_spilled=1 / hardware.disk,
+        update=update_seconds(anchor, tensors, hardware), fused_update=anchor.fused if anchor else None,
+        traits=frozenset(traits), sure=("measured on fake tensors, times relative to one real step" if anchor
+                                        else "measured on fake tensors, times from operations at the machine's speed"),
+    )
+    return with_process(ledger, peak(log).bytes, hardware, anchor)
+
+
+def with_process(ledger: Ledger, tensors: int, hardware: Hardware, anchor: Anchor | None) -> Ledger:
+    """The ledger with what the process needs above its tensors, and what each allocator costs."""
+    base, pinned, retention = 5e8, hardware.fault, 0.25
+    if anchor is not None:
+        base = min(anchor.overheads.values())
+        blocks = tuple(replace(block, scratch=scratch(anchor, "forward", block.name, base),
+                               backward_scratch=scratch(anchor, "backward", block.name, base)) for block in ledger.blocks)
+        ledger = replace(ledger, blocks=blocks, update_scratch=scratch(anchor, "update", "", base))
+        fresh = max(ledger.fresh / anchor.pieces, 1.0)
+        retention = CAUTION * max(anchor.process - base - anchor.tensors, 0) / fresh
+        pinned = max(anchor.pinned - anchor.times["step"], 0.0) / max(ledger.fresh, 1.0)
+    huge = pinned * min(hardware.huge_fault / max(hardware.fault, 1e-15) + 0.5, 1.0)
+    allocators = {"default": (0.0, retention, 0.0), "pinned": (0.01, 0.0, pinned), "huge": (0.015, 0.0, huge),
+                  "jemalloc": (0.0, retention / 2, pinned / 2), "mimalloc": (0.0, retention / 2, pinned / 4)}
+    return replace(ledger, base=base, retention=retention, allocators=allocators)
+
+
+def scratch(anchor: Anchor, phase: str, place: str, base: float) -> float:
+    return max(anchor.overheads.get(f"{phase} {place}", base) - base, 0.0)
+
+
+def standing(log: Log) -> dict[str, int]:
+    """Bytes by role that stand when the last step begins."""
+    alive: Counter[int] = Counter()
+    updates = [position for position, moment in log.marks if moment.phase == "update"]
+    begin = next(position for position, moment in log.marks if moment.phase == "forward" and
+                 (len(updates) < 2 or position >= updates[-2]))
+    for event in log.events[:begin]:
+        alive[event.storage] += event.bytes
+    parts = dict.fromkeys(("parameters", "buffers", "inputs", "optimizer"), 0)
+    for storage, size in alive.items():
+        role = log.roles.get(storage, "inputs")
+        parts[role if role in parts else "inputs"] += size
+    return parts
+
+
+def with_seconds(block: Block, hardware: Hardware, anchor: Anchor | None) -> Block:
+    if anchor is None:
+        return replace(block, forward=block.flops / hardware.flops, backward=block.backward_flops / hardware.flops)
+    return replace(block, forward=anchor.pieces * time_of(anchor.times, "forward", block.name),
+                   backward=anchor.pieces * time_of(anchor.times, "backward", block.name))
+
+
+def time_of(times: Mapping[str, float], phase: str, place: str) -> float:
+    """Seconds of a place; visits of one block are not told apart."""
+    return times.get(f"{phase} {re.sub('#[0-9]+', '', place)}", 0.0)
+
+
+def half_time(anchor: Anchor | None, phase: str, block: Block, share: float) -> float:
+    """Seconds of a block at a share of the batch, no more than it takes whole and no less than that share of it."""
+    whole = block.forward if phase == "forward" else block.backward
+    if anchor is None or not anchor.half:
+        return whole * share
+    return min(max(time_of(anchor.half, phase, block.name), whole * share), whole)
+
+
+def emptied(full: Block, part: Block, share: float) -> Block:
+    """The block at no batch at all, by the line through a part of the batch and the whole."""
+    return between(part, full, -share / (1 - share)) if share < 1 else replace(full, kept=0.0)
+
+
+def update_seconds(anchor: Anchor | None, tensors: float, hardware: Hardware) -> float:
+    if anchor is None:
+        return tensors / 5e9   # the update reads and writes every number once or twice: memory speed
+    return anchor.times.get("update (update)", 0.0)
+
+
+def first_batch(job: Job) -> Any:
+    batch = next(iter(job.batches()), None)
+    if batch is None:
+        raise Mistake("the job's data yields no batch: nothing to train on")
+    return batch
+
+
+def traits_of(job: Job, model: nn.Module, log: Log, own_process: bool) -> set[str]:
+    """What the model and the job do that techniques care about."""
+    traits = set()
+    if log.draws:
+        traits.add("draws")
+    if any(isinstance(module, NORMS_OVER_SAMPLES) for module in model.modules()):
+        traits.add("mixes samples")
+    if job.clip:
+        traits.add("clips")
+    if own_process:
+        traits.add("own process")
+    try:
+        samples(first_batch(job))
+    except Mistake:
+        traits.add("can't be split")
+    with torch.device("meta"):
+        optimizer = job.optimizer([nn.Parameter(torch.empty(1))])
+    if isinstance(optimizer, HAS_KERNEL):
+        traits.add("fused already" if optimizer.param_groups[0].get("fused") else "has a fused kernel")
+    if isinstance(optimizer, torch.optim.LBFGS):
+        traits.add("optimizer needs a closure")
+    return traits
+
+
+def half_log(job: Job, techniques: tuple[Technique, ...] = (), model: nn.Module | None = None) -> Log:
+    """The rehearsal of the same job with half of each batch."""
+    return rehearse(job, techniques, [split(batch, 2)[0] for batch in islice(job.batches(), 2)], model)
