@@ -21,6 +21,7 @@ from shoestring.jobfile import job_path, loaded_job
 from shoestring.launch import run_worker
 from shoestring.loop import steps
 from shoestring.measure.probe import known_hardware
+from shoestring.memory.precision import Precision
 from shoestring.planning.catalogue import CATALOGUE
 from shoestring.planning.plan import Plan
 from shoestring.planning.planner import Outcome, Planner
@@ -43,7 +44,8 @@ def plan(job: Job | str | Path, memory: str | int | None = None, use: Iterable[T
     made = job if isinstance(job, Job) else loaded_job(job_path(str(job)), flags)
     forced = None if use is None else tuple(
         parsed(one, CATALOGUE) if isinstance(one, str) else one for one in use)
-    planner = Planner(made, known_hardware(), run_worker if made.origin is not None else None, model,
+    hardware = known_hardware(dtypes=inexact or any(isinstance(one, Precision) for one in forced or ()))
+    planner = Planner(made, hardware, run_worker if made.origin is not None else None, model,
                       inexact=inexact, wanted=forced or ())
     return planner.outcome(None if memory is None else parse_bytes(memory), forced)
 

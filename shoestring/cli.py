@@ -2,18 +2,15 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-import time
-import traceback
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
 
 from shoestring.core.errors import Mistake, OverBudget
-from shoestring.core.units import bytes_text, parse_bytes, seconds_text
-from shoestring.jobfile import BUILT_IN, job_path, parsed_flags
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from pathlib import Path
+    from typing import Any, NoReturn
+
     from shoestring.core.job import Job
     from shoestring.planning.plan import Plan
 
@@ -33,7 +30,7 @@ def parser() -> Parser:
                        ("train", "run that plan and show predicted beside measured"),
                        ("verify", "plain training and the plan side by side, from the same seed: the same weights?")):
         command = commands.add_parser(name, help=text, description=text, epilog="The job's own arguments are flags too; "
-                                      "built-in jobs: " + "; ".join(f"{job}: {what}" for job, what in BUILT_IN.items()))
+                                      "built-in jobs: gpt (a byte-level transformer on Python's own source), digits (a conv net)")
         command.add_argument("job", help="a Python file with `def job(...) -> Job`, or the name of a built-in job")
         command.add_argument("--memory", help="most bytes of the process, such as 600MiB (default: what is free)")
         command.add_argument("--use", action="append", metavar="TECHNIQUE",
@@ -72,6 +69,11 @@ def run(words: list[str]) -> int:
             if rest:
                 raise Mistake(f"{rest[0]!r} is no option of doctor; see shoestring doctor --help")
             return doctor(options)
+        from pathlib import Path
+
+        from shoestring.core.units import parse_bytes
+        from shoestring.jobfile import job_path, parsed_flags
+
         path = job_path(options.job)
         flags = parsed_flags(path, rest)
         memory = None if options.memory is None else parse_bytes(options.memory)
@@ -96,6 +98,8 @@ def run(words: list[str]) -> int:
 
 def failed(error: Exception, code: int, shown: bool) -> int:
     if shown:
+        import traceback
+
         traceback.print_exception(error)
     kind = "" if code == MISTAKE else f"{type(error).__name__}: "
     print(f"shoestring: {kind}{error}", file=sys.stderr)
@@ -105,6 +109,8 @@ def failed(error: Exception, code: int, shown: bool) -> int:
 def refused(error: OverBudget, as_json: bool) -> int:
     nearest: Any = error.nearest
     if as_json:
+        import json
+
         print(json.dumps({"error": str(error), "least_bytes": nearest.process_bytes, "nearest": nearest.as_json()}))
     print(f"shoestring: {error}", file=sys.stderr)
     return OVER_BUDGET
@@ -117,12 +123,16 @@ def loaded(options: argparse.Namespace, path: Path, flags: dict[str, Any]) -> Jo
         return loaded_job(path, flags)
     except Mistake as error:
         if options.traceback and error.__cause__ is not None:
+            import traceback
+
             traceback.print_exception(error.__cause__)
         raise
 
 
 def planned(options: argparse.Namespace, job: Job, memory: int | None) -> tuple[Plan, dict[str, Any]]:
     """The plan to run and the planner's outcome as JSON (empty when a saved plan is replayed)."""
+    from pathlib import Path
+
     from shoestring.api import plan as make_plan
     from shoestring.planning.plan import load_plan
 
@@ -146,6 +156,9 @@ def whys() -> dict[str, str]:
 
 
 def plan(options: argparse.Namespace, path: Path, flags: dict[str, Any], memory: int | None) -> int:
+    import json
+    from pathlib import Path
+
     from shoestring.terminal import plan_text
 
     job = loaded(options, path, flags)
@@ -168,7 +181,12 @@ def worker_task(name: str, path: Path, flags: dict[str, Any], plan: Plan, **more
 
 
 def train(options: argparse.Namespace, path: Path, flags: dict[str, Any], memory: int | None) -> int:
+    import json
+    import time
+    from pathlib import Path
+
     from shoestring.api import worker_environment
+    from shoestring.core.units import bytes_text, seconds_text
     from shoestring.launch import run_worker
     from shoestring.page import page
     from shoestring.terminal import beside, plan_text, progress
@@ -228,6 +246,8 @@ def plan_line(plan: dict[str, Any]) -> str:
 
 
 def verify(options: argparse.Namespace, path: Path, flags: dict[str, Any], memory: int | None) -> int:
+    import json
+
     from shoestring.api import verified
     from shoestring.terminal import beside, table
 
@@ -251,7 +271,10 @@ def verify(options: argparse.Namespace, path: Path, flags: dict[str, Any], memor
 
 
 def doctor(options: argparse.Namespace) -> int:
+    import json
     from importlib.util import find_spec
+
+    from shoestring.core.units import bytes_text
 
     if find_spec("torch") is None:
         raise Mistake("torch is not installed: pip install torch==2.13.0 (the CPU build), or the build for your GPU")

@@ -5,9 +5,8 @@ The flags are read from the source without running it, so a wrong flag is found 
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoestring.core.errors import Mistake
 
@@ -18,8 +17,7 @@ BUILT_IN = {"gpt": "a byte-level transformer on the source of Python's standard 
 TYPES = {"int": int, "float": float, "str": str, "bool": bool}
 
 
-@dataclass(frozen=True)
-class Flag:
+class Flag(NamedTuple):
     name: str
     kind: str         # "int", "float", "str" or "bool"
     default: object   # None if the function has none
@@ -103,6 +101,7 @@ def loaded_job(path: Path, values: dict[str, Any]) -> Job:
     """Run a job file's `job` function; what it raises is the user's to see, in a sentence."""
     import importlib.util
     import sys
+    from dataclasses import replace
 
     from shoestring.core.job import Job, Origin
 

@@ -75,14 +75,15 @@ def train(task: dict[str, Any], send: Send) -> dict[str, Any]:
     from shoestring.measure.timeline import peak
     from shoestring.measure.tracker import Tracker, watched
     from shoestring.planning.plan import techniques_in
-    from shoestring.planning.rehearse import prepared
+    from shoestring.planning.rehearse import prepared, tracked_steps
     from shoestring.state import weights_sha256
     from shoestring.loop import steps
 
     job = job_of(task)
     model = fresh_model(job)
     tracker = Tracker()
-    run = prepared(job, techniques_in(task["techniques"]), model)
+    with tracker:
+        run = prepared(job, techniques_in(task["techniques"]), model)
     losses: list[float] = []
     seconds: list[float] = []
     feed = islice(job.batches(), task["steps"])
@@ -101,9 +102,8 @@ def train(task: dict[str, Any], send: Send) -> dict[str, Any]:
         send({"event": "step", "step": len(losses), "loss": value, "seconds": seconds[-1], "process": status("VmRSS"),
               "most": status("VmHWM")})
 
-    with tracker:
-        for loss in steps(watched(run, tracker), islice(feed, 2)):
-            one(loss)
+    for loss in tracked_steps(watched(run, tracker), islice(feed, 2), tracker):
+        one(loss)
     log = tracker.log
     for loss in steps(run, feed):
         one(loss)
@@ -134,7 +134,7 @@ def doctor(task: dict[str, Any], send: Send) -> dict[str, Any]:
 
     from shoestring.measure.probe import measured_hardware
 
-    return asdict(measured_hardware())
+    return asdict(measured_hardware(dtypes=True))
 
 
 TASKS: dict[str, Callable[[dict[str, Any], Send], dict[str, Any]]] = {

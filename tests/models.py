@@ -136,9 +136,9 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any]]] = {
                          conv_kernel=(10, 3), num_feat_extract_layers=2, num_conv_pos_embeddings=16,
                          num_conv_pos_embedding_groups=4, mask_time_prob=0.0), waves),
     "mixtral": (hugging("MixtralForCausalLM", "MixtralConfig", **SMALL, num_key_value_heads=1, num_local_experts=4), tokens),
-    "mamba": (hugging("MambaForCausalLM", "MambaConfig", num_hidden_layers=3, hidden_size=64, vocab_size=100, state_size=8), tokens),
+    "mamba": (hugging("MambaForCausalLM", "MambaConfig", num_hidden_layers=3, hidden_size=64, vocab_size=100, state_size=8), lambda: tokens(8)),
     "rwkv": (hugging("RwkvForCausalLM", "RwkvConfig", num_hidden_layers=2, hidden_size=64, vocab_size=100,
-                     attention_hidden_size=64), tokens),
+                     attention_hidden_size=64), lambda: tokens(8)),
     "deberta": (hugging("DebertaV2ForMaskedLM", "DebertaV2Config", **SMALL, relative_attention=True,
                         pos_att_type=["p2c", "c2p"]), tokens),
 }

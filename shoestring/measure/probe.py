@@ -111,16 +111,18 @@ def processor() -> str:
         return platform.processor() or platform.machine()
 
 
-def measured_hardware() -> Hardware:
-    """This machine, measured now; takes some seconds."""
+def measured_hardware(dtypes: bool) -> Hardware:
+    """This machine, measured now; with the dtypes it takes some ten seconds."""
     import torch
 
-    dtypes, cap = working_dtypes()
     hardware = Hardware(
         name=processor(), cores=torch.get_num_threads(), memory=memory_all(), torch=torch.__version__,
         flops=matrix_speed("cpu"), disk=disk_speed(tempfile.gettempdir()), fault=fault_price(huge=False),
-        huge_fault=fault_price(huge=True), dtypes=dtypes, environment=cap,
+        huge_fault=fault_price(huge=True),
     )
+    if dtypes:
+        outcome, cap = working_dtypes()
+        hardware = replace(hardware, dtypes=outcome, environment=cap)
     if torch.cuda.is_available():
         card = torch.cuda.get_device_properties(0)
         hardware = replace(hardware, device="cuda", name=card.name, memory=card.total_memory, flops=matrix_speed("cuda"))
@@ -142,10 +144,10 @@ def remember(found: dict[str, Any]) -> None:
         pass   # a home that can't be written to costs a few seconds each time, no more
 
 
-def known_hardware() -> Hardware:
-    """This machine, from the file if it was measured before."""
+def known_hardware(dtypes: bool = False) -> Hardware:
+    """This machine, from the file if it was measured before; `dtypes`: also which of them work."""
     found = Hardware.load(hardware_file())
-    if found is None:
-        found = measured_hardware()
+    if found is None or (dtypes and not found.dtypes):
+        found = measured_hardware(dtypes)
         remember(asdict(found))
     return found

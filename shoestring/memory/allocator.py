@@ -6,7 +6,7 @@ reach the user. Each setting is a trade:
     default    fastest for many small tensors; keeps what was freed
     pinned     every tensor above 64 KiB is mapped and unmapped on its own: the process follows the tensors, and
                each fresh page is paid for with a fault (about a quarter of a microsecond)
-    huge       pinned, in pages of 2 MiB: fewer faults, a little more memory
+    huge       pinned, in pages of 2 MiB where they fit: fewer faults
     jemalloc, mimalloc    other libraries, where they are installed
 
     time     + fresh bytes per step x seconds per fresh byte
@@ -30,6 +30,7 @@ from shoestring.core.ledger import Ledger
 from shoestring.core.run import Run
 
 PINNED = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
+HUGE = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 LIBRARIES = {"jemalloc": "libjemalloc.so.2", "mimalloc": "libmimalloc.so.2"}
 KINDS = ("default", "pinned", "huge", *LIBRARIES)
 
@@ -40,6 +41,21 @@ def library(name: str) -> str:
     places = ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/lib")
     files = (os.path.join(place, LIBRARIES[name] + end) for place in places for end in ("", ".0"))
     return next((file for file in files if os.path.exists(file)), "")
+
+
+@cache
+def has_huge_pages() -> bool:
+    """Whether the kernel gives huge pages to who asks for them."""
+    try:
+        with open("/sys/kernel/mm/transparent_hugepage/enabled") as file:
+            return "[never]" not in file.read()
+    except OSError:
+        return False
+
+
+def following() -> Allocator:
+    """The allocator of this machine that follows the tensors."""
+    return Allocator("huge" if has_huge_pages() else "pinned")
 
 
 def installed() -> tuple[str, ...]:
@@ -60,7 +76,7 @@ class Allocator:
 
     @classmethod
     def choices(cls, ledger: Ledger) -> tuple[Allocator, ...]:
-        return tuple(cls(kind) for kind in installed() if kind != "default")
+        return tuple(cls(kind) for kind in installed() if kind not in ("default", "pinned" if has_huge_pages() else "huge"))
 
     def refusal(self, ledger: Ledger) -> str:
         if self.kind in LIBRARIES and not library(self.kind):
@@ -78,7 +94,7 @@ class Allocator:
             return {"LD_PRELOAD": library(self.kind)}
         if self.kind == "default":
             return {}
-        return PINNED | ({"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"} if self.kind == "huge" else {})
+        return PINNED | (HUGE if self.kind == "huge" else {})
 
     def cost(self, ledger: Ledger) -> Ledger:
         slack, retention, seconds = ledger.allocators.get(self.kind, (0.0, 0.0, 0.0))

@@ -4,7 +4,7 @@
     full bf16            everything in 16 bits: half of all bytes, and the weights round at every update
 
 Relative rounding: bf16 2^-8, fp16 2^-11. fp16 overflows above 65504, so its loss is multiplied by a scale S before backward and
-the gradients are divided by it after: on overflow the step is skipped and S halved, after 2000 good steps S doubles.
+the gradients are divided by it after: on overflow the step is skipped and S halved, after 500 good steps S doubles.
 Micikevicius et al.: Mixed Precision Training, 2018, arXiv 1710.03740; Kalamkar et al.: A Study of BFLOAT16 for Deep
 Learning Training, 2019, arXiv 1905.12322.
 """
@@ -113,7 +113,7 @@ def in_sixteen_bits(run: Run, dtype: torch.dtype) -> Run:
 class LossScale:
     """The factor on the loss, halved when gradients overflow and doubled when they have not for a while."""
 
-    def __init__(self, scale: float = 2.0**16, patience: int = 2000) -> None:
+    def __init__(self, scale: float = 2.0**10, patience: int = 500) -> None:
         self.scale, self.patience, self.good, self.skipped = scale, patience, 0, 0
 
     def advance(self, finite: bool) -> None:

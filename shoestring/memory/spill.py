@@ -149,7 +149,7 @@ class Spool:
         elif isinstance(whole, FakeTensor):
             parcel.imagined = True
         else:
-            parcel.moving = self.pool().submit(self.write, whole, parcel)
+            parcel.moving = self.pool().submit(self.write, parcel)
         self.known[storage._cdata] = (parcel, storage)
         self.blocks[number].append(parcel)
         return parcel
@@ -203,7 +203,7 @@ class Spool:
             return
         parcel.bytes = torch.empty(parcel.size, dtype=torch.uint8)
         if not parcel.imagined:
-            parcel.moving = self.pool().submit(self.read, parcel.bytes, parcel)
+            parcel.moving = self.pool().submit(self.read, parcel)
 
     def pool(self) -> ThreadPoolExecutor:
         if self.threads is None:
@@ -211,14 +211,16 @@ class Spool:
             self.threads = ThreadPoolExecutor(2, thread_name_prefix="spill")
         return self.threads
 
-    def write(self, source: Tensor, parcel: Parcel) -> None:
-        view = memoryview(source.view(torch.uint8).numpy())
+    # A thread is given the parcel and not its tensor: it would hold on to an argument a little longer than to its work.
+
+    def write(self, parcel: Parcel) -> None:
+        view = whole_bytes(parcel)
         done = 0
         while done < parcel.size:
             done += os.pwrite(self.file, view[done:], parcel.offset + done)
 
-    def read(self, target: Tensor, parcel: Parcel) -> None:
-        view = memoryview(target.numpy())
+    def read(self, parcel: Parcel) -> None:
+        view = whole_bytes(parcel)
         done = 0
         while done < parcel.size:
             got = os.preadv(self.file, [view[done:]], parcel.offset + done)
@@ -229,6 +231,11 @@ class Spool:
         if self.threads is not None:
             self.threads.shutdown(wait=False)
             os.close(self.file)
+
+
+def whole_bytes(parcel: Parcel) -> memoryview:
+    assert parcel.bytes is not None, "a parcel that moves is in memory"
+    return memoryview(parcel.bytes.view(torch.uint8).numpy())
 
 
 def to_host(source: Tensor) -> Tensor:

@@ -152,7 +152,7 @@ def anchored(job: Job, techniques: tuple[Technique, ...], model: nn.Module, memo
         pass
     count = TIMED if time.perf_counter() - start < LONG else 2
     if memory:
-        return {"times": step_times(run, feed, 1), "overheads": overheads(run, feed)}
+        return {"times": step_times(run, feed, count), "overheads": overheads(run, feed)}
     result: dict[str, Any] = {"times": step_times(run, feed, count)}
     result["process"] = status("VmHWM")
     try:

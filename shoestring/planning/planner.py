@@ -30,7 +30,7 @@ from shoestring.measure.process import memory_free, status
 from shoestring.measure.timeline import last_step, peak, stretches
 from shoestring.measure.tracker import Log
 from shoestring.memory.accumulate import Accumulate
-from shoestring.memory.allocator import PINNED
+from shoestring.memory.allocator import Allocator, following
 from shoestring.memory.checkpoint import Checkpoint
 from shoestring.memory.precision import Precision
 from shoestring.planning.anchor import paged
@@ -44,8 +44,9 @@ from shoestring.planning.step import Anchor, first_batch, half_log, plain_ledger
 Worker = Callable[[Mapping[str, Any], Mapping[str, str]], dict[str, Any]]   # task, environment -> result
 
 MARGIN = 1.01          # on the predicted process: better a percent too much than a run over its budget
-TRIALS = 3             # real trials of allocators whose behaviour can't be predicted
+TRIALS = 2             # real trials of allocators whose behaviour can't be predicted
 TRIAL_STEPS = 4
+FINALISTS = 10         # rehearsals of plans that turn out not to fit, before we say that none does
 PATIENCE = 40.0        # seconds: an anchor step expected to take longer is not run
 
 
@@ -109,7 +110,7 @@ class Planner:
                 self.guessed = f"{type(error).__name__}: {first_line(error)}"
                 self.real = True
         assert self.worker is not None, "real rehearsals run in a child process"
-        return Log.from_json(self.worker(self.task("rehearse", techniques), PINNED))
+        return Log.from_json(self.worker(self.task("rehearse", techniques), following().environment))
 
     def task(self, name: str, techniques: tuple[Technique, ...], **more: Any) -> dict[str, Any]:
         assert self.job.origin is not None, "only a job from a file can be made again in a child process"
@@ -126,7 +127,7 @@ class Planner:
         variants = {"": extra} | {precision.key: in_order((*extra, precision)) for precision in precisions}
         task = {key: [described(technique) for technique in techniques] for key, techniques in variants.items()}
         timed = self.worker(self.task("anchor", (), variants=task, memory=False), self.hardware.environment)
-        sized = self.worker(self.task("anchor", (), variants={"": task[""]}, memory=True), {**self.hardware.environment, **PINNED})
+        sized = self.worker(self.task("anchor", (), variants={"": task[""]}, memory=True), {**self.hardware.environment, **following().environment})
         pieces = next((technique.pieces for technique in extra if isinstance(technique, Accumulate)), 1)
         tensors = peak(self.log(extra)).bytes if extra else peak(plain).bytes
         found, failed = {}, {}
@@ -136,7 +137,7 @@ class Planner:
                 continue
             found[key] = Anchor(
                 timed[key]["times"], timed[key].get("half", {}), timed[key].get("fused"), sized[""]["times"]["step"],
-                timed[""]["process"], tensors, sized[""]["overheads"], pieces,
+                timed[""]["process"], tensors, sized[""]["overheads"], pieces, bool(extra),
             )
         return found, failed
 
@@ -216,16 +217,18 @@ class Planner:
     def process(self, one: Candidate, log: Log) -> tuple[float, str]:
         """Bytes of the process, and how we know."""
         anchor = self.found_anchors.get("")
-        allocator = next((technique for technique in one.techniques if type(technique).__name__ == "Allocator"), None)
+        allocator = next((technique for technique in one.techniques if isinstance(technique, Allocator)), None)
         if self.worker is None:
             held = sum(p.untyped_storage().nbytes() for p in self.model.parameters()) if self.model is not None else 0
             return status("VmRSS") + (peak(log).bytes - held) * 1.35, "estimated from this process and its tensors"
         if anchor is None:
             return one.process, "estimated: no real step could be run here"
-        if allocator is not None and allocator.predictable:   # type: ignore[attr-defined]
+        if allocator is not None and allocator.predictable:
             base = min(anchor.overheads.values())
             most = max(stretch.top + anchor.overheads.get(" ".join(stretch.moment), base) for stretch in stretches(log, paged))
             return most * MARGIN, "from the anchor step and every tensor's pages"
+        if not one.techniques and not anchor.eased:
+            return anchor.process * MARGIN, "from the anchor step"
         self.trials += 1
         result = self.worker(self.task("trial", one.techniques, steps=TRIAL_STEPS),
                              {**self.hardware.environment, **environment(one.techniques)})
@@ -249,7 +252,7 @@ class Planner:
             raise self.over_budget(found, budget, passed)
         return Outcome(
             chosen, plain, self.runners_up(ranked, chosen, passed), len(found), len(ranked), self.elapsed(), budget,
-            self.more(found, chosen), self.refusals(ledger, most),
+            self.more(found, chosen, budget), self.refusals(ledger, most),
         )
 
     def forced(self, ledger: Ledger, forced: tuple[Technique, ...]) -> Plan:
@@ -269,18 +272,18 @@ class Planner:
     def first_fitting(self, ranked: list[Candidate], budget: int, plain: Plan) -> tuple[Plan | None, list[tuple[Plan, str]]]:
         """The first candidate that fits when rehearsed, and those that were passed over with the reason."""
         passed: list[tuple[Plan, str]] = []
+        worse: dict[frozenset[str], float] = {}   # kind of plan -> how much more it needed than the ledger said
         for one in ranked:
-            if not one.techniques:
-                plan = plain
-            elif self.unpredictable(one) and self.trials > TRIALS:
+            kind = kind_of(one.techniques)
+            if one.process * worse.get(kind, 1.0) > budget or (self.unpredictable(one) and self.trials >= TRIALS):
                 continue
-            else:
-                plan = self.rehearsed(one)
+            plan = self.rehearsed(one) if one.techniques else plain
             if plan.process_bytes <= budget:
                 return plan, passed
+            worse[kind] = plan.process_bytes / one.process
             passed.append((plan, f"needs {bytes_text(plan.process_bytes)} when rehearsed, "
                                  f"{bytes_text(plan.process_bytes - budget)} too much"))
-            if len(passed) > 12:
+            if len(passed) > FINALISTS:
                 break
         return None, passed
 
@@ -301,12 +304,12 @@ class Planner:
                 break
         return tuple(found)
 
-    def more(self, found: list[Candidate], chosen: Plan) -> tuple[Plan, ...]:
+    def more(self, found: list[Candidate], chosen: Plan, budget: int) -> tuple[Plan, ...]:
         """The next faster plans that more memory would allow, by the ledger."""
         steps: list[Plan] = []
         fastest = 0.98 * chosen.step_seconds
         for one in sorted(found, key=lambda one: one.process):
-            if one.process > chosen.process_bytes and one.seconds < fastest:
+            if one.process > budget and one.seconds < fastest:
                 steps.append(sketched(one))
                 fastest = 0.95 * one.seconds
         return tuple(steps[:3])
@@ -339,7 +342,8 @@ class Planner:
 
 
 def kind_of(techniques: tuple[Technique, ...]) -> frozenset[str]:
-    return frozenset(type(technique).__name__ for technique in techniques)
+    """The names of a plan's techniques; allocators differ by more than a knob."""
+    return frozenset(text(one) if isinstance(one, Allocator) else type(one).__name__ for one in techniques)
 
 
 def sketched(one: Candidate) -> Plan:

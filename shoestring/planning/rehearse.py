@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from itertools import islice
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from shoestring.core.batch import Batch
 from shoestring.core.job import Job
@@ -48,9 +48,16 @@ def tracked(job: Job, techniques: Iterable[Technique], model: nn.Module, batches
     tracker = Tracker(stage)
     with tracker:
         run = watched(prepared(job, techniques, model), tracker)
-        for _ in steps(run, islice(batches if batches is not None else job.batches(), STEPS)):
-            pass
+    for _ in tracked_steps(run, islice(batches if batches is not None else job.batches(), STEPS), tracker):
+        pass
     return tracker.log
+
+
+def tracked_steps(run: Run, batches: Iterable[Batch], tracker: Tracker) -> Iterator[Tensor]:
+    """Steps under the tracker. How the data are made is not the step's: the tracker looks away while a batch is fetched."""
+    for batch in batches:
+        with tracker:
+            yield from list(steps(run, [batch]))
 
 
 def prepared(job: Job, techniques: Iterable[Technique], model: nn.Module) -> Run:

@@ -22,7 +22,7 @@ from shoestring.measure.tracker import Log
 from shoestring.memory.fused import HAS_KERNEL
 from shoestring.planning.rehearse import rehearse
 
-CAUTION = 1.2   # what a plan keeps back against what the anchor did: the ledger should not promise too little
+CAUTION = 1.6   # what a plan keeps back against what the anchor did: the ledger should not promise too little
 
 NORMS_OVER_SAMPLES = (nn.modules.batchnorm._BatchNorm,)
 
@@ -34,11 +34,12 @@ class Anchor:
     times: Mapping[str, float]
     half: Mapping[str, float]
     fused: float | None
-    pinned: float                     # seconds of the whole step under the pinned allocator
+    following: float                  # seconds of the whole step under the allocator that follows the tensors
     process: int                      # bytes of the process under the default allocator
     tensors: int                      # bytes of tensors at its peak
-    overheads: Mapping[str, int]      # bytes above the tensors by "phase place", under the pinned allocator
+    overheads: Mapping[str, int]      # bytes above the tensors by "phase place", under that allocator
     pieces: int = 1                   # pieces that the anchor step was run in, where the whole batch was too much
+    eased: bool = False               # whether it needed techniques to fit this machine
 
 
 def plain_ledger(job: Job, log: Log, half: Log | None, hardware: Hardware, anchor: Anchor | None,
@@ -73,7 +74,7 @@ def plain_ledger(job: Job, log: Log, half: Log | None, hardware: Hardware, ancho
 
 def with_process(ledger: Ledger, tensors: int, hardware: Hardware, anchor: Anchor | None) -> Ledger:
     """The ledger with what the process needs above its tensors, and what each allocator costs."""
-    base, pinned, retention = 5e8, hardware.fault, 0.25
+    base, price, retention = 5e8, hardware.fault, 0.25
     if anchor is not None:
         base = min(anchor.overheads.values())
         blocks = tuple(replace(block, scratch=scratch(anchor, "forward", block.name, base),
@@ -81,10 +82,9 @@ def with_process(ledger: Ledger, tensors: int, hardware: Hardware, anchor: Ancho
         ledger = replace(ledger, blocks=blocks, update_scratch=scratch(anchor, "update", "", base))
         fresh = max(ledger.fresh / anchor.pieces, 1.0)
         retention = CAUTION * max(anchor.process - base - anchor.tensors, 0) / fresh
-        pinned = max(anchor.pinned - anchor.times["step"], 0.0) / max(ledger.fresh, 1.0)
-    huge = pinned * min(hardware.huge_fault / max(hardware.fault, 1e-15) + 0.5, 1.0)
-    allocators = {"default": (0.0, retention, 0.0), "pinned": (0.01, 0.0, pinned), "huge": (0.015, 0.0, huge),
-                  "jemalloc": (0.0, retention / 2, pinned / 2), "mimalloc": (0.0, retention / 2, pinned / 4)}
+        price = max(anchor.following - anchor.times["step"], 0.0) / max(ledger.fresh, 1.0)
+    allocators = {"default": (0.0, retention, 0.0), "pinned": (0.01, 0.0, price), "huge": (0.01, 0.0, price),
+                  "jemalloc": (0.0, retention / 2, price / 2), "mimalloc": (0.0, retention / 2, price / 4)}
     return replace(ledger, base=base, retention=retention, allocators=allocators)
 
 

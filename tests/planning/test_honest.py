@@ -32,7 +32,10 @@ MIXED: tuple[tuple[Technique, ...], ...] = (
 )
 
 
-@pytest.mark.parametrize("name", MODELS)
+SLOW = ("albert", "bart", "deberta", "gemma", "rwkv", "swin")
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in MODELS])
 def test_the_rehearsed_peak_is_the_measured_one_to_the_byte(name: str) -> None:
     made = job(name)
     for plan in PLANS:

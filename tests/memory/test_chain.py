@@ -1,0 +1,59 @@
+"""The dynamic program: never slower, at equal peak, than any uniform cut; and its schedules cost what they promise."""
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shoestring.core.ledger import Block, Ledger
+from shoestring.memory.chain import best_schedules, forgotten
+from shoestring.memory.checkpoint import Checkpoint, placed
+from shoestring.memory.recompute import flat
+
+blocks = st.lists(
+    st.builds(lambda kept, share, rise, spike, forward, gradient: Block(
+        "b", kept=kept, output=kept * share, rise=kept * (1 + rise), spike=kept * spike, forward=forward, backward=2 * forward,
+        gradient=gradient),
+        st.integers(10, 1000).map(float), st.floats(0.01, 0.5), st.floats(0, 0.3), st.floats(0, 0.5), st.floats(0.1, 10),
+        st.integers(0, 100).map(float)),
+    min_size=2, max_size=9,
+).map(tuple)
+
+
+def after(chain: tuple[Block, ...], checkpoint: Checkpoint) -> Ledger:
+    return Ledger(forgotten(chain, placed(chain, checkpoint.numbers(len(chain)))))
+
+
+@settings(max_examples=60, deadline=None)
+@given(blocks)
+def test_at_the_peak_of_a_uniform_cut_the_choices_hold_nothing_slower(chain: tuple[Block, ...]) -> None:
+    choices = [after(chain, one) for one in Checkpoint.choices(Ledger(chain))]
+    for every in range(1, len(chain)):
+        uniform = after(chain, Checkpoint(every=every))
+        fitting = [one.seconds for one in choices if one.peak <= uniform.peak]
+        if every in (one.every for one in Checkpoint.choices(Ledger(chain))):
+            assert min(fitting) <= uniform.seconds
+
+
+@settings(max_examples=60, deadline=None)
+@given(blocks, st.floats(0.3, 1.0))
+def test_a_schedule_stays_within_the_limit_it_was_made_for(chain: tuple[Block, ...], share: float) -> None:
+    limit = share * Ledger(chain).peak
+    for schedule in best_schedules(chain, [limit]):
+        assert flat(schedule) == list(range(len(chain)))
+        assert Ledger(forgotten(chain, schedule)).peak <= limit * (1 + 1e-6)
+
+
+@settings(max_examples=30, deadline=None)
+@given(blocks)
+def test_with_plain_memory_nothing_is_forgotten(chain: tuple[Block, ...]) -> None:
+    assert best_schedules(chain, [Ledger(chain).peak * 1.02]) == [tuple(range(len(chain)))]
+
+
+def test_on_an_uneven_chain_the_program_beats_every_uniform_cut() -> None:
+    sizes = (1000, 50, 50, 50, 800, 50, 50, 900)
+    chain = tuple(Block(str(k), kept=float(size), output=10.0, rise=float(size), spike=20.0, forward=1.0 if size < 100 else 4.0,
+                        backward=2.0) for k, size in enumerate(sizes))
+    for every in range(1, 5):
+        uniform = after(chain, Checkpoint(every=every))
+        found = [Ledger(forgotten(chain, one)) for one in best_schedules(chain, [uniform.peak * k / 40 for k in range(1, 41)])]
+        assert min(one.seconds for one in found if one.peak <= uniform.peak) < uniform.seconds

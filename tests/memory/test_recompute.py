@@ -1,0 +1,74 @@
+"""What is computed again is the same, in models that make it hard: batch norm, dropout, skips, shared blocks, layer drop."""
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from shoestring import Job
+from shoestring.api import verify
+from shoestring.loop import steps
+from shoestring.memory.checkpoint import Checkpoint
+from shoestring.memory.spill import Spill
+from shoestring.planning.rehearse import prepared
+from tests.models import MODELS, job, seeded
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in ("wav2vec2",)])
+def test_every_model_trains_to_the_same_bits_with_everything_computed_again(name: str) -> None:
+    equal, most = verify(job(name), (Checkpoint(every=2),), 3)
+    assert equal, most
+
+
+@pytest.mark.parametrize("schedule", ["((0,1,2),(3,4,5))", "(0,(1,(2,3)),4,5)", "((0,(1,(2,(3,(4,))))),5)", "((0,),(1,),2,3,4,(5,))"])
+@pytest.mark.parametrize("name", ["dropout chain", "u-net"])
+def test_nested_schedules_give_the_same_bits(name: str, schedule: str) -> None:
+    assert verify(job(name), (Checkpoint(schedule=schedule),), 4)[0]
+
+
+def test_batch_norm_counts_every_batch_once() -> None:
+    made = job("u-net")
+    model = seeded(made)
+    for _ in steps(prepared(made, (Checkpoint(every=1),), model), list(made.batches())[:3]):
+        pass
+    assert model.down[0][1].num_batches_tracked == 3
+
+
+class Moving(nn.Module):
+    """Keeps a running mean of its own and uses it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.work = nn.Linear(8, 8)
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.mean.mul_(0.9).add_(0.1 * x.mean(0))
+        return torch.tanh(self.work(x) - self.mean)
+
+
+def moving_job() -> Job:
+    x = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
+    return Job(model=lambda: nn.Sequential(Moving(), Moving(), Moving()), data=lambda: [x] * 5,
+               loss=lambda output, batch: output.square().mean(), optimizer=lambda p: torch.optim.SGD(p, lr=0.1))
+
+
+@pytest.mark.parametrize("technique", [Checkpoint(every=1), Checkpoint(every=3), Checkpoint(schedule="((0,(1,),2),)"), Spill()])
+def test_a_buffer_that_the_forward_changes_and_uses_stays_right(technique: Checkpoint | Spill) -> None:
+    assert verify(moving_job(), (technique,), 5)[0]
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    made = job("chain")
+    model = seeded(made)
+    for _ in steps(prepared(made, (Checkpoint(every=1), Spill()), model), list(made.batches())[:2]):
+        pass
+    assert all("forward" not in module.__dict__ for module in model.modules())
+
+
+def test_evaluation_without_gradients_is_untouched() -> None:
+    made = job("chain")
+    run = prepared(made, (Checkpoint(every=2), Spill()), seeded(made))
+    with torch.no_grad():
+        assert run.forward(run.model, next(made.batches())).shape == (32, 10)
