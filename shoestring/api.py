@@ -1,8 +1,9 @@
 """The library's door: plan, train, fit and verify, for people with their own script."""
 from __future__ import annotations
 
+import math
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -65,7 +66,7 @@ def train(job: Job, plan: Plan | Outcome | Iterable[Technique] = (), model: nn.M
 
 
 def finite(loss: float, number: int) -> float:
-    if loss != loss or loss in (float("inf"), float("-inf")):
+    if not math.isfinite(loss):
         raise Mistake(f"the loss became {loss} in step {number}: lower the learning rate, clip the gradients "
                       f"(Job(clip=1.0)), or look for a division by zero or a wrong label in the data")
     return loss
@@ -86,14 +87,14 @@ class Fitted:
     losses: tuple[float, ...]
 
 
-def fit(model: nn.Module, loss: Callable[[Any, Batch], Tensor], batches: Iterable[Batch], memory: str | int | None = None,
+def fit(model: nn.Module, loss: Callable[[Any, Batch], Tensor], batches: Iterable[Batch], memory: str | int | None = None, *,
         steps: int | None = None, optimizer: Callable[..., torch.optim.Optimizer] = default_optimizer,
         forward: Callable[[nn.Module, Batch], Any] = default_forward, inexact: bool = False, clip: float = 0.0) -> Fitted:
     """Train a model in place, within a memory budget, on batches that can be gone through again (a list, a DataLoader)."""
     if iter(batches) is batches:
         raise Mistake("fit was given an iterator, which can be gone through once; planning looks at the first batches too: "
                       "give a list, a DataLoader, or a Job with data=lambda: ...")
-    count = steps if steps is not None else len(batches) if hasattr(batches, "__len__") else 100
+    count = steps if steps is not None else len(batches) if isinstance(batches, Sized) else 100
     job = Job(model=lambda: model, data=lambda: batches, loss=loss, forward=forward, optimizer=optimizer, steps=count, clip=clip)
     outcome = plan(job, memory, inexact=inexact, model=model)
     return Fitted(outcome, tuple(step.loss for step in train(job, outcome, model)))

@@ -71,13 +71,13 @@ def trial(task: dict[str, Any], send: Send) -> dict[str, Any]:
 def train(task: dict[str, Any], send: Send) -> dict[str, Any]:
     import torch
 
+    from shoestring.loop import steps
     from shoestring.measure.process import status
     from shoestring.measure.timeline import peak
     from shoestring.measure.tracker import Tracker, watched
     from shoestring.planning.plan import techniques_in
     from shoestring.planning.rehearse import prepared, tracked_steps
     from shoestring.state import weights_sha256
-    from shoestring.loop import steps
 
     job = job_of(task)
     model = fresh_model(job)

@@ -2,6 +2,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 from torch import Tensor
@@ -63,7 +65,7 @@ give every tensor the samples as first dimension (or size 1 there, if all sample
         raise Mistake(f"{pieces} pieces of a batch of {count} samples: a piece needs a sample; "
                       f"ask for {count} pieces or fewer, or make the batch bigger")
     cuts = [count * k // pieces for k in range(pieces + 1)]
-    return [mapped(lambda leaf: cut(leaf, start, stop, count), batch) for start, stop in zip(cuts, cuts[1:], strict=False)]
+    return [mapped(partial(cut, start=start, stop=stop, count=count), batch) for start, stop in pairwise(cuts)]
 
 
 def cut(leaf: Any, start: int, stop: int, count: int) -> Any:

@@ -20,7 +20,7 @@ def default_forward(model: nn.Module, batch: Batch) -> Any:
 
 def default_loss(output: Any, batch: Batch) -> Tensor:
     """The loss a model brings along (`output.loss`, as in transformers), else cross entropy with batch[1]."""
-    brought = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    brought: Tensor | None = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if brought is not None:
         return brought
     if isinstance(batch, (tuple, list)) and len(batch) > 1 and isinstance(output, Tensor):

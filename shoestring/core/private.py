@@ -23,6 +23,9 @@ __all__ = ["UNTRACEABLE", "DispatchMode", "FakeTensor", "FakeTensorMode", "next_
 class DispatchMode(TorchDispatchMode):
     """Sees every operation. Nothing is compiled inside it, so torch need not guard it against the compiler at each call."""
 
+    def __init__(self) -> None:
+        super().__init__()   # type: ignore[no-untyped-call]
+
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False

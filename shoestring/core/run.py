@@ -42,7 +42,7 @@ def plain_run(job: Job, model: nn.Module, blocks: Mapping[str, nn.Module]) -> Ru
         if not isinstance(value, Tensor) or value.numel() != 1:
             found = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
             raise Mistake(f"the job's loss gave {found}: it must be one number, the mean over the batch")
-        value.backward()  # type: ignore[no-untyped-call]
+        value.backward()
         return value.detach()
 
     def update(run: Run) -> None:

@@ -77,13 +77,13 @@ def applied(techniques: Iterable[Technique], run: Run) -> Run:
 
 def described(technique: Technique) -> dict[str, Any]:
     """A technique as plain data; `built` makes it again."""
-    knobs = asdict(technique) if is_dataclass(technique) and not isinstance(technique, type) else {}
+    knobs: dict[str, Any] = asdict(technique) if is_dataclass(technique) and not isinstance(technique, type) else {}
     return {"name": type(technique).__name__, "knobs": knobs}
 
 
 def text(technique: Technique) -> str:
     """How a technique is written on the command line: its name and the knobs that are not at their default."""
-    defaults = {field.name: field.default for field in fields(technique)} if is_dataclass(technique) else {}
+    defaults: dict[str, Any] = {field.name: field.default for field in fields(technique)} if is_dataclass(technique) else {}
     knobs = {name: value for name, value in described(technique)["knobs"].items() if value != defaults.get(name)}
     return f"{type(technique).__name__}({', '.join(f'{name}={value!r}' for name, value in knobs.items())})"
 
@@ -92,12 +92,14 @@ def built(name: str, knobs: Mapping[str, Any], catalogue: Iterable[type[Techniqu
     kinds = {kind.__name__: kind for kind in catalogue}
     if name not in kinds:
         raise Mistake(f"no technique is called {name!r}; there are {', '.join(sorted(kinds))}")
-    known = [field.name for field in fields(kinds[name])] if is_dataclass(kinds[name]) else []
+    kind: Any = kinds[name]
+    known = [field.name for field in fields(kind)] if is_dataclass(kind) else []
     for knob in knobs:
         if knob not in known:
             raise Mistake(f"{name} has no knob {knob!r}; it has {', '.join(known) or 'none'}")
     try:
-        return kinds[name](**knobs)
+        made: Technique = kind(**knobs)
+        return made
     except TypeError as error:
         raise Mistake(f"{name} can't be made of {dict(knobs)}: {error}") from error
 

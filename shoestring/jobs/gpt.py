@@ -26,13 +26,13 @@ class Layer(nn.Module):
         query, key, value = parts.permute(2, 0, 3, 1, 4)   # (batch, head, time, part)
         seen = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.mix(seen.transpose(1, 2).reshape(batch, time, width))
-        return x + self.down(functional.gelu(self.up(self.between(x))))
+        changed: Tensor = self.down(functional.gelu(self.up(self.between(x))))
+        return x + changed
 
 
 class Gpt(nn.Module):
     def __init__(self, width: int, depth: int, heads: int, context: int) -> None:
         super().__init__()
-        self.context = context
         self.bytes, self.places = nn.Embedding(256, width), nn.Embedding(context, width)
         self.layers = nn.ModuleList(Layer(width, heads) for _ in range(depth))
         self.last, self.head = nn.LayerNorm(width), nn.Linear(width, 256, bias=False)
@@ -43,16 +43,19 @@ class Gpt(nn.Module):
         x = self.bytes(text) + self.places(torch.arange(text.shape[1], device=text.device))
         for layer in self.layers:
             x = layer(x)
-        return self.head(self.last(x))
+        scores: Tensor = self.head(self.last(x))
+        return scores
 
-    @torch.no_grad()
-    def continued(self, prompt: bytes, count: int) -> str:
-        text = torch.tensor([list(prompt)], device=self.head.weight.device)
-        draw = torch.Generator(text.device).manual_seed(0)
-        for _ in range(count):
-            chances = self(text[:, -self.context :])[:, -1].div(0.6).softmax(-1)
-            text = torch.cat([text, torch.multinomial(chances, 1, generator=draw)], dim=1)
-        return bytes(text[0].tolist()).decode(errors="replace")
+
+@torch.no_grad()
+def continued(model: nn.Module, prompt: bytes, count: int, context: int) -> str:
+    """Text that the model writes after a prompt."""
+    text = torch.tensor([list(prompt)], device=next(model.parameters()).device)
+    draw = torch.Generator(text.device).manual_seed(0)
+    for _ in range(count):
+        chances = model(text[:, -context:])[:, -1].div(0.6).softmax(-1)
+        text = torch.cat([text, torch.multinomial(chances, 1, generator=draw)], dim=1)
+    return bytes(text[0].tolist()).decode(errors="replace")
 
 
 def library_source(most: int = 8_000_000) -> Tensor:
@@ -79,5 +82,5 @@ def job(width: int = 320, depth: int = 8, heads: int = 5, context: int = 128, ba
         weight=lambda batch: batch[1].numel(),
         optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=rate, betas=(0.9, 0.98)),
         batch=batch, steps=steps, seed=seed,
-        show=lambda model: model.continued(b"def main(", 160),
+        show=lambda model: continued(model, b"def main(", 160, context),
     )

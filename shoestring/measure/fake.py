@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from copy import deepcopy
 from functools import cache
 from typing import Any
 
@@ -69,10 +70,10 @@ class Stage(DispatchMode):
         with self.fake:
             out = MISSING[func](*args, **kwargs) if func in MISSING else func(*args, **kwargs)
             out = rows_in_order(out) if func in CONTIGUOUS else out
-        if key is not None and plain_results(out):
+        if key is not None and plain_results(out) and not share_storage(out, (args, kwargs)):
             self.seen[key] = (type(out), [
                 (tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.fake_device) if leaf is not None else None
-                for leaf in ([out] if isinstance(out, Tensor) else out)
+                for leaf in results_of(out)
             ])
         return out
 
@@ -84,7 +85,7 @@ class Stage(DispatchMode):
                 self.fake, torch.empty_strided(shape[0], shape[1], dtype=shape[2], device="meta"), shape[3])
             for shape in shapes
         ]
-        return made[0] if issubclass(kind, Tensor) else kind(made)
+        return made[0] if issubclass(kind, Tensor) else made if kind is list else tuple(made)
 
     def probed(self, func: Any, args: Any, kwargs: Any) -> Any:
         """What the operation gives for zeros, as fake tensors: the true sizes of an operation that fakes guess wrong."""
@@ -105,6 +106,10 @@ class Stage(DispatchMode):
                     module._parameters[name] = swapped.setdefault(id(parameter), self.weight(parameter))
         return model
 
+    def copy(self, model: nn.Module) -> nn.Module:
+        """A copy of a real model with fake weights; the model itself is not touched."""
+        return deepcopy(model, {id(parameter): self.weight(parameter) for parameter in model.parameters()})
+
     def weight(self, parameter: nn.Parameter) -> nn.Parameter:
         if isinstance(parameter.data, FakeTensor):
             return parameter
@@ -112,10 +117,7 @@ class Stage(DispatchMode):
 
 
 def has_fake(args: Any) -> bool:
-    for arg in args:
-        if isinstance(arg, FakeTensor) or (isinstance(arg, (tuple, list)) and has_fake(arg)):
-            return True
-    return False
+    return any(isinstance(arg, FakeTensor) or (isinstance(arg, (tuple, list)) and has_fake(arg)) for arg in args)
 
 
 @cache
@@ -144,13 +146,23 @@ def signature(func: Any, args: Any, kwargs: Any) -> Any:
     return tuple(key)
 
 
+def results_of(out: Any) -> Any:
+    return [out] if isinstance(out, Tensor) else out
+
+
 def plain_results(out: Any) -> bool:
     """New tensors that each fill a storage of their own."""
-    found = [out] if isinstance(out, Tensor) else out
+    found = results_of(out)
     return isinstance(found, (tuple, list)) and all(
         leaf is None or (isinstance(leaf, FakeTensor) and leaf.layout is torch.strided and leaf.storage_offset() == 0
                          and leaf.untyped_storage().nbytes() == span(leaf)) for leaf in found
     ) and len({leaf.untyped_storage()._cdata for leaf in found if leaf is not None}) == sum(leaf is not None for leaf in found)
+
+
+def share_storage(out: Any, given: Any) -> bool:
+    """Whether a result is a view of an argument, which not every schema admits."""
+    held = {leaf.untyped_storage()._cdata for leaf in tree_leaves(given) if isinstance(leaf, FakeTensor)}
+    return any(leaf.untyped_storage()._cdata in held for leaf in results_of(out) if leaf is not None)
 
 
 def span(tensor: Tensor) -> int:
@@ -181,6 +193,7 @@ SCALARS: dict[tuple[bool, bool], Any] = {(True, False): 0.0, (False, False): 0, 
 def grouped_mm(left: Tensor, right: Tensor, offsets: Tensor | None = None, bias: Tensor | None = None,
                out_dtype: torch.dtype | None = None) -> Tensor:
     """Shape of a product of groups; rows are padded to 16 bytes, as the real kernel does."""
+    shape: tuple[int, ...]
     if left.dim() == 2 and right.dim() == 2:
         assert offsets is not None, "two flat factors are grouped by offsets"
         shape = (len(offsets), left.shape[0], right.shape[1])

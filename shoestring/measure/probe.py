@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ CAPS: tuple[dict[str, str], ...] = ({}, {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16
 
 def tried(dtype: str, cap: dict[str, str]) -> str:
     """What happened when a child process computed in a dtype: empty if it worked."""
-    child = subprocess.run([sys.executable, "-c", f"import torch\n{TRIALS[dtype]}"], env=os.environ | cap,
+    child = subprocess.run([sys.executable, "-c", f"import torch\n{TRIALS[dtype]}"], env=os.environ | cap, check=False,
                            capture_output=True, text=True, timeout=120)
     if child.returncode == 0:
         return ""
@@ -41,7 +42,7 @@ def tried(dtype: str, cap: dict[str, str]) -> str:
 
 def working_dtypes() -> tuple[dict[str, str], dict[str, str]]:
     """For each dtype what happened, under the first cap on instructions under which most of them work."""
-    results = []
+    results: list[tuple[int, int, dict[str, str], dict[str, str]]] = []
     for cap in CAPS:
         outcome = {dtype: tried(dtype, cap) for dtype in TRIALS}
         results.append((sum(map(bool, outcome.values())), len(results), outcome, cap))
@@ -138,10 +139,8 @@ def hardware_file() -> Path:
 
 def remember(found: dict[str, Any]) -> None:
     """Keep what was measured for the next time."""
-    try:
+    with suppress(OSError):   # a home that can't be written to costs a few seconds each time, no more
         Hardware(**found).save(hardware_file())
-    except OSError:
-        pass   # a home that can't be written to costs a few seconds each time, no more
 
 
 def known_hardware(dtypes: bool = False) -> Hardware:

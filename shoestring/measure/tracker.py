@@ -11,6 +11,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -57,7 +58,7 @@ class Log:
     def moments(self) -> Iterator[tuple[Moment, list[Event]]]:
         """The log in consecutive stretches of one moment each."""
         starts = [(0, Moment("", "")), *self.marks, (len(self.events), Moment("", ""))]
-        for (start, moment), (stop, _) in zip(starts, starts[1:], strict=False):
+        for (start, moment), (stop, _) in pairwise(starts):
             yield moment, self.events[start:stop]
 
 

@@ -70,12 +70,12 @@ class Accumulate:
             whole = float(now.weight(batch))
             if not whole > 0:
                 raise Mistake(f"the batch has the weight {whole}: a mean over nothing; check the job's weight")
-            total = 0.0
+            total = torch.zeros(())
             for piece in split(batch, self.pieces):
                 share = float(now.weight(piece)) / whole
                 if share:
                     total = total + run.gradients(replace(now, loss=scaled(now.loss, share)), piece)
-            return torch.as_tensor(total)
+            return total
 
         return replace(run, gradients=gradients)
 

@@ -2,7 +2,7 @@
 
     temporaries of the update  ~ size of the largest parameter (a for-loop) or of all (foreach)  ->  0
 
-The same formula in another order of rounding: equal to plain training within 1e-5 of the largest weight after ten steps.
+The same formula in another order of rounding: equal to plain training within 1e-4 after ten steps.
 """
 from __future__ import annotations
 

@@ -118,11 +118,12 @@ class Group:
         """Call -> the inner schedule it belongs to; empty if the calls did not come as planned."""
         if flat(self.schedule) != [call.number for call in self.calls]:
             return {}
-        found, position = {}, 0
+        found: dict[int, Schedule] = {}
+        position = 0
         for item in self.schedule:
             size = 1 if isinstance(item, int) else len(flat(item))
             if not isinstance(item, int):
-                found.update(dict.fromkeys(range(position, position + size), item))
+                found |= dict.fromkeys(range(position, position + size), item)
             position += size
         return found
 
@@ -156,7 +157,7 @@ class Group:
                     if begins:
                         group = Group(inner[index])
                     if group is not None:
-                        again = noted(call.forward, call.number, args, kwargs, group, keep=False)
+                        again = noted(call.forward, call.number, (args, kwargs), group, keep=False)
                         again.buffers, again.random = call.buffers, call.random
                     set_random_state(call.random)
                     with autocast_as(call.autocast), buffers_as(call.buffers):
@@ -193,9 +194,9 @@ def unpack(slot: Slot) -> Tensor:
     return value
 
 
-def noted(forward: Callable[..., Any], number: int, args: Any, kwargs: Any, group: Group, keep: bool = True) -> Call:
-    """Write down a call about to happen."""
-    leaves, structure = tree_flatten((args, kwargs))
+def noted(forward: Callable[..., Any], number: int, given: tuple[Any, Any], group: Group, keep: bool = True) -> Call:
+    """Write down a call about to happen with the given (args, kwargs)."""
+    leaves, structure = tree_flatten(given)
     held: list[Tensor] = []
     for position, leaf in enumerate(leaves):
         if isinstance(leaf, Tensor):
@@ -308,7 +309,7 @@ class Recorder:
             args, kwargs = without_caches(args), {name: without_caches(value) for name, value in kwargs.items()}
             group = self.enter(self.group_of[number], number)
             assert group is not None, "a block in a group has a group"
-            call = noted(forward, number, args, kwargs, group)
+            call = noted(forward, number, (args, kwargs), group)
             call.buffers = [(where, name, where[name].clone()) for where, name in self.buffers(number, block)]
             versions = [(where, name, where[name]._version) for where, name, _ in call.buffers]
             with saved_tensors_hooks(group.pack, unpack):
@@ -340,14 +341,14 @@ def without_caches(value: Any) -> Any:
 @contextmanager
 def patched(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
     """The modules' forward replaced for a while."""
-    before = {module: module.__dict__.get("forward") for module in forwards}
+    before: dict[nn.Module, Any] = {module: module.__dict__.get("forward") for module in forwards}
     for module, forward in forwards.items():
-        module.forward = forward   # type: ignore[method-assign]
+        module.forward = forward
     try:
         yield
     finally:
-        for module, forward in before.items():
-            if forward is None:
+        for module, earlier in before.items():
+            if earlier is None:
                 del module.forward
             else:
-                module.forward = forward   # type: ignore[method-assign]
+                module.forward = earlier

@@ -2,7 +2,8 @@
 
     kept     sum_i a_i  ->  the blocks that are not spilled, and two blocks in flight
     traffic  + 2 sum a_i over the spilled blocks
-    time     max(compute, traffic / disk speed) instead of their sum: writes trail and reads run ahead by a block
+    time     max(compute + t / cores, t) with t = traffic / disk speed: writes trail and reads run ahead by a block, and
+             on a CPU their copying takes its share of the cores
 
 What is held and for how long depends on the program only, never on the speed of the disk: a block's tensors are let go when the
 next block's forward ends, and read back when the backward of the block after it begins. On a GPU they go to host memory.
@@ -66,7 +67,8 @@ class Spill:
                                        spike=block.spike + inner + ahead)
         traffic = 2 * moved * ledger.pieces
         compute = ledger.pieces * sum(block.forward + block.backward for block in blocks)
-        waiting = max(traffic * ledger.per_spilled - compute, 0.0) if ledger.per_spilled else 0.0
+        moving = traffic * ledger.per_spilled
+        waiting = max(compute + moving / ledger.cores, moving) - compute
         return replace(ledger, blocks=tuple(blocks), traffic=ledger.traffic + traffic, waiting=ledger.waiting + waiting,
                        fresh=ledger.fresh + traffic / 2)
 
@@ -184,7 +186,7 @@ class Spool:
         if parcel.moving is not None:
             finished(parcel.moving)
             parcel.moving = None
-        tensor = parcel.bytes.view(dtype).as_strided(shape, stride, offset)
+        tensor: Tensor = parcel.bytes.view(dtype).as_strided(shape, stride, offset)
         parcel.uses -= 1
         if parcel.uses == 0:
             parcel.bytes = None
@@ -235,7 +237,7 @@ class Spool:
 
 def whole_bytes(parcel: Parcel) -> memoryview:
     assert parcel.bytes is not None, "a parcel that moves is in memory"
-    return memoryview(parcel.bytes.view(torch.uint8).numpy())
+    return memoryview(parcel.bytes.view(torch.uint8).numpy())   # type: ignore[arg-type]
 
 
 def to_host(source: Tensor) -> Tensor:

@@ -14,7 +14,6 @@ from itertools import islice
 from statistics import median
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from shoestring.core.batch import Batch, split
@@ -22,12 +21,12 @@ from shoestring.core.job import Job
 from shoestring.core.private import tree_leaves
 from shoestring.core.run import Run
 from shoestring.core.technique import Technique
+from shoestring.loop import steps
 from shoestring.measure.process import forget_peak, status
 from shoestring.measure.timeline import stretches
 from shoestring.measure.tracker import Tracker, watched
 from shoestring.memory.fused import HAS_KERNEL, Fused
 from shoestring.planning.rehearse import prepared
-from shoestring.loop import steps
 
 TIMED = 3        # steps whose median counts
 LONG = 0.7       # seconds: of steps longer than this, two are enough

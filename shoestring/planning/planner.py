@@ -127,7 +127,8 @@ class Planner:
         variants = {"": extra} | {precision.key: in_order((*extra, precision)) for precision in precisions}
         task = {key: [described(technique) for technique in techniques] for key, techniques in variants.items()}
         timed = self.worker(self.task("anchor", (), variants=task, memory=False), self.hardware.environment)
-        sized = self.worker(self.task("anchor", (), variants={"": task[""]}, memory=True), {**self.hardware.environment, **following().environment})
+        close = {**self.hardware.environment, **following().environment}
+        sized = self.worker(self.task("anchor", (), variants={"": task[""]}, memory=True), close)
         pieces = next((technique.pieces for technique in extra if isinstance(technique, Accumulate)), 1)
         tensors = peak(self.log(extra)).bytes if extra else peak(plain).bytes
         found, failed = {}, {}
@@ -198,7 +199,7 @@ class Planner:
         all_of_them = (Precision("bf16"), Precision("fp16"), Precision("bf16", "bf16"))
         asked = [technique for technique in self.wanted if isinstance(technique, Precision)]
         return tuple(one for one in all_of_them
-                     if not self.hardware.dtypes.get(one.dtype) and (self.inexact and not self.wanted or one in asked))
+                     if not self.hardware.dtypes.get(one.dtype) and ((self.inexact and not self.wanted) or one in asked))
 
     # Predicting
 
@@ -210,7 +211,8 @@ class Planner:
         steps = sum(1 for _, moment in log.marks if moment.phase == "update")
         return Plan(
             one.techniques, highest.bytes, int(predicted), one.seconds, one.exactness <= Exactness.ROUNDING,
-            sum(log.flops.values()) / max(steps, 1), one.ledger.traffic, f"{highest.moment.phase} of {highest.moment.block or 'all weights'}",
+            sum(log.flops.values()) / max(steps, 1), one.ledger.traffic,
+            f"{highest.moment.phase} of {highest.moment.block or 'all weights'}",
             highest.parts, f"{one.ledger.sure}; process {how}", by_block(log),
         )
 
@@ -247,12 +249,12 @@ class Planner:
         most = Exactness.CHANGED if self.inexact else Exactness.DRAWS
         found = list(candidates(ledger, self.catalogue, most))
         ranked = best_first(found, budget * 1.03)
-        chosen, passed = self.first_fitting(ranked, budget, plain)
-        if chosen is None:
+        best, passed = self.first_fitting(ranked, budget, plain)
+        if best is None:
             raise self.over_budget(found, budget, passed)
         return Outcome(
-            chosen, plain, self.runners_up(ranked, chosen, passed), len(found), len(ranked), self.elapsed(), budget,
-            self.more(found, chosen, budget), self.refusals(ledger, most),
+            best, plain, self.runners_up(ranked, best, passed), len(found), len(ranked), self.elapsed(), budget,
+            self.more(found, best, budget), self.refusals(ledger, most),
         )
 
     def forced(self, ledger: Ledger, forced: tuple[Technique, ...]) -> Plan:

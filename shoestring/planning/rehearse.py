@@ -15,10 +15,10 @@ from shoestring.core.batch import Batch
 from shoestring.core.job import Job
 from shoestring.core.run import Run, plain_run
 from shoestring.core.technique import Technique, applied, in_order
+from shoestring.loop import steps
 from shoestring.measure.blocks import blocks
 from shoestring.measure.fake import Stage
 from shoestring.measure.tracker import Log, Tracker, watched
-from shoestring.loop import steps
 
 STEPS = 2   # the optimizer's state is there from the second step on
 

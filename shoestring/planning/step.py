@@ -64,7 +64,7 @@ def plain_ledger(job: Job, log: Log, half: Log | None, hardware: Hardware, ancho
     ledger = Ledger(
         blocks=blocks, still=still, batch=count, parameters=parts["parameters"], buffers=parts["buffers"],
         inputs=parts["inputs"], optimizer=parts["optimizer"], update_rise=update - tensors - gradients,
-        fresh=float(sum(size for _, size in born.values())), per_spilled=1 / hardware.disk,
+        fresh=float(sum(size for _, size in born.values())), per_spilled=1 / hardware.disk, cores=hardware.cores,
         update=update_seconds(anchor, tensors, hardware), fused_update=anchor.fused if anchor else None,
         traits=frozenset(traits), sure=("measured on fake tensors, times relative to one real step" if anchor
                                         else "measured on fake tensors, times from operations at the machine's speed"),

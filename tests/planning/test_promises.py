@@ -23,7 +23,7 @@ from shoestring.planning.rehearse import prepared, rehearse, tracked
 from tests.models import job, seeded
 
 STEPS = 10
-TOLERANCE = 1e-5   # of an exact technique that sums in another order, after ten steps of SGD
+TOLERANCE = 1e-4   # of an exact technique that sums in another order, after ten steps of SGD
 ROUNDED = 0.05     # of 16 bits, relative to the largest weight, after ten steps of SGD
 
 

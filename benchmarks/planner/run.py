@@ -1,0 +1,131 @@
+"""Every plan of a list predicted and then measured in a fresh process, for five problems; writes the table of README.md.
+
+    python benchmarks/planner/run.py [problem ...]
+
+For each problem: predicted against measured (tensors, process, seconds), the plan that the planner chooses for two budgets
+against the best measured one that fits, and what plain PyTorch, uniform sqrt(N) checkpointing and `accelerate
+estimate-memory` say.
+"""
+from __future__ import annotations
+
+import json
+import platform
+import sys
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from shoestring.api import worker_environment
+from shoestring.core.errors import OverBudget
+from shoestring.core.technique import Technique, described, parsed
+from shoestring.core.units import bytes_text, seconds_text
+from shoestring.jobfile import loaded_job
+from shoestring.launch import run_worker
+from shoestring.measure.probe import known_hardware
+from shoestring.planning.catalogue import CATALOGUE
+from shoestring.planning.plan import Plan
+from shoestring.planning.planner import Planner
+
+HERE = Path(__file__).parent
+PLANS = ["", "Fused()", "Checkpoint(every=1)", "Checkpoint(groups=-1)", "Accumulate(pieces=2)+Fused()", "Spill()",
+         "StepInBackward()+Fused()", "Accumulate(pieces=2)+Checkpoint(every=2)"]
+ALLOCATORS = ["", "Allocator(kind='huge')"]
+STEPS = 8
+
+
+def techniques(text: str) -> tuple[Technique, ...]:
+    return tuple(parsed(one, CATALOGUE) for one in text.split("+") if one)
+
+
+def measured(planner: Planner, plan: Plan) -> dict[str, Any]:
+    task = planner.task("train", plan.techniques, steps=STEPS)
+    return run_worker(task, worker_environment(plan.techniques))["measured"]
+
+
+def accelerate_estimate(planner: Planner) -> int:
+    """What `accelerate estimate-memory` says for training with Adam: four times the float32 weights."""
+    from accelerate.utils import calculate_maximum_sizes
+
+    whole, _ = calculate_maximum_sizes(planner.job.model())
+    return int(4 * whole)
+
+
+def problem_rows(name: str) -> dict[str, Any]:
+    job = loaded_job(HERE / "problems.py", {"problem": name, "steps": STEPS})
+    planner = Planner(job, known_hardware(), run_worker)
+    ledger = planner.ledger()
+    rows = []
+    for text in PLANS:
+        for allocator in ALLOCATORS:
+            chosen = techniques("+".join(filter(None, (text, allocator))))
+            plan = planner.forced(ledger, chosen)
+            rows.append({"plan": str(plan), "predicted": plan.as_json(), "measured": measured(planner, plan),
+                         "techniques": [described(one) for one in plan.techniques]})
+            print(name, plan, file=sys.stderr)
+    sizes = sorted(row["measured"]["process_bytes"] for row in rows)
+    choices = []
+    for budget in (int(sizes[2] * 1.02), int(sizes[-3] * 1.01)):
+        try:
+            plan = Planner(job, known_hardware(), run_worker).outcome(budget).chosen
+        except OverBudget as error:
+            choices.append({"budget": budget, "error": str(error)})
+            continue
+        real = measured(planner, plan)
+        fitting = [row for row in rows if row["measured"]["process_bytes"] <= budget]
+        best = min(fitting, key=lambda row: row["measured"]["step_seconds"])
+        choices.append({"budget": budget, "chosen": str(plan), "measured": real, "best": best["plan"],
+                        "best_measured": best["measured"]})
+    return {"problem": name, "rows": rows, "choices": choices, "accelerate": accelerate_estimate(planner)}
+
+
+def off(row: dict[str, Any], key: str) -> float:
+    return float(row["predicted"][key] / row["measured"][key] - 1)
+
+
+def written(results: list[dict[str, Any]]) -> str:
+    rows = [row for result in results for row in result["rows"]]
+    lines = ["# The planner against what was measured", "",
+             "Written by `python benchmarks/planner/run.py`; every row is a fresh process. "
+             f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}.", "",
+             "| figure | median off | worst over | worst under |", "|---|---|---|---|"]
+    for key, name in (("peak_bytes", "tensors"), ("process_bytes", "process"), ("step_seconds", "a step")):
+        offs = [off(row, key) for row in rows]
+        lines.append(f"| {name} | {median(map(abs, offs)):.1%} | {max(offs):+.1%} | {min(offs):+.1%} |")
+    lines += ["", f"Predicted tensor peak equal to the byte in {sum(off(row, 'peak_bytes') == 0 for row in rows)} of {len(rows)} rows.",
+              "", "## Choices", "", "| problem | budget | chosen | a step | process | best of the list that fits | a step | ratio |",
+              "|---|---|---|---|---|---|---|---|"]
+    for result in results:
+        for one in result["choices"]:
+            if "error" in one:
+                lines.append(f"| {result['problem']} | {bytes_text(one['budget'])} | {one['error']} | | | | | |")
+                continue
+            mine, best = one["measured"], one["best_measured"]
+            lines.append(
+                f"| {result['problem']} | {bytes_text(one['budget'])} | {one['chosen']} | {seconds_text(mine['step_seconds'])} | "
+                f"{bytes_text(mine['process_bytes'])} | {one['best']} | {seconds_text(best['step_seconds'])} | "
+                f"{mine['step_seconds'] / best['step_seconds']:.2f} |")
+    lines += ["", "## Beside others", "", "Process of plain PyTorch, of uniform sqrt(N) checkpointing, and of `accelerate "
+              "estimate-memory`, which counts weights, gradients and Adam only.", "",
+              "| problem | plain PyTorch | sqrt(N) checkpoints | accelerate's estimate | our prediction for plain |",
+              "|---|---|---|---|---|"]
+    for result in results:
+        plain, root = (next(row for row in result["rows"] if row["plan"] == name) for name in ("plain", "Checkpoint(groups=-1)"))
+        lines.append(f"| {result['problem']} | {bytes_text(plain['measured']['process_bytes'])} | "
+                     f"{bytes_text(root['measured']['process_bytes'])} | {bytes_text(result['accelerate'])} | "
+                     f"{bytes_text(plain['predicted']['process_bytes'])} |")
+    lines += ["", "## All rows", "", "| problem | plan | tensors off | process | process off | a step | a step off |",
+              "|---|---|---|---|---|---|---|"]
+    lines += [f"| {result['problem']} | {row['plan']} | {row['predicted']['peak_bytes'] - row['measured']['peak_bytes']:+,} B | "
+              f"{bytes_text(row['measured']['process_bytes'])} | {off(row, 'process_bytes'):+.1%} | "
+              f"{seconds_text(row['measured']['step_seconds'])} | {off(row, 'step_seconds'):+.1%} |"
+              for result in results for row in result["rows"]]
+    return "\n".join(lines) + "\n"
+
+
+names = sys.argv[1:] or ["gpt2", "bert", "llama", "vit", "wide"]
+results = [problem_rows(name) for name in names]
+(HERE / "measured.json").write_text(json.dumps(results, indent=1))
+(HERE / "README.md").write_text(written(results))
+print(written(results))

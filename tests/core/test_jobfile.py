@@ -1,0 +1,46 @@
+"""Flags of a job file are read from its source."""
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shoestring import Mistake
+from shoestring.jobfile import flags_of, loaded_job, parsed_flags
+
+SOURCE = "def job(width: int = 4, rate: float = 0.1, name: str = 'a', fast: bool = False, *, some_more=3): return 1\n"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    file = tmp_path / "mine.py"
+    file.write_text(SOURCE)
+    return file
+
+
+def test_flags_have_the_types_and_defaults_of_the_arguments(path: Path) -> None:
+    assert [(flag.name, flag.kind, flag.default) for flag in flags_of(path)] == [
+        ("width", "int", 4), ("rate", "float", 0.1), ("name", "str", "a"), ("fast", "bool", False), ("some_more", "int", 3)]
+
+
+def test_values_are_parsed_in_every_way_people_write_them(path: Path) -> None:
+    words = ["--width", "8", "--rate=1e-3", "--fast", "--some-more", "5"]
+    assert parsed_flags(path, words) == {"width": 8, "rate": 1e-3, "fast": True, "some_more": 5}
+    assert parsed_flags(path, ["--no-fast", "--name", "b c"]) == {"fast": False, "name": "b c"}
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (["--width"], "needs a value"), (["--width", "x"], "whole number"), (["extra"], "no option"), (["--fast=maybe"], "true or false"),
+])
+def test_a_wrong_flag_is_told(path: Path, words: list[str], said: str) -> None:
+    with pytest.raises(Mistake, match=said):
+        parsed_flags(path, words)
+
+
+def test_a_file_without_a_job_or_with_another_result_is_told(path: Path, tmp_path: Path) -> None:
+    with pytest.raises(Mistake, match="gave int, not a Job"):
+        loaded_job(path, {})
+    empty = tmp_path / "empty.py"
+    empty.write_text("x = 1\n")
+    with pytest.raises(Mistake, match="no function `job`"):
+        flags_of(empty)
