@@ -79,8 +79,8 @@ def test_plan_train_and_verify_agree_on_one_job(net: Path, tmp_path: Path) -> No
 
 
 def test_a_budget_below_plain_is_met_by_a_plan(net: Path, tmp_path: Path) -> None:
-    plain = answer("plan", net, "--width", 256, "--batch", 4096, "--use", "Fused()", cwd=tmp_path)["plain"]["process_bytes"]
-    report = answer("train", net, "--width", 256, "--batch", 4096, "--memory", int(0.85 * plain), cwd=tmp_path)
+    plain = answer("plan", net, "--width", 128, "--batch", 4096, "--use", "Fused()", cwd=tmp_path)["plain"]["process_bytes"]
+    report = answer("train", net, "--width", 128, "--batch", 4096, "--memory", int(0.85 * plain), cwd=tmp_path)
     assert report["techniques"] and report["measured"]["process_bytes"] <= 0.85 * plain
 
 

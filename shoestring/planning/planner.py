@@ -240,6 +240,8 @@ class Planner:
 
     def outcome(self, memory: int | None, forced: tuple[Technique, ...] | None = None) -> Outcome:
         """The plan for a memory budget (None: what is free), or the figures of the techniques that were asked for."""
+        if forced is not None and conflict(in_order(forced)):
+            raise Mistake(f"{' + '.join(map(text, in_order(forced)))} can't be combined: {conflict(in_order(forced))}")
         ledger = self.ledger()
         budget = memory if memory is not None else int(0.9 * memory_free())
         plain = self.rehearsed(candidate((), ledger, Exactness.BITS))
@@ -259,9 +261,6 @@ class Planner:
 
     def forced(self, ledger: Ledger, forced: tuple[Technique, ...]) -> Plan:
         techniques = in_order(forced)
-        reason = conflict(techniques)
-        if reason:
-            raise Mistake(f"{' + '.join(map(text, techniques))} can't be combined: {reason}")
         now, level = ledger, Exactness.BITS
         for technique in techniques:
             reason = refusal(technique, now)
