@@ -22,7 +22,7 @@ BIN := .venv/bin
 	@touch $@
 
 demo: .venv/run
-	$(BIN)/shoestring train gpt --memory 600MiB --report report.html
+	$(BIN)/shoestring train gpt --memory 550MiB --report report.html
 
 test: .venv/test
 	$(BIN)/python -m pytest -n 2 -m "not slow"

@@ -29,8 +29,7 @@ from shoestring.planning.plan import Plan
 from shoestring.planning.planner import Planner
 
 HERE = Path(__file__).parent
-PLANS = ["", "Fused()", "Checkpoint(every=1)", "Checkpoint(groups=-1)", "Accumulate(pieces=2)+Fused()", "Spill()",
-         "StepInBackward()+Fused()", "Accumulate(pieces=2)+Checkpoint(every=2)"]
+PLANS = ["", "Fused()", "Checkpoint(groups=-1)", "Accumulate(pieces=2)+Fused()", "StepInBackward()+Fused()"]
 ALLOCATORS = ["", "Allocator(kind='huge')"]
 STEPS = 8
 

@@ -73,7 +73,7 @@ def batches(count: int, context: int, seed: int) -> Iterator[tuple[Tensor, Tenso
         yield rows[:, :-1], rows[:, 1:]
 
 
-def job(width: int = 320, depth: int = 8, heads: int = 5, context: int = 128, batch: int = 8, steps: int = 50,
+def job(width: int = 320, depth: int = 8, heads: int = 5, context: int = 128, batch: int = 8, steps: int = 40,
         rate: float = 1e-3, seed: int = 0) -> Job:
     return Job(
         model=lambda: Gpt(width, depth, heads, context),

@@ -43,7 +43,7 @@ from shoestring.planning.step import Anchor, first_batch, half_log, plain_ledger
 
 Worker = Callable[[Mapping[str, Any], Mapping[str, str]], dict[str, Any]]   # task, environment -> result
 
-MARGIN = 1.01          # on the predicted process: better a percent too much than a run over its budget
+MARGIN = 1.02          # on the predicted process: better two percent too much than a run over its budget
 TRIALS = 2             # real trials of allocators whose behaviour can't be predicted
 TRIAL_STEPS = 4
 FINALISTS = 10         # rehearsals of plans that turn out not to fit, before we say that none does
