@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from shoestring.core.batch import Batch, mapped
+from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job, default_forward, default_optimizer
 from shoestring.core.ledger import Ledger
@@ -54,14 +54,12 @@ def plan(job: Job | str | Path, memory: str | int | None = None, use: Iterable[T
 def train(job: Job, plan: Plan | Outcome | Iterable[Technique] = (), model: nn.Module | None = None) -> Iterator[Step]:
     """Train in this process, yielding every step. The model is `model` if given, else the job's own."""
     techniques = plan.chosen.techniques if isinstance(plan, Outcome) else plan.techniques if isinstance(plan, Plan) else plan
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     if model is None:
         torch.manual_seed(job.seed)
-        model = job.model().to(device)
+        model = job.model().to("cuda" if torch.cuda.is_available() else "cpu")
         torch.manual_seed(job.seed)
-    device = next(model.parameters()).device.type
     run = prepared(job, in_order(techniques), model)
-    for number, loss in enumerate(steps(run, (on(device, batch) for batch in islice(job.batches(), job.steps))), 1):
+    for number, loss in enumerate(steps(run, islice(job.batches(), job.steps)), 1):
         yield Step(number, finite(float(loss), number))
 
 
@@ -70,13 +68,6 @@ def finite(loss: float, number: int) -> float:
         raise Mistake(f"the loss became {loss} in step {number}: lower the learning rate, clip the gradients "
                       f"(Job(clip=1.0)), or look for a division by zero or a wrong label in the data")
     return loss
-
-
-def on(device: str, batch: Batch) -> Batch:
-    """The batch on a device."""
-    if device == "cpu":
-        return batch
-    return mapped(lambda leaf: leaf.to(device, non_blocking=True) if isinstance(leaf, Tensor) else leaf, batch)
 
 
 @dataclass(frozen=True)

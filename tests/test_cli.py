@@ -123,3 +123,30 @@ def test_help_and_argument_errors_do_not_import_torch(net: Path) -> None:
 def test_traceback_shows_where_a_job_raised(net: Path) -> None:
     done = shoestring("plan", net, "--fault", "raises", "--traceback")
     assert done.returncode == 2 and "net.py" in done.stderr and "Traceback" in done.stderr
+
+
+ROUTED = """
+import torch
+from torch import nn
+from shoestring import Job
+
+class Routed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.head = nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 10)
+    def forward(self, x):
+        score = self.a(x)
+        chosen = score[score.sum(1) > 0]           # how many rows this keeps depends on the weights
+        return self.head(torch.cat([self.b(chosen), score[score.sum(1) <= 0]]))
+
+def job() -> Job:
+    x, y = torch.randn(64, 64, generator=torch.Generator().manual_seed(0)), torch.zeros(64, dtype=torch.long)
+    return Job(model=Routed, data=lambda: [(x, y)] * 9, steps=3)
+"""
+
+
+def test_a_model_that_fake_tensors_cannot_run_is_planned_on_real_ones_and_the_plan_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "routed.py"
+    path.write_text(ROUTED)
+    report = answer("train", path, "--use", "Fused()", "--use", "Allocator(kind='huge')", cwd=tmp_path)
+    assert "real tensors" in report["sure"] and report["predicted"]["peak_bytes"] == report["measured"]["peak_bytes"]

@@ -6,6 +6,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from shoestring.core.errors import Mistake
@@ -52,13 +53,18 @@ def samples(batch: Batch) -> int:
     return several.pop()
 
 
+def moved(batch: Batch, device: torch.device) -> Batch:
+    """The batch on a device."""
+    if device.type == "cpu":
+        return batch
+    return mapped(lambda leaf: leaf.to(device, non_blocking=True) if isinstance(leaf, Tensor) else leaf, batch)
+
+
 def split(batch: Batch, pieces: int) -> list[Batch]:
     """Consecutive pieces of a batch, as equal as they can be.
 
-    >>> split(list(range(3)), 2)
-    Traceback (most recent call last):
-    shoestring.core.errors.Mistake: a batch that can't be counted or split: its tensors have the shapes no tensor at all; \
-give every tensor the samples as first dimension (or size 1 there, if all samples share it)
+    >>> [piece.tolist() for piece in split(torch.arange(5), 2)]
+    [[0, 1], [2, 3, 4]]
     """
     count = samples(batch)
     if pieces > count:

@@ -25,7 +25,6 @@ class Block:
     rise: float = 0.0              # bytes above the start of its forward at the highest point of it
     spike: float = 0.0             # bytes above what is kept and the later blocks' gradients, in its backward
     gradient: float = 0.0          # bytes of weight gradient that its backward leaves behind
-    parameters: float = 0.0        # bytes of its weights
     forward: float = 0.0           # seconds
     backward: float = 0.0          # seconds, with all that is computed again
     flops: float = 0.0             # operations of its forward
@@ -34,7 +33,7 @@ class Block:
     backward_scratch: float = 0.0
 
 
-NUMBERS = tuple(field.name for field in fields(Block) if field.name not in ("name", "inside", "gradient", "parameters"))
+NUMBERS = tuple(field.name for field in fields(Block) if field.name not in ("name", "inside", "gradient"))
 
 
 def between(none: Block, full: Block, share: float) -> Block:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from shoestring.core.batch import Batch
+from shoestring.core.batch import Batch, moved
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 
@@ -36,9 +36,11 @@ def plain_run(job: Job, model: nn.Module, blocks: Mapping[str, nn.Module]) -> Ru
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not parameters:
         raise Mistake(f"the model {type(model).__name__} has no parameter that requires a gradient: nothing to train")
+    device = parameters[0].device
 
     def gradients(run: Run, batch: Batch) -> Tensor:
-        value = run.loss(run.forward(run.model, batch), batch)
+        here = moved(batch, device)
+        value = run.loss(run.forward(run.model, here), here)
         if not isinstance(value, Tensor) or value.numel() != 1:
             found = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
             raise Mistake(f"the job's loss gave {found}: it must be one number, the mean over the batch")

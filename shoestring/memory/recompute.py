@@ -123,7 +123,8 @@ class Group:
         for item in self.schedule:
             size = 1 if isinstance(item, int) else len(flat(item))
             if not isinstance(item, int):
-                found |= dict.fromkeys(range(position, position + size), item)
+                for call in range(position, position + size):
+                    found[call] = item
             position += size
         return found
 

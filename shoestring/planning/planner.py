@@ -161,9 +161,7 @@ class Planner:
     def ledger(self) -> Ledger:
         """The plain step's ledger, with the same step at other precisions under it."""
         self.plain_log = self.log(())
-        model = self.model if self.model is not None else Stage().model(self.job.model)
-        self.traits = traits_of(self.job, model, self.plain_log, self.worker is not None)
-        del model
+        self.traits = traits_of(self.job, self.sketch(), self.plain_log, self.worker is not None)
         half = None
         if "can't be split" not in self.traits and samples(first_batch(self.job)) > 1 and not self.real:
             half = half_log(self.job, model=self.model)
@@ -192,8 +190,13 @@ class Planner:
     def ledger_traits(self) -> Ledger:
         """A ledger that knows the model's traits and nothing else."""
         log = self.log(())
-        model = self.model if self.model is not None else Stage().model(self.job.model)
-        return Ledger((), traits=frozenset(traits_of(self.job, model, log, self.worker is not None)))
+        return Ledger((), traits=frozenset(traits_of(self.job, self.sketch(), log, self.worker is not None)))
+
+    def sketch(self) -> nn.Module:
+        """The model to look at: as it is, or without its memory."""
+        if self.model is not None:
+            return self.model
+        return self.job.model() if self.real else Stage().model(self.job.model)
 
     def precisions(self) -> tuple[Precision, ...]:
         all_of_them = (Precision("bf16"), Precision("fp16"), Precision("bf16", "bf16"))

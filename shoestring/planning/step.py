@@ -54,7 +54,7 @@ def plain_ledger(job: Job, log: Log, half: Log | None, hardware: Hardware, ancho
     still = tuple(
         emptied(block, replace(part[block.name], forward=half_time(anchor, "forward", block, parted / count),
                                backward=half_time(anchor, "backward", block, parted / count)), parted / count)
-        if block.name in part else replace(block, kept=0.0) for block in blocks
+        if block.name in part else Block(block.name, block.inside) for block in blocks
     )
     parts = standing(log)
     step, born = last_step(log)
@@ -129,7 +129,7 @@ def half_time(anchor: Anchor | None, phase: str, block: Block, share: float) -> 
 
 def emptied(full: Block, part: Block, share: float) -> Block:
     """The block at no batch at all, by the line through a part of the batch and the whole."""
-    return between(part, full, -share / (1 - share)) if share < 1 else replace(full, kept=0.0)
+    return between(part, full, -share / (1 - share)) if share < 1 else Block(full.name, full.inside)
 
 
 def update_seconds(anchor: Anchor | None, tensors: float, hardware: Hardware) -> float:
