@@ -1,9 +1,10 @@
 """shoestring: deep learning on a budget. Your PyTorch model and your budget; the plan that meets it, and the proof."""
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False   # importing typing would cost more than all the rest of this file
 if TYPE_CHECKING:
+    from typing import Any
+
     from shoestring.api import Step, fit, plan, train, verify
     from shoestring.core.errors import Mistake, OverBudget
     from shoestring.core.job import Job

@@ -88,7 +88,7 @@ def written(results: list[dict[str, Any]]) -> str:
     lines = ["# The planner against what was measured", "",
              "Written by `python benchmarks/planner/run.py`; every row is a fresh process. "
              f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}.", "",
-             "| figure | median off | worst over | worst under |", "|---|---|---|---|"]
+             "| figure | median off by | worst over | worst under |", "|---|---|---|---|"]
     for key, name in (("peak_bytes", "tensors"), ("process_bytes", "process"), ("step_seconds", "a step")):
         offs = [off(row, key) for row in rows]
         lines.append(f"| {name} | {median(map(abs, offs)):.1%} | {max(offs):+.1%} | {min(offs):+.1%} |")
