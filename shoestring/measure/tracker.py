@@ -44,16 +44,17 @@ class Log:
     outputs: dict[str, list[int]] = field(default_factory=dict)     # block -> storages of its latest result
     flops: Counter[Moment] = field(default_factory=Counter)         # operations, over all steps
     draws: bool = False                                             # a random operation was seen
+    mixes: bool = False                                             # a layer mixes samples (batch norm)
 
     def as_json(self) -> dict[str, Any]:
         return {"events": self.events, "marks": self.marks, "roles": list(self.roles.items()), "outputs": self.outputs,
-                "flops": [(list(moment), count) for moment, count in self.flops.items()], "draws": self.draws}
+                "flops": [(list(moment), count) for moment, count in self.flops.items()], "draws": self.draws, "mixes": self.mixes}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Log:
         return cls([Event(*event) for event in data["events"]],
                    [(position, Moment(*moment)) for position, moment in data["marks"]], dict(data["roles"]), data["outputs"],
-                   Counter({Moment(*moment): count for moment, count in data["flops"]}), data["draws"])
+                   Counter({Moment(*moment): count for moment, count in data["flops"]}), data["draws"], data["mixes"])
 
     def moments(self) -> Iterator[tuple[Moment, list[Event]]]:
         """The log in consecutive stretches of one moment each."""
@@ -190,6 +191,7 @@ def watched(run: Run, tracker: Tracker) -> Run:
         tracker.hold(state_tensors(now.optimizer), "optimizer")
         tracker.mark("")
 
+    tracker.log.mixes = any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in run.model.modules())
     tracker.hold(run.model.parameters(), "parameters")
     tracker.hold(run.model.buffers(), "buffers")
     tracker.hold(state_tensors(run.optimizer), "optimizer")

@@ -25,7 +25,6 @@ from shoestring.core.technique import (
     text,
 )
 from shoestring.core.units import bytes_text, seconds_text
-from shoestring.measure.fake import Stage
 from shoestring.measure.process import memory_free, status
 from shoestring.measure.timeline import last_step, peak, stretches
 from shoestring.measure.tracker import Log
@@ -161,7 +160,7 @@ class Planner:
     def ledger(self) -> Ledger:
         """The plain step's ledger, with the same step at other precisions under it."""
         self.plain_log = self.log(())
-        self.traits = traits_of(self.job, self.sketch(), self.plain_log, self.worker is not None)
+        self.traits = traits_of(self.job, self.plain_log, self.worker is not None)
         half = None
         if "can't be split" not in self.traits and samples(first_batch(self.job)) > 1 and not self.real:
             half = half_log(self.job, model=self.model)
@@ -190,13 +189,7 @@ class Planner:
     def ledger_traits(self) -> Ledger:
         """A ledger that knows the model's traits and nothing else."""
         log = self.log(())
-        return Ledger((), traits=frozenset(traits_of(self.job, self.sketch(), log, self.worker is not None)))
-
-    def sketch(self) -> nn.Module:
-        """The model to look at: as it is, or without its memory."""
-        if self.model is not None:
-            return self.model
-        return self.job.model() if self.real else Stage().model(self.job.model)
+        return Ledger((), traits=frozenset(traits_of(self.job, log, self.worker is not None)))
 
     def precisions(self) -> tuple[Precision, ...]:
         all_of_them = (Precision("bf16"), Precision("fp16"), Precision("bf16", "bf16"))

@@ -22,9 +22,7 @@ from shoestring.measure.tracker import Log
 from shoestring.memory.fused import HAS_KERNEL
 from shoestring.planning.rehearse import rehearse
 
-CAUTION = 1.6   # what a plan keeps back against what the anchor did: the ledger should not promise too little
-
-NORMS_OVER_SAMPLES = (nn.modules.batchnorm._BatchNorm,)
+CAUTION = 1.1   # what a plan keeps back against what the anchor did: the ledger should not promise too little
 
 
 @dataclass(frozen=True)
@@ -145,12 +143,12 @@ def first_batch(job: Job) -> Any:
     return batch
 
 
-def traits_of(job: Job, model: nn.Module, log: Log, own_process: bool) -> set[str]:
+def traits_of(job: Job, log: Log, own_process: bool) -> set[str]:
     """What the model and the job do that techniques care about."""
     traits = set()
     if log.draws:
         traits.add("draws")
-    if any(isinstance(module, NORMS_OVER_SAMPLES) for module in model.modules()):
+    if log.mixes:
         traits.add("mixes samples")
     if job.clip:
         traits.add("clips")
@@ -170,5 +168,5 @@ def traits_of(job: Job, model: nn.Module, log: Log, own_process: bool) -> set[st
 
 
 def half_log(job: Job, techniques: tuple[Technique, ...] = (), model: nn.Module | None = None) -> Log:
-    """The rehearsal of the same job with half of each batch."""
-    return rehearse(job, techniques, [split(batch, 2)[0] for batch in islice(job.batches(), 2)], model)
+    """The rehearsal of one step of the same job with half its batch."""
+    return rehearse(job, techniques, [split(batch, 2)[0] for batch in islice(job.batches(), 1)], model)
