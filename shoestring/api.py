@@ -1,7 +1,6 @@
 """The library's door: plan, train, fit and verify, for people with their own script."""
 from __future__ import annotations
 
-import math
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass, replace
@@ -20,7 +19,7 @@ from shoestring.core.technique import Exactness, Technique, environment, exactne
 from shoestring.core.units import parse_bytes
 from shoestring.jobfile import job_path, loaded_job
 from shoestring.launch import run_worker
-from shoestring.loop import steps
+from shoestring.loop import finite, steps
 from shoestring.measure.probe import known_hardware
 from shoestring.memory.precision import Precision
 from shoestring.planning.catalogue import CATALOGUE
@@ -61,13 +60,6 @@ def train(job: Job, plan: Plan | Outcome | Iterable[Technique] = (), model: nn.M
     run = prepared(job, in_order(techniques), model)
     for number, loss in enumerate(steps(run, islice(job.batches(), job.steps)), 1):
         yield Step(number, finite(float(loss), number))
-
-
-def finite(loss: float, number: int) -> float:
-    if not math.isfinite(loss):
-        raise Mistake(f"the loss became {loss} in step {number}: lower the learning rate, clip the gradients "
-                      f"(Job(clip=1.0)), or look for a division by zero or a wrong label in the data")
-    return loss
 
 
 @dataclass(frozen=True)

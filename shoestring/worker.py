@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
 import time
@@ -65,13 +64,13 @@ def rehearse(task: dict[str, Any], send: Send) -> dict[str, Any]:
 
 def trial(task: dict[str, Any], send: Send) -> dict[str, Any]:
     """A few real steps, to see how large this process grows."""
-    return train(task | {"steps": task["steps"], "trial": True}, send)
+    return train(task | {"trial": True}, send)
 
 
 def train(task: dict[str, Any], send: Send) -> dict[str, Any]:
     import torch
 
-    from shoestring.loop import steps
+    from shoestring.loop import finite, steps
     from shoestring.measure.process import status
     from shoestring.measure.timeline import peak
     from shoestring.measure.tracker import Tracker, watched
@@ -91,10 +90,7 @@ def train(task: dict[str, Any], send: Send) -> dict[str, Any]:
 
     def one(loss: Any) -> None:
         nonlocal begun
-        value = float(loss)
-        if not math.isfinite(value):
-            raise Mistake(f"the loss became {value} in step {len(losses) + 1}: lower the learning rate, clip the gradients "
-                          f"(Job(clip=1.0)), or look for a division by zero or a wrong label in the data")
+        value = finite(float(loss), len(losses) + 1)
         losses.append(value)
         now = time.perf_counter()
         seconds.append(now - begun)
