@@ -31,6 +31,8 @@ class Stage(DispatchMode):
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
         self.building = False
         self.seen: dict[Any, tuple[type, list[Any]]] = {}
+        self.views: dict[Any, tuple[Any, ...]] = {}
+        self.small: set[Any] = set()
         self.tossed = False       # a real coin was tossed (layer drop): what runs depends on the state of the generator
         self.faithful = False     # draw for real what the real step draws, so that later coins fall the same way
 
@@ -45,11 +47,14 @@ class Stage(DispatchMode):
             with self.fake:
                 return func(*args, **kwargs)
         self.tossed |= torch.Tag.nondeterministic_seeded in func.tags
-        with suppress(*UNTRACEABLE):
-            with self.fake:
-                sketch = func(*args, **kwargs)
-            if storage_bytes(sketch) > REAL_LIMIT:
-                return sketch
+        key = signature(func, args, kwargs, lone=True) if is_settled(func) else None
+        if key is None or key not in self.small:
+            with suppress(*UNTRACEABLE):
+                with self.fake:
+                    sketch = func(*args, **kwargs)
+                if storage_bytes(sketch) > REAL_LIMIT:
+                    return sketch
+                self.small.add(key)
         return func(*args, **kwargs)
 
     def faked(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -64,18 +69,30 @@ class Stage(DispatchMode):
             return self.probed(func, args, kwargs)
         if func in IN_PLACE:
             return args[0]
-        key = signature(func, args, kwargs) if is_fresh(func) else None
+        key = signature(func, args, kwargs) if is_settled(func) else None
         if key is not None and key in self.seen:
             return self.again(self.seen[key])
+        if key is not None and key in self.views:
+            return self.view_again(self.views[key], args[0])
         with self.fake:
             out = MISSING[func](*args, **kwargs) if func in MISSING else func(*args, **kwargs)
             out = rows_in_order(out) if func in CONTIGUOUS else out
-        if key is not None and plain_results(out) and not share_storage(out, (args, kwargs)):
+        if key is None:
+            return out
+        if is_view(out, args[0] if args else None):
+            self.views[key] = (tuple(out.shape), out.stride(), out.storage_offset(), out.dtype, out.fake_device)
+        elif plain_results(out) and not share_storage(out, (args, kwargs)):
             self.seen[key] = (type(out), [
                 (tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.fake_device) if leaf is not None else None
                 for leaf in results_of(out)
             ])
         return out
+
+    def view_again(self, known: tuple[Any, ...], base: Tensor) -> Tensor:
+        """The view of a fake tensor that the same call gave before."""
+        shape, stride, offset, dtype, device = known
+        bare = torch.empty(0, dtype=dtype, device="meta").set_(base.untyped_storage(), offset, shape, stride)
+        return FakeTensor(self.fake, bare, device)
 
     def again(self, known: tuple[type, list[Any]]) -> Any:
         """New fake tensors of the shapes that the same call gave before; models repeat themselves."""
@@ -121,29 +138,40 @@ def has_fake(args: Any) -> bool:
 
 
 @cache
-def is_fresh(func: Any) -> bool:
-    """Whether an operation gives new tensors whose shapes depend on the shapes of its arguments alone."""
+def is_settled(func: Any) -> bool:
+    """Whether an operation writes to no argument and the shapes of its results depend on the shapes of its arguments alone."""
     schema = func._schema
-    return (all(part.alias_info is None for part in (*schema.arguments, *schema.returns))
+    return (not any(part.alias_info is not None and part.alias_info.is_write for part in (*schema.arguments, *schema.returns))
             and not set(func.tags) & {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view})
 
 
-def signature(func: Any, args: Any, kwargs: Any) -> Any:
-    """What the shapes of a result depend on; None where that can't be said."""
+def signature(func: Any, args: Any, kwargs: Any, lone: bool = False) -> Any:
+    """What the shapes of a result depend on; None where that can't be said.
+
+    A lone number in a tensor takes part in the choice of dtype in its own way: only where `lone` says so it counts as a tensor.
+    """
     key: list[Any] = [func]
     for arg in (*args, *kwargs.items()):
         if isinstance(arg, FakeTensor):
-            key.append((arg.dtype, arg.shape, arg.stride(), arg.fake_device))
+            key.append((arg.dtype, arg.shape, arg.stride(), arg.storage_offset(), arg.fake_device))
         elif isinstance(arg, (tuple, list)):
-            inner = signature(len(arg), arg, {})
+            inner = signature(len(arg), arg, {}, lone)
             if inner is None:
                 return None
             key.append(inner)
         elif isinstance(arg, Tensor):
-            return None
+            if arg.dim() == 0 and not lone:
+                return None
+            key.append((arg.dtype, arg.shape, arg.stride(), arg.device))
         else:
             key.append((type(arg), arg))
     return tuple(key)
+
+
+def is_view(out: Any, base: Any) -> bool:
+    """Whether a result is a view of the first argument and of nothing else."""
+    return (isinstance(out, FakeTensor) and isinstance(base, FakeTensor) and out is not base and out.layout is torch.strided
+            and not out.is_conj() and not out.is_neg() and out.untyped_storage()._cdata == base.untyped_storage()._cdata)
 
 
 def results_of(out: Any) -> Any:
