@@ -87,18 +87,18 @@ class Ledger:
 
     def points(self) -> Iterator[Point]:
         """The step's timeline."""
+        above, share = self.base + self.retention * self.fresh / self.pieces, 1 + self.slack
         alive = self.standing
         for block in self.blocks:
-            yield self.point("forward", block.name, alive + block.rise, block.scratch)
+            top = alive + block.rise
+            yield Point("forward", block.name, top, above + top * share + block.scratch)
             alive += block.kept
         for block in reversed(self.blocks):
-            yield self.point("backward", block.name, alive + block.spike, block.backward_scratch)
+            top = alive + block.spike
+            yield Point("backward", block.name, top, above + top * share + block.backward_scratch)
             alive += block.gradient - block.kept
-        yield self.point("update", "", alive + self.update_rise, self.update_scratch)
-
-    def point(self, phase: str, block: str, tensors: float, scratch: float) -> Point:
-        kept_back = self.retention * self.fresh / self.pieces
-        return Point(phase, block, tensors, self.base + tensors * (1 + self.slack) + kept_back + scratch)
+        top = alive + self.update_rise
+        yield Point("update", "", top, above + top * share + self.update_scratch)
 
     @property
     def peak(self) -> float:

@@ -21,7 +21,7 @@ import numpy as np
 from shoestring.core.ledger import Block
 from shoestring.memory.recompute import Schedule, flat
 
-LEVELS = 400
+LEVELS = 300
 
 Table = np.ndarray[Any, Any]
 
@@ -42,32 +42,29 @@ def forgotten(blocks: Sequence[Block], schedule: Schedule) -> tuple[Block, ...]:
 
 def replayed(blocks: Sequence[Block], after: list[Block], items: Schedule, alive: float, counted: float) -> None:
     """Write the cost of computing a group again into `after`; `counted` bytes of its last block are in `kept` already."""
-    last = flat(items)[-1]
+    members = flat(items)
+    last = members[-1]
     top = 0.0
     starts = []
     for item in items:
         starts.append(alive)
-        members = flat((item,))
-        for position, number in enumerate(members):
-            carried = blocks[members[position - 1]].output if position else 0.0
+        inner = flat((item,))
+        for position, number in enumerate(inner):
+            carried = blocks[inner[position - 1]].output if position else 0.0
             top = max(top, alive + carried + blocks[number].rise)
-            once_more(blocks, after, last, number)
-        alive += blocks[members[0]].kept if isinstance(item, int) else blocks[members[-1]].output
+        alive += blocks[inner[0]].kept if isinstance(item, int) else blocks[inner[-1]].output
     for item, start in zip(reversed(items), reversed(starts), strict=True):
         if isinstance(item, int):
             needed = start + blocks[item].kept + blocks[item].spike - (counted if item == last else 0.0)
             after[item] = replace(after[item], spike=needed)
         else:
             replayed(blocks, after, item, start, counted if flat(item)[-1] == last else 0.0)
-    after[last] = replace(after[last], spike=max(after[last].spike, top - counted))
-
-
-def once_more(blocks: Sequence[Block], after: list[Block], last: int, number: int) -> None:
-    """Block `number` runs forward again while block `last` waits to go backward."""
-    block, waiting = blocks[number], after[last]
+    # All members run forward again while the last one waits to go backward.
+    again, waiting = [blocks[number] for number in members], after[last]
     after[last] = replace(
-        waiting, backward=waiting.backward + block.forward, backward_flops=waiting.backward_flops + block.flops,
-        backward_scratch=max(waiting.backward_scratch, block.scratch),
+        waiting, spike=max(waiting.spike, top - counted), backward=waiting.backward + sum(block.forward for block in again),
+        backward_flops=waiting.backward_flops + sum(block.flops for block in again),
+        backward_scratch=max(waiting.backward_scratch, *(block.scratch for block in again)),
     )
 
 
@@ -76,8 +73,9 @@ def best_schedules(blocks: Sequence[Block], limits: Sequence[float]) -> list[Sch
     count, most = len(blocks), max(limits)
     step = most / LEVELS
 
-    def units(size: float) -> int:
-        return int(np.ceil(max(size, 0.0) / step - 1e-9))
+    def units(size: Any) -> Any:
+        """Levels that so many bytes take."""
+        return np.ceil(np.maximum(size, 0.0) / step - 1e-9).astype(int)
 
     time, cut = solved(blocks, units)
 
@@ -97,46 +95,43 @@ def best_schedules(blocks: Sequence[Block], limits: Sequence[float]) -> list[Sch
     return list(dict.fromkeys(found))
 
 
-def solved(blocks: Sequence[Block], units: Callable[[float], int]) -> tuple[Table, Table]:
+def solved(blocks: Sequence[Block], units: Callable[[Any], Any]) -> tuple[Table, Table]:
     """Tables over (s, t, m): the least time, and where the first group ends (-1: the first block is kept)."""
     count = len(blocks)
     later = np.concatenate([np.cumsum([block.gradient for block in blocks][::-1])[::-1], [0.0]])   # gradients of blocks >= i
     forward = np.array([block.forward for block in blocks])
-    time = np.full((count, count, LEVELS + 1), np.inf)
-    cut = np.full((count, count, LEVELS + 1), -1, dtype=np.int32)
+    outputs = [min(units(block.output), LEVELS + 1) for block in blocks]
+    kept = [min(units(block.kept), LEVELS + 1) for block in blocks]
+    rises = np.array([(blocks[r - 1].output if r else 0.0, blocks[r].rise) for r in range(count)])
+    spikes = np.array([block.kept + block.spike for block in blocks]) + later[1:]
+    needs = np.maximum(units(rises[:, 1:] + later[None, 1:]), units(spikes)[:, None])   # of keeping s, with t to run
     levels = np.arange(LEVELS + 1)
+    time = np.full((count, count, LEVELS + 1), np.inf)
+    paid = np.full((count, count, LEVELS + 1), np.inf)     # the time of r+1..t when r's output is held
+    cut = np.full((count, count, LEVELS + 1), -1, dtype=np.int32)
     for length in range(count):
         for s in range(count - length):
             t = s + length
             block = blocks[s]
-            need = max(units(block.rise + later[t + 1]), units(block.kept + block.spike + later[s + 1]))
             own = block.forward + block.backward
-            rest = time[s + 1, t] if s < t else np.zeros(LEVELS + 1)
-            keep = own + shifted(rest, units(block.kept) if s < t else 0)
-            time[s, t] = np.where(levels >= need, keep, np.inf)
-            if s == t or not block.inside:
-                continue
-            stop = next((r for r in range(s, t) if not blocks[r].inside), t)
-            once = np.cumsum(forward[s:stop])
-            rows, through = [], 0
-            for r in range(s, stop):   # run s..r forward and forget them: one input and one block's rise at a time
-                carried = blocks[r - 1].output if r > s else 0.0
-                through = max(through, units(carried + blocks[r].rise + later[t + 1]))
-                total = once[r - s] + shifted(time[r + 1, t], units(blocks[r].output)) + time[s, r]
-                rows.append(np.where(levels >= through, total, np.inf))
-            options = np.stack(rows)
-            best = options.argmin(axis=0)
-            value = options[best, levels]
-            better = value < time[s, t]
-            time[s, t] = np.where(better, value, time[s, t])
-            cut[s, t] = np.where(better, best + s, cut[s, t])
+            time[s, t, needs[s, t]:] = own
+            if s < t:
+                time[s, t, kept[s]:] += time[s + 1, t, :LEVELS + 1 - kept[s]]
+                time[s, t, :kept[s]] = np.inf
+            if s < t and block.inside:
+                stop = next((r for r in range(s, t) if not blocks[r].inside), t)
+                # Run s..r forward and forget them, one input and one block's rise at a time, for every r at once.
+                tops = rises[s:stop].sum(axis=1) + later[t + 1]
+                tops[0] -= rises[s, 0]
+                through = units(np.maximum.accumulate(tops))
+                options = np.cumsum(forward[s:stop])[:, None] + paid[s:stop, t]
+                options += time[s, s:stop]
+                np.putmask(options, levels < through[:, None], np.inf)
+                best = options.argmin(axis=0)
+                value = options[best, levels]
+                better = value < time[s, t]
+                time[s, t][better] = value[better]
+                cut[s, t][better] = best[better] + s
+            if s:
+                paid[s - 1, t, outputs[s - 1]:] = time[s, t, :LEVELS + 1 - outputs[s - 1]]
     return time, cut
-
-
-def shifted(row: Table, by: int) -> Table:
-    """The row as seen with `by` levels less to spend."""
-    if by == 0:
-        return row
-    moved = np.full_like(row, np.inf)
-    moved[by:] = row[:-by] if by < len(row) else moved[by:]
-    return moved

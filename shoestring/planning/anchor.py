@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from statistics import median
@@ -30,6 +31,7 @@ from shoestring.planning.rehearse import prepared
 
 TIMED = 3        # steps whose median counts
 LONG = 0.7       # seconds: of steps longer than this, two are enough
+ENDLESS = 4.0    # seconds: of steps longer than this, the first one is enough
 
 
 class Clock:
@@ -146,19 +148,16 @@ def anchored(job: Job, techniques: tuple[Technique, ...], model: nn.Module, memo
     batches = list(islice(job.batches(), 2))
     feed = [batches[k % len(batches)] for k in range(TIMED + 2)]
     run = prepared(job, techniques, model)
-    start = time.perf_counter()
-    for _ in steps(run, feed[:1]):
-        pass
-    count = TIMED if time.perf_counter() - start < LONG else 2
+    times = step_times(run, feed[:1], 1)
+    endless = times["step"] > ENDLESS
+    if not endless:
+        times = step_times(run, feed, TIMED if times["step"] < LONG else 2)
     if memory:
-        return {"times": step_times(run, feed, count), "overheads": overheads(run, feed)}
-    result: dict[str, Any] = {"times": step_times(run, feed, count)}
-    result["process"] = status("VmHWM")
-    try:
-        halves = [split(batch, 2)[0] for batch in feed]
-        result["half"] = step_times(run, halves, count)
-    except ValueError:
-        pass   # a batch of one sample, or one that can't be split: all time counts as shrinking with the batch
+        return {"times": times, "overheads": overheads(run, feed)}
+    result: dict[str, Any] = {"times": times, "process": status("VmHWM")}
+    if not endless:
+        with suppress(ValueError):   # a batch of one sample, or one that can't be split: all time counts as shrinking with it
+            result["half"] = step_times(run, [split(batch, 2)[0] for batch in feed], TIMED if times["step"] < LONG else 2)
     if isinstance(run.optimizer, HAS_KERNEL) and not any(isinstance(technique, Fused) for technique in techniques):
         result["fused"] = update_time(Fused().apply(run))
     return result
