@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from shoestring.core import chance
 from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job, default_forward, default_optimizer
@@ -26,6 +27,7 @@ from shoestring.planning.catalogue import CATALOGUE
 from shoestring.planning.plan import Plan
 from shoestring.planning.planner import Outcome, Planner
 from shoestring.planning.rehearse import prepared
+from shoestring.runs.tensors import TensorFile
 
 
 class Step(NamedTuple):
@@ -54,9 +56,9 @@ def train(job: Job, plan: Plan | Outcome | Iterable[Technique] = (), model: nn.M
     """Train in this process, yielding every step. The model is `model` if given, else the job's own."""
     techniques = plan.chosen.techniques if isinstance(plan, Outcome) else plan.techniques if isinstance(plan, Plan) else plan
     if model is None:
-        torch.manual_seed(job.seed)
+        chance.seed(job.seed)
         model = job.model().to("cuda" if torch.cuda.is_available() else "cpu")
-        torch.manual_seed(job.seed)
+        chance.seed(job.seed)
     run = prepared(job, in_order(techniques), model)
     for number, loss in enumerate(steps(run, islice(job.batches(), job.steps)), 1):
         yield Step(number, finite(float(loss), number))
@@ -93,9 +95,9 @@ def verify(job: Job, plan: Plan | Outcome | Iterable[Technique], count: int = 5)
     short = replace(job, steps=count)
     states = []
     for techniques in ((), plan):
-        torch.manual_seed(job.seed)
+        chance.seed(job.seed)
         model = job.model()
-        torch.manual_seed(job.seed)
+        chance.seed(job.seed)
         for _ in train(short, techniques, model):
             pass
         states.append(model.state_dict())
@@ -126,7 +128,7 @@ def verified(job: Job, plan: Plan, count: int) -> dict[str, Any]:
         def trained(techniques: tuple[Technique, ...], name: str) -> dict[str, Any]:
             task = planner.task("train", techniques, steps=count, weights=f"{folder}/{name}")
             result = run_worker(task, worker_environment(techniques))
-            return result | {"weights": torch.load(f"{folder}/{name}", weights_only=True)}
+            return result | {"weights": dict(TensorFile(Path(folder, name)).items())}
 
         plain = trained((), "plain")
         singles = plan.techniques if len(plan.techniques) > 1 else ()

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from shoestring.core.job import Job
     from shoestring.planning.plan import Plan
+    from shoestring.runs.resume import Opened
 
 DONE, MISTAKE, OVER_BUDGET, FAULT, STOPPED = 0, 2, 3, 1, 130
 
@@ -40,11 +41,32 @@ def parser() -> Parser:
         if name == "plan":
             command.add_argument("--save", metavar="FILE", help="save the chosen plan")
         if name == "train":
-            command.add_argument("--run", metavar="DIR", help="directory for the plan and report (default: runs/JOB-TIME)")
+            command.add_argument("--run", metavar="DIR", help="folder of the run; one that is there is resumed (default: runs/JOB-TIME)")
+            command.add_argument("--fresh", action="store_true", help="begin anew in --run; what is there is kept aside")
+            command.add_argument("--adopt", action="store_true", help="go on with what is in --run although the job or plan changed")
+            command.add_argument("--replan", action="store_true", help="go on in --run with a plan made from what was measured there")
+            command.add_argument("--save-every", metavar="N", default="1m",
+                                 help="save every so many steps (50) or so often (90s, 5m, 1h) (default 1m, and at most 3 %% of the time)")
+            command.add_argument("--keep", type=int, default=3, metavar="K", help="checkpoints to keep, beside the best one (default 3)")
+            command.add_argument("--tensorboard", action="store_true", help="write event files for TensorBoard into the run")
             command.add_argument("--report", metavar="FILE", help="where to write the report page as well")
         if name == "verify":
             command.add_argument("--check-steps", type=int, default=5, metavar="N", help="steps to compare (default 5)")
         common(command)
+    text = "a live page of runs: plan, memory, loss, events; says when a run died and where it stands"
+    command = commands.add_parser("watch", help=text, description=text)
+    command.add_argument("run", nargs="+", help="folders of runs, or a folder of such folders")
+    command.add_argument("--host", default="127.0.0.1", help="address to listen on; another than this machine's own asks for a token")
+    command.add_argument("--port", type=int, default=0, help="port to listen on (default: a free one)")
+    common(command)
+    text = "the weights or the course of a run in other people's formats"
+    command = commands.add_parser("export", help=text, description=text)
+    command.add_argument("run", help="folder of a run")
+    command.add_argument("--to", required=True, choices=["safetensors", "hf", "csv", "json"],
+                         help="safetensors: the weights; hf: a folder for from_pretrained; csv: steps; json: all that happened")
+    command.add_argument("--out", metavar="PATH", help="where to (default: RUN/export.KIND)")
+    command.add_argument("--step", type=int, help="the checkpoint of this step (default: the newest good one)")
+    common(command)
     command = commands.add_parser("doctor", help="devices, memory, which dtypes really work, disk speed, what is missing",
                                   description="Looks at this machine and measures it anew.")
     common(command)
@@ -65,10 +87,11 @@ def run(words: list[str]) -> int:
     shown = "--traceback" in words
     try:
         options, rest = parser().parse_known_args(words)
-        if options.command == "doctor":
+        alone = {"doctor": doctor, "watch": watch, "export": export}
+        if options.command in alone:
             if rest:
-                raise Mistake(f"{rest[0]!r} is no option of doctor; see shoestring doctor --help")
-            return doctor(options)
+                raise Mistake(f"{rest[0]!r} is no option of {options.command}; see shoestring {options.command} --help")
+            return alone[options.command](options)
         from pathlib import Path
 
         from shoestring.core.units import parse_bytes
@@ -101,7 +124,7 @@ def failed(error: Exception, code: int, shown: bool) -> int:
         import traceback
 
         traceback.print_exception(error)
-    kind = "" if code == MISTAKE else f"{type(error).__name__}: "
+    kind = "" if code == MISTAKE or type(error).__name__ == "Crashed" else f"{type(error).__name__}: "
     print(f"shoestring: {kind}{error}", file=sys.stderr)
     return code
 
@@ -176,66 +199,242 @@ def plan(options: argparse.Namespace, path: Path, flags: dict[str, Any], memory:
     return DONE
 
 
-def worker_task(name: str, path: Path, flags: dict[str, Any], plan: Plan, **more: Any) -> dict[str, Any]:
-    return {"task": name, "file": str(path), "flags": flags, "techniques": plan.as_json()["techniques"]} | more
-
-
 def train(options: argparse.Namespace, path: Path, flags: dict[str, Any], memory: int | None) -> int:
     import json
-    import time
+    from pathlib import Path
+
+    from shoestring.runs.board import needs_tensorboard
+    from shoestring.runs.events import Events, read
+    from shoestring.runs.folder import asked_for
+    from shoestring.runs.resume import new_folder, opened
+
+    if (options.fresh or options.adopt or options.replan) and not options.run:
+        raise Mistake("--fresh, --adopt and --replan are about a run that is there: name it with --run")
+    if options.fresh and (options.adopt or options.replan):
+        raise Mistake("--fresh begins anew, --adopt and --replan go on: give one of them")
+    cadence = cadence_of(options)
+    if options.tensorboard:
+        needs_tensorboard()
+    asked = asked_for(path, flags, memory, options.use, options.inexact, options.plan)
+    held = opened(Path(options.run) if options.run else new_folder(path.stem), asked, path, options.fresh, options.adopt)
+    try:
+        if not held.changed and held.folder.read("report.json") and not options.replan:
+            report = held.folder.read("report.json")
+            say(options, f"{held.folder.path} is finished; --fresh trains it anew")
+            if options.json:
+                print(json.dumps(report))
+            else:
+                show_report(report, options.report or held.folder.path / "report.html")
+            return DONE
+        try:
+            return trained(options, path, held, cadence)
+        except (Exception, KeyboardInterrupt) as error:
+            said = read(held.folder.path)[0]
+            if isinstance(error, KeyboardInterrupt):
+                Events(held.folder.path).add("stopped", text="stopped at once; what was not saved is lost")
+            elif not said or said[-1]["event"] != "failed":
+                Events(held.folder.path).add("failed", text=str(error))
+            raise
+    finally:
+        held.lock.release()
+
+
+def cadence_of(options: argparse.Namespace) -> dict[str, Any]:
+    """How often to save, from what the user wrote."""
+    import re
+
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|h)?", options.save_every.strip())
+    if found is None or not float(found[1]) or (not found[2] and not found[1].isdigit()):
+        raise Mistake(f"--save-every {options.save_every}: write a number of steps (50) or a time (90s, 5m, 1h)")
+    if options.keep < 1:
+        raise Mistake(f"--keep {options.keep}: a run needs at least one checkpoint to go on from")
+    if not found[2]:
+        return {"steps": int(found[1]), "keep": options.keep}
+    return {"seconds": float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2]], "keep": options.keep}
+
+
+def settled_plan(options: argparse.Namespace, job: Job, held: Opened) -> Plan:
+    """The plan of a run: the one that is there, the one that follows from what was measured, or a new one."""
+    from shoestring.core.units import bytes_text
+    from shoestring.planning.plan import load_plan
+    from shoestring.runs.events import Events
+    from shoestring.terminal import plan_text
+
+    file, following = held.folder.path / "plan.json", held.folder.path / "plan-next.json"
+    if options.replan:
+        if not following.exists():
+            raise Mistake(f"{held.folder.path} did not run out of memory, so nothing was measured to plan from: leave --replan out, "
+                          f"or give another --memory with --adopt")
+        following.rename(file)
+        Events(held.folder.path).add("adopted", differences=["the plan made from what was measured"])
+    elif held.changed or not file.exists():
+        Events(held.folder.path).add("planning", memory=held.asked["memory"])
+        options.use, options.inexact = held.asked["use"], held.asked["inexact"]
+        chosen, outcome = planned(options, job, held.asked["memory"])
+        memory = held.asked["memory"]
+        if outcome and memory is not None and chosen.process_bytes > memory:
+            raise OverBudget(f"{chosen} needs {bytes_text(chosen.process_bytes)}, more than the {bytes_text(memory)} of --memory", chosen)
+        if not options.json and outcome:
+            print(plan_text(outcome, whys()), "", sep="\n")
+        held.folder.write("plan.json", plan_file(chosen, outcome))
+        following.unlink(missing_ok=True)
+        return chosen
+    return load_plan(file)
+
+
+def plan_file(chosen: Plan, outcome: dict[str, Any]) -> dict[str, Any]:
+    """A plan as the run keeps it: replayed by --plan, shown by its page."""
+    reasons = whys()
+    return {
+        "shoestring": 1, "chosen": chosen.as_json(), "plain": outcome.get("plain", {}), "blocks": outcome.get("blocks", ()),
+        "predicted": {"peak_bytes": chosen.peak_bytes, "process_bytes": chosen.process_bytes, "step_seconds": chosen.step_seconds},
+        "techniques": [one | {"why": reasons.get(one["name"], "")} for one in chosen.as_json()["techniques"]],
+        "runners_up": [one | {"text": plan_line(one)} for one in outcome.get("runners_up", ())], "exact": chosen.exact, "sure": chosen.sure,
+    }
+
+
+def trained(options: argparse.Namespace, path: Path, held: Opened, cadence: dict[str, Any]) -> int:
+    """Train in a folder that this process holds."""
+    import json
     from pathlib import Path
 
     from shoestring.api import worker_environment
-    from shoestring.core.units import bytes_text, seconds_text
-    from shoestring.launch import run_worker
+    from shoestring.launch import OutOfMemory, run_worker
     from shoestring.page import page
-    from shoestring.terminal import beside, plan_text, progress
+    from shoestring.runs.board import Board
+    from shoestring.runs.story import story
 
-    job = loaded(options, path, flags)
-    chosen, outcome = planned(options, job, memory)
-    if outcome and memory is not None and chosen.process_bytes > memory:
-        raise OverBudget(f"{chosen} needs {bytes_text(chosen.process_bytes)}, more than the {bytes_text(memory)} of --memory", chosen)
-    if not options.json and outcome:
-        print(plan_text(outcome, whys()), "", sep="\n")
-    folder = Path(options.run) if options.run else Path("runs") / f"{path.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
-    folder.mkdir(parents=True, exist_ok=True)
-    chosen.save(folder / "plan.json")
-    started = time.perf_counter()
-    curve: list[tuple[float, int]] = []
+    job = loaded(options, path, dict(held.asked["flags"]))
+    chosen = settled_plan(options, job, held)
+    folder, memory = held.folder, held.asked["memory"]
+    board = Board(folder.path) if options.tensorboard else None
 
     def show(event: dict[str, Any]) -> None:
-        passed = time.perf_counter() - started
-        curve.append((passed, event["process"]))
-        if not options.json and (sys.stderr.isatty() or event["step"] % 10 in (0, 1) or event["step"] == job.steps):
-            left = (job.steps - event["step"]) * event["seconds"]
-            end = "\r" if sys.stderr.isatty() else "\n"
-            print(progress(event["step"], job.steps, event["loss"], event["most"], memory, left), end=end, file=sys.stderr)
+        if board is not None:
+            board.add(event)
+        if event["event"] == "step":
+            show_step(options, event, job.steps, memory)
+        elif event["event"] == "warning":
+            print(f"\nwarning: {event['text']}", file=sys.stderr)
+        elif event["event"] == "begun" and event["step"]:
+            say(options, f"going on after step {event['step']} of {event['steps']}: {event['how']}")
 
-    result = run_worker(worker_task("train", path, flags, chosen, steps=job.steps, traceback=options.traceback),
-                        worker_environment(chosen.techniques), show)
-    predicted = {"peak_bytes": chosen.peak_bytes, "process_bytes": chosen.process_bytes, "step_seconds": chosen.step_seconds}
-    reasons = whys()
+    task = {"task": "train", "file": str(path), "flags": held.asked["flags"], "techniques": chosen.as_json()["techniques"],
+            "steps": job.steps, "folder": str(folder.path), "memory": memory, "predicted": chosen.process_bytes, "cadence": cadence,
+            "traceback": options.traceback}
+    try:
+        result = run_worker(task, worker_environment(chosen.techniques), show, held.lock.file)
+    except OutOfMemory as error:
+        raise OverBudget(after_memory_ran_out(options, job, held, chosen, str(error)), chosen) from error
+    finally:
+        if board is not None:
+            board.close()
+    told = story(folder.path)
+    if "stopped" in result:
+        say(options, f"{told['text']}; the same command goes on from there")
+        (folder.path / "report.html").write_text(page(told))
+        return STOPPED
+    counted = next((event for event in reversed(told["events"]) if event["event"] == "measured"), {})
+    plan = folder.read("plan.json")
     report = {
-        "run": str(folder), "job": options.job, "flags": flags, "steps": result["steps"], "losses": result["losses"],
-        "budget": {"memory": memory}, "predicted": predicted, "measured": result["measured"],
-        "techniques": [one | {"why": reasons.get(one["name"], "")} for one in chosen.as_json()["techniques"]],
-        "weights_sha256": result["weights_sha256"], "exact": chosen.exact, "sure": chosen.sure,
-        "shown": result.get("shown", ""), "state": result["state"],
+        "run": str(folder.path), "job": options.job, "flags": held.asked["flags"], "steps": told["step"], "losses": told["losses"],
+        "budget": {"memory": memory}, "predicted": plan["predicted"],
+        "measured": {key: value for key, value in counted.items() if key not in ("event", "time")} | told["measured"],
+        "techniques": plan["techniques"], "weights_sha256": result["weights_sha256"], "exact": chosen.exact, "sure": chosen.sure,
+        "shown": result.get("shown", ""), "state_of_techniques": result["state"],
     }
-    extra = {"plain": outcome.get("plain", {}), "blocks": outcome.get("blocks", ()), "samples_process": curve,
-             "runners_up": [one | {"text": plan_line(one)} for one in outcome.get("runners_up", ())]}
-    (folder / "report.json").write_text(json.dumps(report, indent=1))
-    for place in filter(None, (folder / "report.html", options.report)):
-        Path(place).write_text(page(report | extra))
+    folder.write("report.json", report)
+    for place in filter(None, (folder.path / "report.html", options.report)):
+        Path(place).write_text(page(story(folder.path)))
     if options.json:
         print(json.dumps(report))
-        return DONE
-    print("", beside(predicted, result["measured"]), "", sep="\n")
+    else:
+        show_report(report, options.report or folder.path / "report.html")
+    return DONE
+
+
+def after_memory_ran_out(options: argparse.Namespace, job: Job, held: Opened, chosen: Plan, why: str) -> str:
+    """Plan again with what was measured; gives what to tell the user."""
+    from shoestring.api import plan as make_plan
+    from shoestring.core.units import bytes_text
+    from shoestring.measure.process import memory_free
+    from shoestring.runs.checkpoints import newest_good
+    from shoestring.runs.story import story
+
+    told = story(held.folder.path)
+    good, _ = newest_good(held.folder.checkpoints)
+    kept = f"its checkpoint of step {good.step} is whole" if good else "it had no checkpoint yet, so it will begin anew"
+    measured = told.get("measured", {}).get("process_bytes", 0)
+    most = max(measured, chosen.process_bytes)
+    budget = held.asked["memory"] or int(0.9 * memory_free())
+    said = f"the run stopped after step {told['step']} because {why}; {kept}. It was planned for {bytes_text(chosen.process_bytes)} " \
+           f"and had {bytes_text(measured)} at its last step"
+    say(options, "planning again with what was measured …")
+    try:
+        outcome = make_plan(job, int(min(0.9, chosen.process_bytes / most) * min(budget, most)), None, held.asked["inexact"])
+    except OverBudget as error:
+        return f"{said}; {error}"
+    held.folder.write("plan-next.json", plan_file(outcome.chosen, outcome.as_json() | {"blocks": outcome.chosen.blocks}))
+    return (f"{said}. A plan with more room is ready, {outcome.chosen} at {bytes_text(outcome.chosen.process_bytes)}: "
+            f"go on with it by the same command and --run {held.folder.path} --replan")
+
+
+def show_step(options: argparse.Namespace, event: dict[str, Any], steps: int, memory: int | None) -> None:
+    """The line that moves; on a pipe, every tenth step."""
+    from shoestring.terminal import progress
+
+    if not options.json and (sys.stderr.isatty() or event["step"] % 10 in (0, 1) or event["step"] == steps):
+        left = (steps - event["step"]) * event["seconds"]
+        end = "\r" if sys.stderr.isatty() else "\n"
+        print(progress(event["step"], steps, event["loss"], event["most"], memory, left), end=end, file=sys.stderr)
+
+
+def show_report(report: dict[str, Any], place: str | Path) -> None:
+    from pathlib import Path
+
+    from shoestring.terminal import beside
+
+    print("", beside(report["predicted"], report["measured"]), "", sep="\n")
     if report["shown"]:
         print(report["shown"], "", sep="\n")
-    print(f"loss {result['losses'][0]:.3f} -> {result['losses'][-1]:.3f} in {result['steps']} steps, "
-          f"{seconds_text(time.perf_counter() - started)}; weights {result['weights_sha256'][:12]}")
-    print(f"report: {Path(options.report or folder / 'report.html').resolve()}")
+    first, last = report["losses"][0], report["losses"][-1]
+    print(f"loss {first:.3f} -> {last:.3f} in {report['steps']} steps; weights {report['weights_sha256'][:12]}")
+    print(f"report: {Path(place).resolve()}")
+
+
+def watch(options: argparse.Namespace) -> int:
+    import json
+    from pathlib import Path
+
+    from shoestring.watch import serve
+
+    def ready(url: str) -> None:
+        print(json.dumps({"url": url}) if options.json else f"watching at {url} (Ctrl-C ends)", flush=True)
+
+    serve([Path(run) for run in options.run], options.host, options.port, ready)
+    return DONE
+
+
+def export(options: argparse.Namespace) -> int:
+    import json
+    from pathlib import Path
+
+    from shoestring.jobfile import loaded_job
+    from shoestring.runs.export import checkpoint_of, export_hugging_face, export_steps, export_weights
+    from shoestring.runs.folder import Folder
+
+    folder = Folder(Path(options.run))
+    asked = folder.read("run.json")
+    if not asked:
+        raise Mistake(f"{options.run} is not a run of shoestring: give the folder that `shoestring train` named")
+    target = Path(options.out) if options.out else folder.path / ("export-hf" if options.to == "hf" else f"export.{options.to}")
+    if options.to == "safetensors":
+        made = export_weights(checkpoint_of(folder, options.step), target)
+    elif options.to == "hf":
+        made = export_hugging_face(checkpoint_of(folder, options.step), loaded_job(folder.path / "job.py", asked["flags"]), target)
+    else:
+        made = export_steps(folder, options.to, target)
+    print(json.dumps({"path": str(made)}) if options.json else f"written: {made}")
     return DONE
 
 

@@ -1,4 +1,8 @@
-"""Child processes: the worker that trains, started with the environment that the plan and the machine ask for."""
+"""Child processes: the worker that trains, started with the environment that the plan and the machine ask for.
+
+The worker has a process group of its own, so that Ctrl-C reaches the launcher alone: it asks the worker to stop, which then saves and
+ends; asked a second time, it kills it. If the launcher dies, the worker notices at its next step that nobody listens, saves and ends.
+"""
 from __future__ import annotations
 
 import json
@@ -6,7 +10,9 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from shoestring.core.errors import Mistake
@@ -16,39 +22,87 @@ class Crashed(RuntimeError):
     """A worker ended without an answer, or with a fault of our own."""
 
 
+class OutOfMemory(Mistake):
+    """A worker ran out of memory, by its own word or by the kernel's."""
+
+
 def run_worker(task: Mapping[str, Any], environment: Mapping[str, str],
-               on_event: Callable[[dict[str, Any]], None] = lambda event: None) -> dict[str, Any]:
-    """Do a task in a child process; its events go to `on_event`, its result comes back."""
+               on_event: Callable[[dict[str, Any]], None] = lambda event: None, lock: int | None = None) -> dict[str, Any]:
+    """Do a task in a child process; its events go to `on_event`, its result comes back. The worker shares the `lock` it is given."""
+    kills = memory_kills()
     reader, writer = os.pipe()
     child = subprocess.Popen(
         [sys.executable, "-m", "shoestring.worker", str(writer)], stdin=subprocess.PIPE, stdout=sys.stderr,
-        env=os.environ | dict(environment), pass_fds=(writer,), text=True,
+        env=os.environ | dict(environment), pass_fds=(writer,) if lock is None else (writer, lock), text=True, process_group=0,
     )
     os.close(writer)
     assert child.stdin is not None, "the pipe was asked for"
-    result: dict[str, Any] | None = None
+    last: dict[str, Any] = {}
     try:
         child.stdin.write(json.dumps(task))
         child.stdin.close()
-        with os.fdopen(reader) as lines:
+        with os.fdopen(reader) as lines, politely(child) if "folder" in task else unchanged():
             for line in lines:
                 event = json.loads(line)
-                if event["event"] == "result":
-                    result = event
-                elif event["event"] == "mistake":
-                    raise Mistake(event["text"])
-                elif event["event"] == "fault":
-                    raise Crashed(event["text"])
+                if event["event"] in ("result", "mistake", "fault", "out of memory"):
+                    last = event
                 else:
                     on_event(event)
-        child.wait()
+            child.wait()
     except BaseException:
         child.kill()
         child.wait()
         raise
-    if result is None:
-        raise Mistake(ending(child.returncode))
-    return result
+    kind = last.get("event")
+    if kind == "mistake":
+        raise Mistake(last["text"])
+    if kind == "fault":
+        raise Crashed(last["text"])
+    if kind == "out of memory":
+        raise OutOfMemory(last["text"])
+    if kind is None and child.returncode == -signal.SIGKILL and memory_kills() > kills:
+        raise OutOfMemory("the kernel killed its process when the machine ran out of memory")
+    if kind is None:
+        raise Crashed(ending(child.returncode))
+    return last
+
+
+def memory_kills() -> int:
+    """How many processes the kernel has killed for want of memory, here and in this container."""
+    count = 0
+    for path in ("/proc/vmstat", "/sys/fs/cgroup/memory.events"):
+        with suppress(OSError):
+            lines = Path(path).read_text().splitlines()
+            count += sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
+    return count
+
+
+@contextmanager
+def unchanged() -> Iterator[None]:
+    yield
+
+
+@contextmanager
+def politely(child: subprocess.Popen[str]) -> Iterator[None]:
+    """While inside, a signal to stop is passed on: the first lets the worker save, the second kills it."""
+    asked = 0
+
+    def stop(number: int, frame: Any) -> None:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            print("\nstopping after this step, with a checkpoint; once more to stop at once", file=sys.stderr)
+        child.send_signal(signal.SIGTERM if asked == 1 else signal.SIGKILL)
+        if asked > 1:
+            raise KeyboardInterrupt
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, stop) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def ending(code: int) -> str:
@@ -56,7 +110,7 @@ def ending(code: int) -> str:
     if code >= 0:
         return f"the worker process ended with exit code {code} and no result"
     name = signal.Signals(-code).name
-    why = {"SIGKILL": "something killed it, most often the kernel when memory ran out: give less with --memory",
+    why = {"SIGKILL": "somebody killed it",
            "SIGILL": "the processor can't run an instruction that it advertises: run shoestring doctor",
            "SIGSEGV": "a native library crashed"}.get(name, "it was stopped from outside")
     return f"the worker process died with {name}: {why}"

@@ -4,9 +4,11 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -26,14 +28,16 @@ def fresh_model(job: Any) -> Any:
     """The job's model as plain training would begin with it, and the random state for its first step."""
     import torch
 
-    torch.manual_seed(job.seed)
+    from shoestring.core import chance
+
+    chance.seed(job.seed)
     try:
         model = job.model()
     except (Mistake, MemoryError):
         raise
     except Exception as error:
         raise Mistake(f"the job's model could not be made: {type(error).__name__}: {error}") from error
-    torch.manual_seed(job.seed)
+    chance.seed(job.seed)
     return model.to("cuda") if torch.cuda.is_available() else model
 
 
@@ -68,60 +72,85 @@ def trial(task: dict[str, Any], send: Send) -> dict[str, Any]:
 
 
 def train(task: dict[str, Any], send: Send) -> dict[str, Any]:
-    import torch
-
+    """Train; with a run folder in the task, keep it there and go on from what is there."""
     from shoestring.loop import finite, steps
     from shoestring.measure.process import status
     from shoestring.measure.timeline import peak
     from shoestring.measure.tracker import Tracker, watched
     from shoestring.planning.plan import techniques_in
     from shoestring.planning.rehearse import prepared, tracked_steps
-    from shoestring.state import weights_sha256
+    from shoestring.runs.keeper import Keeper
 
     job = job_of(task)
+    keeper = Keeper(task, send) if "folder" in task else None
     model = fresh_model(job)
     tracker = Tracker()
     with tracker:
         run = prepared(job, techniques_in(task["techniques"]), model)
+    feed = job.batches()
+    number = keeper.resume(run, feed) if keeper else 0
     losses: list[float] = []
     seconds: list[float] = []
-    feed = islice(job.batches(), task["steps"])
+    measured: dict[str, Any] = {}
     begun = time.perf_counter()
 
-    def one(loss: Any) -> None:
-        nonlocal begun
-        value = finite(float(loss), len(losses) + 1)
-        losses.append(value)
+    def go_on(loss: Any) -> bool:
+        """Note a step that is done; gives whether there is to be another."""
+        nonlocal begun, number
+        number += 1
+        losses.append(finite(float(loss), number))
         now = time.perf_counter()
         seconds.append(now - begun)
-        begun = now
-        send({"event": "step", "step": len(losses), "loss": value, "seconds": seconds[-1], "process": status("VmRSS"),
-              "most": status("VmHWM")})
+        event = {"step": number, "loss": losses[-1], "seconds": seconds[-1], "process": status("VmRSS"), "most": status("VmHWM")}
+        more = keeper.after(run, feed, event) if keeper else True
+        if keeper is None:
+            send({"event": "step"} | event)
+        begun = time.perf_counter()
+        return more
 
-    for loss in tracked_steps(watched(run, tracker), islice(feed, 2), tracker):
-        one(loss)
-    log = tracker.log
-    for loss in steps(run, feed):
-        one(loss)
-    if not losses:
+    batches = islice(feed, task["steps"] - number)
+    going = True
+    for loss in tracked_steps(watched(run, tracker), islice(batches, 2), tracker):
+        going = go_on(loss)
+        if not going:
+            break
+    if losses:
+        highest = peak(tracker.log)
+        measured = {"peak_bytes": highest.bytes, "flops": sum(tracker.log.flops.values()) / len(losses),
+                    "where": str(highest.moment), "parts": dict(highest.parts)}
+        if keeper:
+            keeper.tell("measured", **measured)
+    elif not number:
         raise Mistake("the job's data yields no batch: nothing to train on")
-    highest = peak(log)
-    calm = sorted(seconds[2:] or seconds)
-    result: dict[str, Any] = {
-        "steps": len(losses), "losses": losses,
-        "measured": {"peak_bytes": highest.bytes, "process_bytes": status("VmHWM"), "step_seconds": calm[len(calm) // 2],
-                     "flops": sum(log.flops.values()) / min(len(losses), 2),
-                     "where": str(highest.moment), "parts": dict(highest.parts)},
-        "state": {name: part.state_dict() for name, part in run.state.items()},
-    }
-    if not task.get("trial"):
-        result["weights_sha256"] = weights_sha256(model)
-        if job.show is not None:
-            model.eval()
-            with torch.no_grad():
-                result["shown"] = job.show(model)
-        if task.get("weights"):
-            torch.save(model.state_dict(), task["weights"])
+    for loss in steps(run, batches if going else ()):
+        going = go_on(loss)
+        if not going:
+            break
+    if keeper:
+        keeper.end(run, feed)
+    if not going and number < task["steps"]:
+        return {"stopped": number}
+    calm = sorted(seconds[2:] or seconds or [0.0])
+    return {
+        "steps": number, "losses": losses, "state": {name: part.state_dict() for name, part in run.state.items()},
+        "measured": measured | {"process_bytes": status("VmHWM"), "step_seconds": calm[len(calm) // 2]},
+    } | ({} if task.get("trial") else shown(task, job, model))
+
+
+def shown(task: dict[str, Any], job: Any, model: Any) -> dict[str, Any]:
+    """What a trained model has to show."""
+    import torch
+
+    from shoestring.runs.tensors import write_tensors
+    from shoestring.state import weights_sha256
+
+    result = {"weights_sha256": weights_sha256(model)}
+    if job.show is not None:
+        model.eval()
+        with torch.no_grad():
+            result["shown"] = job.show(model)
+    if task.get("weights"):
+        write_tensors(Path(task["weights"]), {name: value for name, value in model.state_dict().items() if hasattr(value, "dtype")})
     return result
 
 
@@ -140,24 +169,44 @@ TASKS: dict[str, Callable[[dict[str, Any], Send], dict[str, Any]]] = {
 
 def main() -> None:
     pipe = os.fdopen(int(sys.argv[1]), "w", buffering=1)
+    turn = threading.Lock()
 
     def send(event: dict[str, Any]) -> None:
-        pipe.write(json.dumps(event) + "\n")
+        with turn:
+            pipe.write(json.dumps(event) + "\n")
 
     task = json.loads(sys.stdin.read())
     try:
-        send({"event": "result"} | TASKS[task["task"]](task, send))
-    except Mistake as error:
-        if task.get("traceback"):
-            traceback.print_exc()
-        send({"event": "mistake", "text": str(error)})
-    except AssertionError as error:
-        traceback.print_exc()
-        send({"event": "fault", "text": f"a promise of shoestring's own code was broken: {error}"})
+        last = {"event": "result"} | TASKS[task["task"]](task, send)
     except Exception as error:
-        if task.get("traceback"):
+        last = ending(error, task)
+        if task.get("traceback") or last["event"] == "fault":
             traceback.print_exc()
-        send({"event": "mistake", "text": told(error)})
+        if "folder" in task:
+            failed(task["folder"], last["text"])
+    with suppress(BrokenPipeError):
+        send(last)
+
+
+def ending(error: Exception, task: dict[str, Any]) -> dict[str, Any]:
+    """What an error means to whoever gave the task."""
+    from shoestring.runs.keeper import out_of_memory
+
+    if isinstance(error, Mistake):
+        return {"event": "mistake", "text": str(error)}
+    if isinstance(error, AssertionError):
+        return {"event": "fault", "text": f"a promise of shoestring's own code was broken: {error}"}
+    if out_of_memory(error):
+        return {"event": "out of memory", "text": f"memory ran out: {str(error).strip().splitlines()[0] if str(error) else 'no more'}"}
+    return {"event": "mistake", "text": told(error)}
+
+
+def failed(folder: str, text: str) -> None:
+    """Write into a run why it can't go on."""
+    from shoestring.runs.events import Events
+
+    with suppress(OSError):
+        Events(Path(folder)).add("failed", text=text)
 
 
 def told(error: Exception) -> str:

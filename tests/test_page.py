@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from shoestring.page import page
+from shoestring.page import content, page
+from shoestring.page.overview import card, overview
 
 MIB = 1 << 20
 VOID = {"meta", "br"}
@@ -147,3 +148,115 @@ def test_nothing_is_fetched_from_anywhere() -> None:
     text = page(full()).replace("http://www.w3.org/2000/svg", "")
     for word in ("http://", "https://", "src=", "href=", "url(", "@import", "<script"):
         assert word not in text
+
+
+def told(state: str, **more: Any) -> dict[str, Any]:
+    """The story of a run that began and did 120 of 400 steps."""
+    return {**full(), "name": "gpt-1", "state": state, "step": 120, "steps": 400, "seconds": [0.5] * 120, "begun": 1.6e9,
+            "last": 1.6e9 + 70, "now": 1.6e9 + 80, "checkpoints": [{"step": 50, "bytes": MIB, "seconds": 0.1, "time": 1.6e9 + 30},
+                                                                     {"step": 100, "bytes": MIB, "seconds": 0.1, "time": 1.6e9 + 60}],
+            "events": [{"event": "planning", "time": 1.6e9, "memory": 600 * MIB},
+                       {"event": "begun", "time": 1.6e9 + 5, "pid": 1, "steps": 400, "step": 0, "how": "data from the job"},
+                       {"event": "saved", "time": 1.6e9 + 30, "step": 50, "bytes": MIB, "seconds": 0.1},
+                       {"event": "warning", "time": 1.6e9 + 40, "text": "the disk is <nearly> full"},
+                       {"event": "saved", "time": 1.6e9 + 60, "step": 100, "bytes": MIB, "seconds": 0.1}], **more}
+
+
+def plain_text(text: str) -> str:
+    return text.replace("&nbsp;", " ")
+
+
+HEADLINES = {
+    "planning": "Planning how to train inside 600 MiB.",
+    "training": "Step 120 of 400, about 2 min left.",
+    "stopped": "Stopped at step 120 of 400.",
+    "failed": "Failed at step 120 of 400.",
+    "died": "Died at step 120 of 400.",
+    "finished": "Trained 400 steps inside 600 MiB; plain training would have needed 1.20 GiB.",
+}
+
+
+@pytest.mark.parametrize("state", sorted(HEADLINES))
+def test_the_headline_says_where_the_run_stands(state: str) -> None:
+    text = plain_text(page(told(state)))
+    assert well_nested(text)
+    assert f'<p class="verdict">{HEADLINES[state]}</p>' in text
+    assert f'<span class="pill {state}">{state.capitalize()}</span>' in text
+
+
+def test_a_run_that_trains_shows_progress_speed_and_time_left() -> None:
+    text = plain_text(content(told("training")))
+    for words in ("30 %", "Saved up to step 100; 20 steps have come since.", "2 steps/s", "500 ms a step", "about 2 min", "70 s so far",
+                  "531 MiB", "of 600 MiB", 'data-title="Training 30 % · gpt · shoestring"'):
+        assert words in text, words
+
+
+def test_a_dead_run_says_why_and_when_it_was_last_heard_of() -> None:
+    text = content(told("died", text="The process is gone. It can go on from step 100."))
+    assert '<p class="banner died">The process is gone. It can go on from step 100.' in text
+    assert "Last sign of life: " in text
+
+
+def test_events_are_told_newest_first_and_warnings_are_marked() -> None:
+    text = plain_text(content(told("training"))).split("What happened")[1]
+    order = [text.index(words) for words in ("Saved a checkpoint at step 100", "<b>Warning</b> the disk is &lt;nearly&gt; full",
+                                             "Saved a checkpoint at step 50", "Training begins, 400 steps to do. data from the job",
+                                             "Planning for 600 MiB")]
+    assert order == sorted(order)
+    assert '<li class="warned">' in text
+
+
+def test_checkpoints_in_a_row_are_told_as_one_event() -> None:
+    saved = [{"event": "saved", "time": 1.6e9 + step, "step": step} for step in range(1, 1001)]
+    text = content(told("training", events=saved, checkpoints=saved))
+    assert "Saved 1,000 checkpoints, the last at step 1,000" in text
+    assert "1,000 checkpoints saved" in text
+
+
+@pytest.mark.parametrize("event", [{}, {"event": None}, {"event": "new kind", "text": 5}, {"event": "saved", "time": "noon", "step": "x"},
+                                   {"event": "begun", "time": 1e30}, {"event": "adopted", "differences": None}, {"event": "failed"}])
+def test_events_of_any_shape_are_told(event: dict[str, Any]) -> None:
+    assert well_nested(page({"state": "training", "events": [event], "checkpoints": [event]}))
+
+
+@pytest.mark.parametrize("key", sorted(told("training")))
+@pytest.mark.parametrize("nothing", ["missing", "none", "empty"])
+def test_any_one_thing_of_a_story_may_be_missing(key: str, nothing: str) -> None:
+    for state in HEADLINES:
+        story = told(state)
+        story[key] = None if nothing == "none" else type(story[key])()
+        if nothing == "missing":
+            del story[key]
+        assert well_nested(page(story))
+        assert well_nested(card(story, "name"))
+
+
+def test_the_style_is_in_classes_so_that_a_strict_page_may_show_it() -> None:
+    text = content(told("died", text="gone"))
+    assert "style=" not in text and "onclick" not in text
+
+
+def test_text_that_cannot_be_written_is_replaced() -> None:
+    page(told("failed", text="half a character: \ud800", job="\udfff")).encode()
+
+
+@pytest.mark.parametrize("text", ['"' * 100_000, "&" * 100_000, "\N{SLICE OF PIZZA}" * 100_000, "word & " * 50_000])
+def test_a_page_stays_under_150_kb_whatever_it_is_told(text: str) -> None:
+    steps = 100_000
+    huge = told(
+        "failed", text=text, job=text, run=text, shown=text, sure=text, weights_sha256=text,
+        losses=[1 / step for step in range(1, steps + 1)],
+        seconds=[0.1] * steps, step=steps, steps=steps, samples_process=[[0.1 * step, 5 * MIB + step] for step in range(steps)],
+        flags={f"{place}{text}": text for place in range(100)}, techniques=[{"name": text, "knobs": {text: text}, "why": text}] * 50,
+        runners_up=[{"text": text, "lost": text}] * 50, events=[{"event": "warning", "time": 1.6e9, "text": text}] * 500,
+        checkpoints=[{"step": 5, "time": 1.6e9}] * 500, blocks=[[f"{place}{text}", MIB] for place in range(900)],
+        measured={"process_bytes": MIB, "parts": {f"{place}{text}": MIB for place in range(50)}})
+    assert len(page(huge).encode()) < 150_000
+
+
+def test_an_overview_has_a_card_for_each_run_that_leads_to_it() -> None:
+    story = told("training")
+    text = overview([card(story, "a/b <c>"), card({"state": "died"}, "second")], ["training", "died"])
+    assert well_nested(text)
+    for words in ("2 runs", "1 training, 1 died", 'href="/run/a%2Fb%20%3Cc%3E"', "a/b &lt;c&gt;", "1 warning", 'href="/run/second"'):
+        assert words in text, words

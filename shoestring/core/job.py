@@ -1,7 +1,7 @@
 """A job: what the user wants trained. A job file is plain Python with one function `job(...) -> Job`."""
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from shoestring.core.batch import Batch, samples
 from shoestring.core.errors import Mistake
+from shoestring.core.feed import Feed
 
 
 def default_forward(model: nn.Module, batch: Batch) -> Any:
@@ -61,19 +62,6 @@ class Job:
             if getattr(self, name) < least:
                 raise Mistake(f"{name}={getattr(self, name)} in the Job: give {least} or more")
 
-    def batches(self) -> Iterator[Batch]:
+    def batches(self) -> Feed:
         """The job's batches, as long as they last; a Dataset is shuffled by the job's seed and goes round for ever."""
-        data = self.data() if callable(self.data) else self.data
-        if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, (list, tuple)):
-            return self.epochs(data)
-        return iter(data)
-
-    def epochs(self, dataset: Any) -> Iterator[Batch]:
-        if len(dataset) < self.batch:
-            raise Mistake(f"a data set of {len(dataset)} samples for batches of {self.batch}: "
-                          f"give more data or a smaller batch")
-        order = torch.Generator().manual_seed(self.seed)
-        while True:
-            yield from torch.utils.data.DataLoader(
-                dataset, batch_size=self.batch, shuffle=True, drop_last=True, generator=order
-            )
+        return Feed(self)

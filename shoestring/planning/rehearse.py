@@ -5,12 +5,11 @@ The predicted peak is exact because it is the same program. What can't run on fa
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from itertools import islice
 
-import torch
 from torch import Tensor, nn
 
+from shoestring.core import chance
 from shoestring.core.batch import Batch
 from shoestring.core.job import Job
 from shoestring.core.run import Run, plain_run
@@ -34,10 +33,10 @@ def acted(job: Job, techniques: Iterable[Technique], batches: Iterable[Batch] | 
           faithful: bool) -> tuple[Log, bool]:
     stage = Stage()
     stage.faithful = faithful
-    with untouched_random_state():
-        torch.manual_seed(job.seed)
+    with chance.kept():
+        chance.seed(job.seed)
         actor = stage.copy(model) if model is not None else stage.model(job.model)
-        torch.manual_seed(job.seed)
+        chance.seed(job.seed)
         log = tracked(job, techniques, actor, batches, stage)
     return log, stage.tossed
 
@@ -64,11 +63,3 @@ def prepared(job: Job, techniques: Iterable[Technique], model: nn.Module) -> Run
     """The job's run with the techniques applied, in their order."""
     model.train()
     return applied(in_order(techniques), plain_run(job, model, blocks(model)))
-
-
-@contextmanager
-def untouched_random_state() -> Iterator[None]:
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-        yield
-
-

@@ -1,0 +1,62 @@
+"""The random states of Python, NumPy and torch, as one."""
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+State = dict[str, Any]
+
+
+def seed(number: int) -> None:
+    """Begin anew from a number."""
+    random.seed(number)
+    np.random.seed(number % 2**32)
+    torch.manual_seed(number)
+
+
+def state() -> State:
+    """Where all generators stand."""
+    kind, keys, *rest = np.random.get_state()
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return {"python": random.getstate(), "numpy": (kind, np.array(keys), *rest), "torch": torch.get_rng_state(), "cuda": cuda}
+
+
+def restore(saved: State) -> None:
+    random.setstate(saved["python"])
+    np.random.set_state(saved["numpy"])
+    torch.set_rng_state(saved["torch"])
+    if saved["cuda"] and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(saved["cuda"])
+
+
+class Stream:
+    """Chance of its own: inside `with stream.drawing()`, the generators are this stream's and nobody else's are touched."""
+
+    def __init__(self, number: int) -> None:
+        with kept():
+            seed(number)
+            self.state = state()
+
+    @contextmanager
+    def drawing(self) -> Iterator[None]:
+        with kept():
+            restore(self.state)
+            try:
+                yield
+            finally:
+                self.state = state()
+
+
+@contextmanager
+def kept() -> Iterator[None]:
+    """Whatever is drawn inside, the generators stand afterwards where they stood."""
+    before = state()
+    try:
+        yield
+    finally:
+        restore(before)

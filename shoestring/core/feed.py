@@ -1,0 +1,87 @@
+"""The feed: a job's batches, from any position on.
+
+Data draw from a random stream of their own, so going through them again gives the same batches whatever the model has drawn in
+between (dropout), and a run that was stopped can go on where it was:
+
+    data with state_dict and load_state_dict    from that state, at once
+    a map-style Dataset                         from the position, at once: its order follows from the seed
+    any other iterable                          fast-forwarded: its first batches are fetched and dropped
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from shoestring.core.batch import Batch
+from shoestring.core.chance import Stream
+from shoestring.core.errors import Mistake
+
+if TYPE_CHECKING:
+    from shoestring.core.job import Job
+
+APART = 0x9E3779B9   # added to the seed, so that data and model do not draw the same numbers
+
+
+class Feed:
+    """An iterator over a job's batches that knows its position."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.taken = 0
+        self.chance = Stream((job.seed + APART) % 2**32)
+        with self.chance.drawing():
+            self.data = job.data() if callable(job.data) else job.data
+        self.stateful = hasattr(self.data, "state_dict") and hasattr(self.data, "load_state_dict")
+        self.mapped = (hasattr(self.data, "__getitem__") and hasattr(self.data, "__len__")
+                       and not isinstance(self.data, (list, tuple)) and not self.stateful)
+        self.source: Iterator[Batch] | None = None
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        with self.chance.drawing():
+            if self.source is None:
+                self.source = self.epochs(0) if self.mapped else iter(self.data)
+            batch = next(self.source)
+        self.taken += 1
+        return batch
+
+    def epochs(self, skipped: int) -> Iterator[Batch]:
+        """Batches of a Dataset, shuffled anew each time round by the job's seed, for ever."""
+        count, size = len(self.data), self.job.batch
+        if count < size:
+            raise Mistake(f"a data set of {count} samples for batches of {size}: give more data or a smaller batch")
+        order = torch.Generator().manual_seed(self.job.seed)
+        while True:
+            shuffled = torch.randperm(count, generator=order).tolist()
+            rounds = [shuffled[start:start + size] for start in range(0, count - size + 1, size)]
+            if skipped < len(rounds):
+                yield from DataLoader(self.data, batch_sampler=rounds[skipped:])
+            skipped = max(skipped - len(rounds), 0)
+
+    @property
+    def how(self) -> str:
+        """How it goes to a position, for the user."""
+        if self.stateful:
+            return "the data resume from their own state"
+        return "the data set resumes at its position" if self.mapped else "the data are fast-forwarded, batch by batch"
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"taken": self.taken, "data": self.data.state_dict() if self.stateful else None, "chance": self.chance.state}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self.stateful and state["data"] is not None:
+            with self.chance.drawing():
+                self.data.load_state_dict(state["data"])
+        elif self.mapped:
+            self.source = self.epochs(state["taken"])
+        else:
+            for count in range(state["taken"]):
+                if next(self, self) is self:
+                    raise Mistake(f"the job's data end after {count} batches and the run had taken {state['taken']}: "
+                                  f"give the data it was begun with")
+        self.taken, self.chance.state = state["taken"], state["chance"]

@@ -1,0 +1,154 @@
+"""Checkpoints: the whole state of a run at a step, so that going on from it gives the same bits as never having stopped.
+
+    checkpoints/step-00000040/
+      weights.safetensors    the model, by the names of its state_dict
+      state.safetensors      the optimizer's moments, random states, ...
+      state.json             everything that is not a tensor
+      manifest.json          size and SHA-256 of the others; its last line is its own
+
+A checkpoint is written under another name, synced, and then renamed: it is there whole or not at all. The tensors are written to the
+file at once, while training stands still: that copy in the kernel's page cache is the snapshot, and it costs the process no memory. Hashing
+and syncing follow in the background. What does not match its SHA-256 is never loaded and never overwritten.
+"""
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from shoestring.runs.folder import sync_folder
+from shoestring.runs.packing import packed, unpacked
+from shoestring.runs.tensors import TensorFile, Unreadable, write_tensors
+
+FILES = ("weights.safetensors", "state.safetensors", "state.json")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    path: Path
+
+    @property
+    def step(self) -> int:
+        return int(self.path.name.removeprefix("step-"))
+
+    def state(self) -> dict[str, Any]:
+        """All but the weights."""
+        try:
+            document = json.loads((self.path / "state.json").read_bytes())
+            state: dict[str, Any] = unpacked(document, TensorFile(self.path / "state.safetensors"))
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise Unreadable(f"{self.path}: {error}") from error
+        return state
+
+    def weights(self) -> TensorFile:
+        return TensorFile(self.path / "weights.safetensors")
+
+
+def draft(folder: Path, step: int, weights: Mapping[str, Tensor], state: Mapping[str, Any], aliases: Mapping[str, str]) -> Path:
+    """Write a checkpoint's files under a name that nobody reads yet. A failure leaves nothing behind."""
+    path = folder / f"step-{step:08}.tmp-{os.getpid()}"
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir(parents=True)
+    try:
+        tensors: dict[str, Tensor] = {}
+        document = packed(state, tensors, "state")
+        write_tensors(path / "weights.safetensors", weights, {"format": "pt"} | {f"alias {name}": of for name, of in aliases.items()})
+        write_tensors(path / "state.safetensors", tensors)
+        (path / "state.json").write_text(json.dumps(document))
+    except BaseException:
+        shutil.rmtree(path, ignore_errors=True)
+        raise
+    return path
+
+
+def publish(path: Path) -> tuple[Checkpoint, int]:
+    """Hash, sync and rename a draft; gives the checkpoint and its bytes."""
+    try:
+        files = {name: {"bytes": (path / name).stat().st_size, "sha256": digest(path / name, sync=True)} for name in FILES}
+        line = json.dumps({"files": files}).encode()
+        with open(path / "manifest.json", "wb") as file:
+            file.write(line + b"\n" + hashlib.sha256(line).hexdigest().encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        sync_folder(path)
+        final = path.with_name(path.name.partition(".tmp-")[0])
+        if final.exists():
+            move_aside(Checkpoint(final))
+        path.rename(final)
+        sync_folder(path.parent)
+    except BaseException:
+        shutil.rmtree(path, ignore_errors=True)
+        raise
+    return Checkpoint(final), sum((final / name).stat().st_size for name in FILES)
+
+
+def digest(path: Path, sync: bool = False) -> str:
+    with open(path, "rb") as file:
+        if sync:
+            os.fsync(file.fileno())
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def damage(checkpoint: Checkpoint) -> str:
+    """What is wrong with a checkpoint; empty if every byte is as it was written."""
+    try:
+        line, own, rest = (checkpoint.path / "manifest.json").read_bytes().split(b"\n", 2)
+        if rest or hashlib.sha256(line).hexdigest().encode() != own:
+            return "manifest.json is not what was written"
+        files = json.loads(line)["files"]
+        for name in FILES:
+            path = checkpoint.path / name
+            if path.stat().st_size != files[name]["bytes"]:
+                return f"{name} has {path.stat().st_size} bytes instead of {files[name]['bytes']}"
+            if digest(path) != files[name]["sha256"]:
+                return f"{name} does not match its SHA-256"
+    except FileNotFoundError as error:
+        return f"{Path(error.filename).name} is missing"
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"manifest.json can't be read ({type(error).__name__})"
+    return ""
+
+
+def saved(folder: Path) -> list[Checkpoint]:
+    """The checkpoints of a run, oldest first, good or not."""
+    found = [Checkpoint(path) for path in folder.glob("step-*") if path.is_dir() and path.name.removeprefix("step-").isdigit()]
+    return sorted(found, key=lambda one: one.step)
+
+
+def newest_good(folder: Path) -> tuple[Checkpoint | None, list[tuple[Checkpoint, str]]]:
+    """The newest checkpoint that is whole, and the newer ones that are not, with the reason."""
+    bad: list[tuple[Checkpoint, str]] = []
+    for one in reversed(saved(folder)):
+        reason = damage(one)
+        if not reason:
+            return one, bad
+        bad.append((one, reason))
+    return None, bad
+
+
+def move_aside(checkpoint: Checkpoint) -> None:
+    """Keep a checkpoint that can't be used under a name that is not in the way."""
+    number = 0
+    while (aside := checkpoint.path.with_name(f"{checkpoint.path.name}.damaged-{number}")).exists():
+        number += 1
+    checkpoint.path.rename(aside)
+
+
+def clear_drafts(folder: Path) -> None:
+    """Remove what a process that died was writing; call it only where no other process writes."""
+    for path in folder.glob("step-*.tmp-*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def prune(folder: Path, keep: int, best: int | None) -> None:
+    """Leave the newest checkpoints and the best one."""
+    for one in saved(folder)[:-keep]:
+        if one.step != best:
+            shutil.rmtree(one.path, ignore_errors=True)

@@ -1,0 +1,93 @@
+"""The keeper of a run in training: writes its events, saves its checkpoints, listens to who wants it stopped, watches its memory."""
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from shoestring.core.feed import Feed
+from shoestring.core.run import Run
+from shoestring.core.units import bytes_text
+from shoestring.runs.checkpoints import clear_drafts, move_aside, newest_good
+from shoestring.runs.events import Events
+from shoestring.runs.folder import Folder
+from shoestring.runs.saver import Cadence, Saver
+from shoestring.runs.whole import put_back, taken
+
+NEAR = 0.97   # of the budget: a process this large is told of
+
+
+class Keeper:
+    """Keeps one run. `send` brings events to whoever launched it, as long as there is one."""
+
+    def __init__(self, task: Mapping[str, Any], send: Callable[[dict[str, Any]], None]) -> None:
+        self.folder = Folder(Path(task["folder"]))
+        self.steps, self.budget, self.predicted = task["steps"], task.get("memory"), task.get("predicted") or 0
+        self.send = send
+        self.events = Events(self.folder.path)
+        self.saver = Saver(self.folder.checkpoints, Cadence(**task.get("cadence", {})), self.tell)
+        self.step = 0
+        self.stop = ""          # why to stop; empty: go on
+        self.warned = False
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self.asked_to_stop)
+
+    def tell(self, kind: str, **fields: Any) -> None:
+        event = self.events.add(kind, **fields)
+        try:
+            self.send(event)
+        except OSError:
+            self.stop = self.stop or "its launcher is gone"
+
+    def asked_to_stop(self, number: int, frame: Any) -> None:
+        if self.stop:
+            os._exit(128 + number)
+        self.stop = f"asked to by {signal.Signals(number).name}"
+
+    def resume(self, run: Run, feed: Feed) -> int:
+        """Bring the run to its newest good checkpoint; gives the step it stands at, 0 for a new run."""
+        clear_drafts(self.folder.checkpoints)
+        checkpoint, damaged = newest_good(self.folder.checkpoints)
+        for bad, reason in damaged:
+            move_aside(bad)
+            self.tell("warning", text=f"the checkpoint of step {bad.step} is damaged ({reason}): it is kept aside, and the run goes on from "
+                                      f"{f'step {checkpoint.step}' if checkpoint else 'the beginning'}")
+        if checkpoint is not None:
+            state = put_back(checkpoint, run, feed)
+            self.step = self.saver.saved_step = state["step"]
+            self.saver.best = state["best"]
+        self.tell("begun", pid=os.getpid(), steps=self.steps, step=self.step, how=feed.how if self.step else "from the beginning")
+        return self.step
+
+    def after(self, run: Run, feed: Feed, event: dict[str, Any]) -> bool:
+        """A step is done; gives whether to go on."""
+        self.step = event["step"]
+        self.saver.losses.append(event["loss"])
+        self.tell("step", **event)
+        if self.budget and not self.warned and event["most"] > max(NEAR * self.budget, self.predicted):
+            self.warned = True
+            self.tell("warning", text=f"the process has {bytes_text(event['most'])} of its {bytes_text(self.budget)} after step {self.step}, "
+                                      f"more than the {bytes_text(self.predicted)} that were predicted: it may run out of memory")
+        if self.stop or self.step >= self.steps or self.saver.due(self.step):
+            self.saver.save(lambda: taken(run, feed, self.step, self.saver.best))
+        return not self.stop
+
+    def end(self, run: Run, feed: Feed) -> None:
+        """The last step is done, or a signal came: finish the checkpoint and say how it ended."""
+        self.saver.wait()
+        if self.saver.saved_step != self.step:   # the data ended early, or a save was not possible before
+            self.saver.save(lambda: taken(run, feed, self.step, self.saver.best))
+        self.saver.close()
+        if self.stop and self.step < self.steps:
+            saved = "" if self.saver.saved_step == self.step else f"; the last checkpoint is of step {self.saver.saved_step}"
+            self.tell("stopped", step=self.step, text=f"stopped after step {self.step} of {self.steps}, {self.stop}{saved}")
+        else:
+            self.tell("finished", step=self.step)
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out."""
+    words = ("not enough memory", "can't allocate memory", "cannot allocate memory", "out of memory")
+    return isinstance(error, MemoryError) or (isinstance(error, (RuntimeError, OSError)) and any(word in str(error).lower() for word in words))

@@ -1,0 +1,54 @@
+"""State as tensors and JSON: what goes in comes out the same, and no code runs on the way in.
+
+Dicts keep their keys' types, tuples stay tuples, tensors keep their strides. What is none of numbers, text, tensors, arrays and
+containers of these is refused, because only running code could bring it back.
+"""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoestring.core.errors import Mistake
+from shoestring.runs.tensors import TensorFile
+
+
+def packed(value: Any, tensors: dict[str, Tensor], name: str) -> Any:
+    """The value as JSON, its tensors put into `tensors` under names that begin with `name`."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Tensor):
+        tensors[name] = value.detach()
+        return {"tensor": name} if value.is_contiguous() else {"tensor": name, "stride": list(value.stride())}
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        tensors[name] = torch.from_numpy(np.ascontiguousarray(value))
+        return {"array": name}
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Mapping):
+        return {"dict": [[packed(key, tensors, f"{name}/key"), packed(one, tensors, f"{name}/{key}")] for key, one in value.items()]}
+    if isinstance(value, (list, tuple)):
+        kind = "tuple" if isinstance(value, tuple) else "list"
+        return {kind: [packed(one, tensors, f"{name}/{number}") for number, one in enumerate(value)]}
+    raise Mistake(f"{name} holds a {type(value).__name__}, which can't be saved as numbers, text and tensors: "
+                  f"give its owner a state_dict made of those")
+
+
+def unpacked(value: Any, tensors: Mapping[str, Tensor] | TensorFile) -> Any:
+    """What was packed."""
+    if not isinstance(value, dict):
+        return value
+    if "tensor" in value:
+        found = tensors[value["tensor"]]
+        if "stride" not in value:
+            return found
+        return torch.empty_strided(found.shape, value["stride"], dtype=found.dtype).copy_(found)
+    if "array" in value:
+        return tensors[value["array"]].numpy()
+    if "dict" in value:
+        return {unpacked(key, tensors): unpacked(one, tensors) for key, one in value["dict"]}
+    items = [unpacked(one, tensors) for one in value["tuple" if "tuple" in value else "list"]]
+    return tuple(items) if "tuple" in value else items

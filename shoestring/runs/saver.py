@@ -1,0 +1,100 @@
+"""When to save, and saving beside training.
+
+Training stands still only while the tensors are copied to the file; hashing and syncing happen in a thread. A save that fails
+(a full disk) costs a warning and nothing else: the checkpoints before it stay, and the next save is tried as planned.
+"""
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from shoestring.runs.checkpoints import draft, prune, publish
+
+SHARE = 0.03   # of the time, at most, goes into saving, unless the user asked for every so many steps
+
+
+@dataclass(frozen=True)
+class Cadence:
+    """How often to save: every so many steps, or every so many seconds."""
+
+    steps: int = 0
+    seconds: float = 60.0
+    keep: int = 3
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What a checkpoint is made of."""
+
+    step: int
+    weights: Mapping[str, Tensor]
+    aliases: Mapping[str, str]     # weights that are others by another name
+    state: Mapping[str, Any]
+
+
+class Saver:
+    def __init__(self, folder: Path, cadence: Cadence, tell: Callable[..., None]) -> None:
+        self.folder, self.cadence, self.tell = folder, cadence, tell
+        self.thread = ThreadPoolExecutor(1)
+        self.pending: Future[None] | None = None
+        self.last = time.monotonic()
+        self.pause = 0.0                     # seconds that training stood still for the last save
+        self.saved_step = 0
+        self.losses: list[float] = []        # since the last save
+        self.best: tuple[float, int] | None = None
+
+    def due(self, step: int) -> bool:
+        """Whether to save after this step."""
+        if self.pending is not None and not self.pending.done():
+            return False
+        if self.cadence.steps:
+            return step % self.cadence.steps == 0
+        return time.monotonic() - self.last >= max(self.cadence.seconds, self.pause / SHARE)
+
+    def save(self, take: Callable[[], Snapshot]) -> None:
+        """Copy the state now, finish the checkpoint in the background."""
+        self.wait()
+        begun = time.monotonic()
+        try:
+            snapshot = take()
+            path = draft(self.folder, snapshot.step, snapshot.weights, snapshot.state, snapshot.aliases)
+        except OSError as error:
+            self.failed(error)
+            return
+        finally:
+            self.last = time.monotonic()
+            self.pause = self.last - begun
+        mean = sum(self.losses) / len(self.losses) if self.losses else float("inf")
+        self.losses = []
+        self.pending = self.thread.submit(self.finish, path, snapshot.step, self.pause, mean)
+
+    def finish(self, path: Path, step: int, pause: float, loss: float) -> None:
+        try:
+            checkpoint, size = publish(path)
+        except OSError as error:
+            self.failed(error)
+            return
+        self.saved_step = step
+        if self.best is None or loss < self.best[0]:
+            self.best = (loss, step)
+        prune(self.folder, self.cadence.keep, self.best[1])
+        self.tell("saved", step=step, checkpoint=checkpoint.path.name, seconds=pause, bytes=size, best=self.best[1] == step)
+
+    def failed(self, error: OSError) -> None:
+        self.tell("warning", text=f"a checkpoint could not be saved ({error.strerror or error}): training goes on, the checkpoints before "
+                                  f"it stay; free some space and the next one will be saved")
+
+    def wait(self) -> None:
+        if self.pending is not None:
+            self.pending.result()
+            self.pending = None
+
+    def close(self) -> None:
+        self.wait()
+        self.thread.shutdown()

@@ -1,0 +1,112 @@
+"""Tensors in a file, in the safetensors format, written and read piece by piece.
+
+The safetensors library wants all bytes in memory at once, or maps the file into the process; a run inside a memory budget
+can afford neither. The format is simple: the length of a JSON header, the header, the bytes. Reading runs no code.
+"""
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64, "I32": torch.int32,
+    "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool, "U16": torch.uint16, "U32": torch.uint32,
+    "U64": torch.uint64, "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "C64": torch.complex64,
+}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+PIECE = 1 << 24          # bytes that are moved at once
+LONGEST = 100 << 20      # bytes of a header, as the format has it
+
+
+class Unreadable(ValueError):
+    """A file that is not what it should be."""
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> int:
+    """Write tensors to a file; gives its size. Nothing is synced."""
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    end = 0
+    for name, tensor in tensors.items():
+        begin, end = end, end + tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb", buffering=0) as file:
+        write_all(file.fileno(), len(text).to_bytes(8, "little") + text)
+        for tensor in tensors.values():
+            for piece in pieces(tensor):
+                write_all(file.fileno(), piece)
+    return 8 + len(text) + end
+
+
+def write_all(file: int, data: Any) -> None:
+    view = memoryview(data).cast("B")
+    while len(view):
+        view = view[os.write(file, view):]
+
+
+def pieces(tensor: Tensor) -> Iterator[Any]:
+    """The bytes of a tensor in order, a piece at a time."""
+    flat = tensor.detach().contiguous().reshape(-1)
+    if not flat.numel():
+        return
+    raw = flat.view(torch.uint8)
+    for start in range(0, len(raw), PIECE):
+        yield raw[start:start + PIECE].cpu().numpy()
+
+
+class Entry(NamedTuple):
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+class TensorFile:
+    """Tensors of a file, read when they are asked for."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        size = path.stat().st_size
+        with open(path, "rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if size < 8 or length > min(size - 8, LONGEST):
+                raise Unreadable(f"{path.name} is not a safetensors file: its header is said to have {length} of {size} bytes")
+            try:
+                header = json.loads(file.read(length))
+                self.metadata: dict[str, str] = header.pop("__metadata__", {})
+                self.entries = {str(name): Entry(DTYPES[entry["dtype"]], tuple(map(int, entry["shape"])), *map(int, entry["data_offsets"]))
+                                for name, entry in header.items()}
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise Unreadable(f"{path.name} is not a safetensors file: {type(error).__name__}: {error}") from error
+        self.start = 8 + length
+        for name, (dtype, shape, begin, end) in self.entries.items():
+            if min((begin, *shape)) < 0 or not begin <= end <= size - self.start or end - begin != prod(shape) * dtype.itemsize:
+                raise Unreadable(f"{path.name}: the tensor {name!r} lies outside of the file or does not have the size of its shape")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.entries)
+
+    def items(self) -> Iterator[tuple[str, Tensor]]:
+        return ((name, self[name]) for name in self)
+
+    def __getitem__(self, name: str) -> Tensor:
+        dtype, shape, begin, end = self.entries[name]
+        made = torch.empty(shape, dtype=dtype)
+        if end > begin:
+            with open(self.path, "rb", buffering=0) as file:
+                file.seek(self.start + begin)
+                view = made.reshape(-1).view(torch.uint8).numpy().data
+                while len(view):
+                    count = file.readinto(view)
+                    if not count:
+                        raise Unreadable(f"{self.path.name} ends in the middle of {name!r}")
+                    view = view[count:]
+        return made

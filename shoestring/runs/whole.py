@@ -1,0 +1,74 @@
+"""The whole state of a run in training: taken out, and put back."""
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from shoestring.core import chance
+from shoestring.core.errors import Mistake
+from shoestring.core.feed import Feed
+from shoestring.core.run import Run
+from shoestring.runs.checkpoints import Checkpoint
+from shoestring.runs.saver import Snapshot
+
+
+KERNELS = ("fused", "foreach")   # the plan's to choose, not the checkpoint's
+
+
+def taken(run: Run, feed: Feed, step: int, best: tuple[float, int] | None) -> Snapshot:
+    """The state after a step. The tensors are the run's own: write them before the next step."""
+    weights, aliases, other = {}, {}, {}
+    seen: dict[Any, str] = {}
+    for name, value in model_state(run.model).items():
+        if not isinstance(value, Tensor):
+            other[name] = value
+            continue
+        place = (value.untyped_storage()._cdata, value.storage_offset(), value.shape, value.stride())
+        if value.numel() and place in seen:
+            aliases[name] = seen[place]
+        else:
+            seen[place] = name
+            weights[name] = value
+    state = {
+        "step": step, "model": other, "optimizer": run.optimizer.state_dict(), "feed": feed.state_dict(), "chance": chance.state(),
+        "parts": {name: part.state_dict() for name, part in run.state.items()}, "best": best,
+    }
+    return Snapshot(step, weights, aliases, state)
+
+
+def put_back(checkpoint: Checkpoint, run: Run, feed: Feed) -> dict[str, Any]:
+    """Bring a run to where a checkpoint was taken; gives what else it says. The random states are set last."""
+    state, weights = checkpoint.state(), checkpoint.weights()
+    for name, value in model_state(run.model).items():
+        if isinstance(value, Tensor):
+            source = weights.metadata.get(f"alias {name}", name)
+            if source not in weights.entries:
+                raise Mistake(f"the checkpoint {checkpoint.path} has no weights {name!r}: the model is not the one it was made of; "
+                              f"give another --run, or --fresh")
+            found = weights[source]
+            if found.shape != value.shape:
+                raise Mistake(f"the weights {name!r} have the shape {tuple(found.shape)} in the checkpoint and {tuple(value.shape)} in the "
+                              f"model: give the flags it was begun with, another --run, or --fresh")
+            value.copy_(found)
+    if state["model"]:
+        run.model.load_state_dict(state["model"], strict=False)
+    kernels = [{name: group[name] for name in KERNELS if name in group} for group in run.optimizer.param_groups]
+    run.optimizer.load_state_dict(state["optimizer"])
+    for group, own in zip(run.optimizer.param_groups, kernels, strict=True):
+        group.update(own)
+    for name, part in run.state.items():
+        if name in state["parts"]:
+            part.load_state_dict(state["parts"][name])
+    feed.load_state_dict(state["feed"])
+    chance.restore(state["chance"])
+    return state
+
+
+def model_state(model: nn.Module) -> dict[str, Any]:
+    """The model's state_dict, and the buffers that it leaves out."""
+    state = dict(model.state_dict())
+    for name, buffer in model.named_buffers(remove_duplicate=False):
+        if name not in state:
+            state[name] = buffer
+    return state

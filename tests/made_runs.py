@@ -1,0 +1,83 @@
+"""Run folders made by hand, as a training process would have left them."""
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterable
+from math import exp
+from pathlib import Path
+from typing import Any
+
+from shoestring.runs.events import NAME, Events
+from shoestring.runs.folder import Folder, Lock
+
+MIB = 1 << 20
+LAYERS = range(8)
+PLAN: dict[str, Any] = {
+    "predicted": {"peak_bytes": 226 * MIB, "process_bytes": 548 * MIB, "step_seconds": 0.84},
+    "plain": {"peak_bytes": 890 * MIB, "process_bytes": 1229 * MIB, "step_seconds": 0.66},
+    "techniques": [
+        {"name": "Checkpoint", "knobs": {"every": 2}, "why": "activations are computed again instead of kept"},
+        {"name": "Accumulate", "knobs": {"pieces": 2}, "why": "half the batch at a time, one update"}],
+    "blocks": [*([f"forward layers.{layer}", (90 + 14 * layer) * MIB] for layer in LAYERS),
+               *([f"backward layers.{layer}", (130 + 13 * layer) * MIB] for layer in reversed(LAYERS)), ["update", 128 * MIB]],
+    "runners_up": [
+        {"text": "Accumulate(pieces=4)", "process_bytes": 571 * MIB, "step_seconds": 1.02, "lost": "12% slower"},
+        {"text": "Checkpoint(every=1) + Accumulate(pieces=2)", "process_bytes": 498 * MIB, "step_seconds": 0.97,
+         "lost": "7% slower, and the memory it saves isn't needed"}],
+    "exact": True, "sure": "one anchor step was measured, the rest is counted from its tensors",
+}
+
+
+def step_fields(step: int) -> dict[str, Any]:
+    """What a step says: a loss that falls, a memory that settles below the budget."""
+    loss = 2.3 + 3.2 * exp(-step / 60) + 0.05 * (step * 7 % 5)
+    return {"step": step, "loss": loss, "seconds": 0.82 + 0.03 * (step * 5 % 7), "process": (531 - 9 * (step % 2)) * MIB, "most": 531 * MIB}
+
+
+def made_run(path: Path, job: str = "gpt", begin: bool = True, steps: int = 400, done: int = 0, every: int = 50) -> Path:
+    """The folder of a run that planned, began, and did `done` steps with a checkpoint `every` so many."""
+    path.mkdir(parents=True)
+    folder = Folder(path)
+    folder.write("run.json", {"job": f"jobs/{job}.py", "flags": {"width": 320, "layers": 8, "batch": 16}, "memory": 600 * MIB})
+    begun = time.time() - 0.9 * done - 6
+    events: list[dict[str, Any]] = [{"event": "planning", "time": begun, "memory": 600 * MIB}]
+    if begin:
+        folder.write("plan.json", PLAN)
+        events += [{"event": "begun", "time": begun + 5, "pid": 1, "steps": steps, "step": 0, "how": "Data from the job's own stream"}]
+    for step in range(1, done + 1):
+        when = begun + 5 + 0.9 * step
+        events.append({"event": "step", "time": when, **step_fields(step)})
+        if step % every == 0:
+            events.append({"event": "saved", "time": when, "step": step, "checkpoint": f"step-{step:08d}", "seconds": 0.21,
+                           "bytes": 104 * MIB})
+    append(path, events)
+    return path
+
+
+def append(path: Path, events: Iterable[dict[str, Any]]) -> None:
+    with open(path / NAME, "a") as file:
+        file.writelines(json.dumps(event) + "\n" for event in events)
+
+
+def add(path: Path, kind: str, **fields: Any) -> None:
+    """One event more, as the run itself would add it."""
+    events = Events(path)
+    events.add(kind, **fields)
+    events.close()
+
+
+def live_on(path: Path, step: int) -> None:
+    """Hold the lock and do a step every now and then, until killed."""
+    lock = Lock(path)
+    events = Events(path)
+    while lock:
+        step += 1
+        events.add("step", **step_fields(step))
+        print(step, flush=True)
+        time.sleep(0.2)
+
+
+if __name__ == "__main__":
+    live_on(Path(sys.argv[1]), int(sys.argv[2]))

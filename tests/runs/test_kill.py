@@ -1,0 +1,171 @@
+"""The kill matrix: whatever dies and whenever, going on gives the same bits as never having been killed.
+
+The job draws (dropout, data from the global generators), accumulates, recomputes and scales its loss in fp16, so everything that a
+checkpoint must hold is in play.
+"""
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoestring.launch import Crashed, run_worker
+from shoestring.runs.events import course, read
+from shoestring.runs.folder import holder
+
+STEPS = 24
+JOB = """
+import random, time
+import numpy, torch
+from torch import nn
+from shoestring import Job
+
+def data(pause):
+    while True:
+        time.sleep(pause)
+        x = torch.randn(16, 64) + random.random() + float(numpy.random.rand())   # all three generators
+        yield {"x": x, "y": x[:, :10].argmax(1)}
+
+def job(pause: float = 0.02, steps: int = 24) -> Job:
+    block = lambda: nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Dropout(0.2))
+    return Job(model=lambda: nn.Sequential(*(block() for _ in range(4)), nn.Linear(64, 10)),
+               data=lambda: data(pause), forward=lambda model, batch: model(batch["x"]), steps=steps,
+               loss=lambda output, batch: nn.functional.cross_entropy(output.float(), batch["y"]))
+"""
+TECHNIQUES = [{"name": "Precision", "knobs": {"dtype": "fp16"}}, {"name": "Accumulate", "knobs": {"pieces": 2}},
+              {"name": "Checkpoint", "knobs": {"every": 2}}]
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("job") / "job.py"
+    path.write_text(JOB)
+    return path
+
+
+def task(job: Path, folder: Path, pause: float = 0.02) -> dict[str, Any]:
+    folder.mkdir(exist_ok=True)
+    return {"task": "train", "file": str(job), "flags": {"pause": pause}, "techniques": TECHNIQUES, "steps": STEPS, "folder": str(folder),
+            "cadence": {"steps": 3, "keep": 2}}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(job: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    result = run_worker(task(job, tmp_path_factory.mktemp("run"), 0.0), {})
+    assert result["steps"] == STEPS
+    return str(result["weights_sha256"])
+
+
+def killed_at(job: Path, folder: Path, moment: Callable[[dict[str, Any]], bool], number: int = signal.SIGKILL) -> dict[str, Any]:
+    """Train until `moment` is true of an event, then send the worker a signal."""
+    pid = 0
+
+    def look(event: dict[str, Any]) -> None:
+        nonlocal pid
+        pid = event.get("pid", pid)
+        if pid and moment(event):
+            os.kill(pid, number)
+            pid = 0
+
+    return run_worker(task(job, folder), {}, look)
+
+
+def gone_on(job: Path, folder: Path) -> str:
+    return str(run_worker(task(job, folder, 0.0), {})["weights_sha256"])
+
+
+@pytest.mark.parametrize("step", [0, 1, 11, 23])
+def test_killed_in_a_step(step: int, job: Path, tmp_path: Path, undisturbed: str) -> None:
+    """Step 0 is the first one, before anything was saved."""
+    with pytest.raises(Crashed, match="SIGKILL"):
+        killed_at(job, tmp_path, lambda event: event["event"] == ("step" if step else "begun") and event["step"] == step)
+    assert gone_on(job, tmp_path) == undisturbed
+    assert [event["step"] for event in course(read(tmp_path)[0])] == list(range(1, STEPS + 1))
+
+
+def test_killed_during_a_save(job: Path, tmp_path: Path, undisturbed: str) -> None:
+    code = "import json,sys\nfrom shoestring.launch import run_worker\nrun_worker(json.loads(sys.argv[1]), {})"
+    child = subprocess.Popen([sys.executable, "-c", code, json.dumps(task(job, tmp_path))], stderr=subprocess.DEVNULL)
+    until = time.monotonic() + 60
+    while not list(tmp_path.glob("checkpoints/step-*.tmp-*")) and time.monotonic() < until:
+        time.sleep(0.0005)
+    pid = next(event["pid"] for event in read(tmp_path)[0] if event["event"] == "begun")
+    os.kill(pid, signal.SIGKILL)
+    child.wait(60)
+    assert gone_on(job, tmp_path) == undisturbed
+    assert not list(tmp_path.glob("checkpoints/step-*.tmp-*"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_asked_to_stop_it_saves_first(number: int, job: Path, tmp_path: Path, undisturbed: str) -> None:
+    result = killed_at(job, tmp_path, lambda event: event["event"] == "step" and event["step"] == 7, number)
+    last = read(tmp_path)[0][-1]
+    assert result["stopped"] == last["step"] >= 7 and signal.Signals(number).name in last["text"]
+    assert (tmp_path / "checkpoints" / f"step-{last['step']:08}").exists()
+    assert gone_on(job, tmp_path) == undisturbed
+
+
+def test_suspended_and_woken_it_goes_on(job: Path, tmp_path: Path, undisturbed: str) -> None:
+    """SIGSTOP, and SIGCONT from somebody else a moment later."""
+    waker: list[subprocess.Popen[bytes]] = []
+
+    def look(event: dict[str, Any]) -> None:
+        if event["event"] == "step" and event["step"] == 5:
+            pid = next(one["pid"] for one in read(tmp_path)[0] if one["event"] == "begun")
+            os.kill(pid, signal.SIGSTOP)
+            waker.append(subprocess.Popen(["sh", "-c", f"sleep 0.5; kill -CONT {pid}"]))
+
+    assert run_worker(task(job, tmp_path), {}, look)["weights_sha256"] == undisturbed
+    assert waker and waker[0].wait() == 0
+
+
+def test_a_worker_whose_launcher_is_killed_saves_and_ends(job: Path, tmp_path: Path, undisturbed: str) -> None:
+    code = ("import json,sys\nfrom shoestring.launch import run_worker\nfrom shoestring.runs.folder import Lock\nfrom pathlib import Path\n"
+            "task = json.loads(sys.argv[1])\nrun_worker(task, {}, lock=Lock(Path(task['folder'])).file)")
+    launcher = subprocess.Popen([sys.executable, "-c", code, json.dumps(task(job, tmp_path, 0.1))], stderr=subprocess.DEVNULL)
+    until = time.monotonic() + 60
+    while len(course(read(tmp_path)[0])) < 4 and time.monotonic() < until:
+        time.sleep(0.01)
+    launcher.kill()
+    launcher.wait()
+    while holder(tmp_path) is not None and time.monotonic() < until:   # the worker has the lock as well, until it has saved
+        time.sleep(0.01)
+    last = read(tmp_path)[0][-1]
+    assert last["event"] == "stopped" and "launcher is gone" in last["text"] and last["step"] < STEPS
+    assert gone_on(job, tmp_path) == undisturbed
+
+
+@pytest.mark.slow
+def test_a_hundred_random_kills(job: Path, tmp_path: Path, undisturbed: str) -> None:
+    """In every run a few kills at random times, until a hundred are done; each run ends with the same bits."""
+    draw = random.Random(0)
+    kills = runs = 0
+    while kills < 100:
+        folder = tmp_path / str(runs)
+        runs += 1
+        for _ in range(8):
+            after = draw.uniform(0.0, 0.6)
+            when: list[float] = []
+
+            def look(event: dict[str, Any], after: float = after, when: list[float] = when) -> bool:
+                when.append(time.monotonic())
+                if event["event"] == "begun":
+                    pid = event["pid"]
+                    subprocess.Popen(["sh", "-c", f"sleep {after}; kill -9 {pid}"], stderr=subprocess.DEVNULL)
+                return False
+
+            try:
+                run_worker(task(job, folder), {}, look)
+                break
+            except Crashed:
+                kills += 1
+        assert gone_on(job, folder) == undisturbed, f"run {runs} after {kills} kills"
