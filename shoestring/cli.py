@@ -334,7 +334,7 @@ def trained(options: argparse.Namespace, path: Path, held: Opened, cadence: dict
         say(options, f"{told['text']}; the same command goes on from there")
         (folder.path / "report.html").write_text(page(told))
         return STOPPED
-    counted = next((event for event in reversed(told["events"]) if event["event"] == "measured"), {})
+    counted: dict[str, Any] = next((event for event in reversed(told["events"]) if event["event"] == "measured"), {})
     plan = folder.read("plan.json")
     report = {
         "run": str(folder.path), "job": options.job, "flags": held.asked["flags"], "steps": told["step"], "losses": told["losses"],

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -109,11 +109,7 @@ def train(task: dict[str, Any], send: Send) -> dict[str, Any]:
         return more
 
     batches = islice(feed, task["steps"] - number)
-    going = True
-    for loss in tracked_steps(watched(run, tracker), islice(batches, 2), tracker):
-        going = go_on(loss)
-        if not going:
-            break
+    going = until_stopped(tracked_steps(watched(run, tracker), islice(batches, 2), tracker), go_on)
     if losses:
         highest = peak(tracker.log)
         measured = {"peak_bytes": highest.bytes, "flops": sum(tracker.log.flops.values()) / len(losses),
@@ -122,10 +118,7 @@ def train(task: dict[str, Any], send: Send) -> dict[str, Any]:
             keeper.tell("measured", **measured)
     elif not number:
         raise Mistake("the job's data yields no batch: nothing to train on")
-    for loss in steps(run, batches if going else ()):
-        going = go_on(loss)
-        if not going:
-            break
+    going = going and until_stopped(steps(run, batches), go_on)
     if keeper:
         keeper.end(run, feed)
     if not going and number < task["steps"]:
@@ -135,6 +128,14 @@ def train(task: dict[str, Any], send: Send) -> dict[str, Any]:
         "steps": number, "losses": losses, "state": {name: part.state_dict() for name, part in run.state.items()},
         "measured": measured | {"process_bytes": status("VmHWM"), "step_seconds": calm[len(calm) // 2]},
     } | ({} if task.get("trial") else shown(task, job, model))
+
+
+def until_stopped(losses: Iterable[Any], go_on: Callable[[Any], bool]) -> bool:
+    """Whether all steps were done. The loss of a step lives until the next is done, as in any loop."""
+    for loss in losses:
+        if not go_on(loss):
+            return False
+    return True
 
 
 def shown(task: dict[str, Any], job: Any, model: Any) -> dict[str, Any]:

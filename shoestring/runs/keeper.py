@@ -52,8 +52,9 @@ class Keeper:
         checkpoint, damaged = newest_good(self.folder.checkpoints)
         for bad, reason in damaged:
             move_aside(bad)
-            self.tell("warning", text=f"the checkpoint of step {bad.step} is damaged ({reason}): it is kept aside, and the run goes on from "
-                                      f"{f'step {checkpoint.step}' if checkpoint else 'the beginning'}")
+            start = f"step {checkpoint.step}" if checkpoint else "the beginning"
+            self.tell("warning", text=f"the checkpoint of step {bad.step} is damaged ({reason}): it is kept aside, "
+                                      f"and the run goes on from {start}")
         if checkpoint is not None:
             state = put_back(checkpoint, run, feed)
             self.step = self.saver.saved_step = state["step"]
@@ -68,8 +69,8 @@ class Keeper:
         self.tell("step", **event)
         if self.budget and not self.warned and event["most"] > max(NEAR * self.budget, self.predicted):
             self.warned = True
-            self.tell("warning", text=f"the process has {bytes_text(event['most'])} of its {bytes_text(self.budget)} after step {self.step}, "
-                                      f"more than the {bytes_text(self.predicted)} that were predicted: it may run out of memory")
+            self.tell("warning", text=f"the process has {bytes_text(event['most'])} of its {bytes_text(self.budget)} after step "
+                                      f"{self.step}, more than the {bytes_text(self.predicted)} that were predicted: it may run out of memory")
         if self.stop or self.step >= self.steps or self.saver.due(self.step):
             self.saver.save(lambda: taken(run, feed, self.step, self.saver.best))
         return not self.stop
@@ -89,5 +90,5 @@ class Keeper:
 
 def out_of_memory(error: BaseException) -> bool:
     """Whether an error says that memory ran out."""
-    words = ("not enough memory", "can't allocate memory", "cannot allocate memory", "out of memory")
-    return isinstance(error, MemoryError) or (isinstance(error, (RuntimeError, OSError)) and any(word in str(error).lower() for word in words))
+    words, said = ("not enough memory", "can't allocate memory", "cannot allocate memory", "out of memory"), str(error).lower()
+    return isinstance(error, MemoryError) or (isinstance(error, (RuntimeError, OSError)) and any(word in said for word in words))

@@ -50,7 +50,8 @@ def opened(path: Path, asked: dict[str, Any], source: Path, fresh: bool, adopt: 
         found = differences(before, asked)
         if found and not adopt:
             raise Mistake(f"{path} holds a run that differs from what is asked for now: {'; '.join(found)}. "
-                          f"--adopt goes on from its last checkpoint with what is asked for now, --fresh begins anew (and keeps the old run aside)")
+                          f"--adopt goes on from its last checkpoint with what is asked for now, --fresh begins anew "
+                          f"(and keeps the old run aside)")
         settled = asked | {name: before[name] for name in CHOICES if asked[name] in (None, False)}
         if not found:
             return Opened(folder, lock, settled | {"flags": before["flags"]}, False)

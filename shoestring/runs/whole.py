@@ -12,7 +12,6 @@ from shoestring.core.run import Run
 from shoestring.runs.checkpoints import Checkpoint
 from shoestring.runs.saver import Snapshot
 
-
 KERNELS = ("fused", "foreach")   # the plan's to choose, not the checkpoint's
 
 
