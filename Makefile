@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint check bench clean
+.PHONY: demo test test-browser lint check bench clean
 
 .venv/torch: constraints.txt
 	$(PYTHON) -m venv .venv
@@ -17,6 +17,10 @@ BIN := .venv/bin
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[test,lint]'
 	@touch $@
 
+.venv/browser: .venv/test
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[browser]'
+	@touch $@
+
 .venv/bench: .venv/test
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[bench]'
 	@touch $@
@@ -25,15 +29,20 @@ demo: .venv/run
 	$(BIN)/shoestring train gpt --memory 550MiB --report report.html
 
 test: .venv/test
-	$(BIN)/python -m pytest -n 2 -m "not slow"
+	$(BIN)/python -m pytest -n 2 -m "not slow and not browser"
+
+# The pages in Chromium. Where there is none and it can't be installed, these tests are skipped and say so.
+test-browser: .venv/browser
+	@command -v chromium >/dev/null || { apt-get update -qq && apt-get install -y -qq chromium; } >/dev/null 2>&1 || true
+	$(BIN)/python -m pytest -m browser -rs tests/browser
 
 lint: .venv/test
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-check: lint .venv/test
-	$(BIN)/python -m pytest -n 2
+check: lint test-browser
+	$(BIN)/python -m pytest -n 2 -m "not browser"
 
 bench: .venv/bench
 	for script in benchmarks/*/*.py; do $(BIN)/python $$script || exit 1; done

@@ -334,13 +334,12 @@ def trained(options: argparse.Namespace, path: Path, held: Opened, cadence: dict
         say(options, f"{told['text']}; the same command goes on from there")
         (folder.path / "report.html").write_text(page(told))
         return STOPPED
-    counted: dict[str, Any] = next((event for event in reversed(told["events"]) if event["event"] == "measured"), {})
     plan = folder.read("plan.json")
     report = {
         "run": str(folder.path), "job": options.job, "flags": held.asked["flags"], "steps": told["step"], "losses": told["losses"],
         "budget": {"memory": memory}, "predicted": plan["predicted"],
-        "measured": {key: value for key, value in counted.items() if key not in ("event", "time")} | told["measured"],
-        "techniques": plan["techniques"], "weights_sha256": result["weights_sha256"], "exact": chosen.exact, "sure": chosen.sure,
+        "measured": told["measured"], "techniques": plan["techniques"],
+        "weights_sha256": result["weights_sha256"], "exact": chosen.exact, "sure": chosen.sure,
         "shown": result.get("shown", ""), "state_of_techniques": result["state"],
     }
     folder.write("report.json", report)

@@ -4,6 +4,7 @@ Every event has `event` (its kind) and `time` (seconds since 1970):
 
     begun      pid, steps, step (the one it goes on from), how (where the data came from)
     step       step, loss, seconds, process (bytes now), most (bytes at most so far)
+    measured   peak_bytes, flops, where, parts    of the tensors, in the first two steps
     saved      step, checkpoint, seconds (that training stood still), bytes
     warning    text
     adopted    differences

@@ -70,7 +70,8 @@ class Keeper:
         if self.budget and not self.warned and event["most"] > max(NEAR * self.budget, self.predicted):
             self.warned = True
             self.tell("warning", text=f"the process has {bytes_text(event['most'])} of its {bytes_text(self.budget)} after step "
-                                      f"{self.step}, more than the {bytes_text(self.predicted)} that were predicted: it may run out of memory")
+                                      f"{self.step}, more than the {bytes_text(self.predicted)} that were predicted: "
+                                      f"it may run out of memory")
         if self.stop or self.step >= self.steps or self.saver.due(self.step):
             self.saver.save(lambda: taken(run, feed, self.step, self.saver.best))
         return not self.stop

@@ -52,18 +52,21 @@ def story(path: Path, events: list[dict[str, Any]] | None = None) -> dict[str, A
         "budget": {"memory": asked.get("memory")}, "state": state, "pid": pid, "text": text, "step": step, "steps": whole,
         "losses": [event["loss"] for event in steps], "seconds": [event["seconds"] for event in steps],
         "samples_process": [[event["time"] - begun, event["process"]] for event in steps],
-        "checkpoints": saved, "events": [event for event in found if event["event"] != "step"],
+        "checkpoints": saved, "events": [event for event in found if event["event"] not in ("step", "measured")],
         "begun": begun, "last": found[-1]["time"] if found else None, "now": time.time(),
     }
-    return told | so_far(steps) | {key: value for key, value in plan.items() if key in PLANNED} | (report if state == "finished" else {})
+    planned = {key: value for key, value in plan.items() if key in PLANNED}
+    return told | so_far(steps, found) | planned | (report if state == "finished" else {})
 
 
 PLANNED = ("predicted", "plain", "techniques", "blocks", "runners_up", "exact", "sure")
 
 
-def so_far(steps: list[dict[str, Any]]) -> dict[str, Any]:
+def so_far(steps: list[dict[str, Any]], events: list[dict[str, Any]]) -> dict[str, Any]:
     """What is measured while a run goes on."""
     if not steps:
         return {}
+    tensors: dict[str, Any] = next((event for event in reversed(events) if event["event"] == "measured"), {})
     calm = [event["seconds"] for event in steps[2:] or steps]
-    return {"measured": {"process_bytes": max(event["most"] for event in steps), "step_seconds": median(calm)}}
+    return {"measured": {key: value for key, value in tensors.items() if key not in ("event", "time")}
+            | {"process_bytes": max(event["most"] for event in steps), "step_seconds": median(calm)}}
