@@ -135,7 +135,7 @@ def written(stood: dict[str, list[float]], after: dict[str, list[float]], betwee
         lines.append(f"| {name} | {seconds_text(still)} | {slower * 1e3:+.0f} ms | {(still + slower) / (calm / between):.0%} | "
                      f"{(still + slower) / OFTEN:.2%} |")
     spread = (max(after["nothing"]) - min(after["nothing"])) / 2
-    lines += ["", f"Where nothing was saved, {between} steps took {seconds_text(calm)} and varied by ±{spread * 1e3:.0f} ms: differences in "
+    lines += ["", f"Where nothing was saved, {between} steps took {seconds_text(calm)} ± {spread * 1e3:.0f} ms: differences in "
                   f"the second column below that are noise. Ours hashes every byte and syncs the disk, in the background; the others "
                   f"do neither.", "",
               f"A step took {seconds_text(median(alone))} alone and {seconds_text(median(watched))} while `shoestring watch` showed it to "

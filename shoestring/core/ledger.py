@@ -15,6 +15,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import NamedTuple
 
+import numpy as np
+
 
 @dataclass(frozen=True)
 class Block:
@@ -33,7 +35,7 @@ class Block:
     backward_scratch: float = 0.0
 
 
-NUMBERS = tuple(field.name for field in fields(Block) if field.name not in ("name", "inside", "gradient"))
+NUMBERS = tuple(field.name for field in fields(Block) if field.name not in ("name", "inside", "gradient", "forward", "backward"))
 
 
 def between(none: Block, full: Block, share: float) -> Block:
@@ -67,6 +69,8 @@ class Ledger:
     update: float = 0.0                # seconds
     update_scratch: float = 0.0
     fused_update: float | None = None  # seconds with fused kernels, where they were timed
+    paces: tuple[tuple[float, float], ...] = ((1.0, 1.0),)   # (pieces, seconds of the batch in so many per second at once)
+    adding: float = 0.0                # seconds of adding all gradients to others
     waiting: float = 0.0               # seconds in which the step waits for the disk or a link
     traffic: float = 0.0               # bytes sent or written per step
     base: float = 0.0                  # bytes of the process before any tensor
@@ -120,6 +124,18 @@ class Ledger:
     def flops(self) -> float:
         """Operations of one step."""
         return self.pieces * sum(block.flops + block.backward_flops for block in self.blocks)
+
+    def pace(self, pieces: int) -> float:
+        """Seconds that the batch takes in so many pieces, per second at once: lines between what was measured.
+
+        >>> Ledger((), paces=((1.0, 1.0), (2.0, 1.0), (8.0, 1.6))).pace(5)
+        1.3
+        """
+        numbers, seconds = zip(*self.paces, strict=True)
+        if pieces > numbers[-1] and len(numbers) > 1:   # the last line goes on
+            slope = (seconds[-1] - seconds[-2]) / (numbers[-1] - numbers[-2])
+            return float(seconds[-1] + max(slope, 0.0) * (pieces - numbers[-1]))
+        return float(np.interp(pieces, numbers, seconds))
 
     @property
     def inside(self) -> tuple[Block, ...]:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import islice
 from statistics import median
@@ -17,7 +16,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from shoestring.core.batch import Batch, split
+from shoestring.core.batch import Batch, samples, split
+from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.private import tree_leaves
 from shoestring.core.run import Run
@@ -26,10 +26,11 @@ from shoestring.loop import steps
 from shoestring.measure.process import forget_peak, status
 from shoestring.measure.timeline import stretches
 from shoestring.measure.tracker import Tracker, watched
+from shoestring.memory.accumulate import Accumulate
 from shoestring.memory.fused import HAS_KERNEL, Fused
 from shoestring.planning.rehearse import prepared
 
-TIMED = 3        # steps whose median counts
+TIMED = 5        # steps whose median counts
 LONG = 0.7       # seconds: of steps longer than this, two are enough
 ENDLESS = 4.0    # seconds: of steps longer than this, the first one is enough
 
@@ -97,20 +98,20 @@ def on_gradient(values: Any, lap: Callable[[], None]) -> None:
             return
 
 
-def step_times(run: Run, batches: Iterable[Batch], count: int) -> dict[str, float]:
-    """Median seconds by "phase place", and of the whole step as "step"."""
-    clock = Clock()
-    whole = []
-    feed = iter(batches)
-    watch = timed(run, clock)
-    for _ in range(count):
-        batch = next(feed)
-        start = time.perf_counter()
-        for _ in steps(watch, [batch]):
-            pass
-        whole.append(time.perf_counter() - start)
-    per = {f"{phase} {place}": median(spans) for (phase, place), spans in clock.spans.items()}
-    return per | {"step": median(whole)}
+def step_times(run: Run, feeds: Sequence[Sequence[Batch]], count: int) -> list[dict[str, float]]:
+    """For each feed, median seconds by "phase place" and of the whole step as "step". Feeds take turns, so that a slow moment
+    of the machine meets all of them."""
+    clocks = [Clock() for _ in feeds]
+    whole: list[list[float]] = [[] for _ in feeds]
+    watches = [timed(run, clock) for clock in clocks]
+    for number in range(count):
+        for watch, feed, spent in zip(watches, feeds, whole, strict=True):
+            start = time.perf_counter()
+            for _ in steps(watch, [feed[number % len(feed)]]):
+                pass
+            spent.append(time.perf_counter() - start)
+    return [{f"{phase} {place}": median(spans) for (phase, place), spans in clock.spans.items()} | {"step": median(spent)}
+            for clock, spent in zip(clocks, whole, strict=True)]
 
 
 def overheads(run: Run, batches: Iterable[Batch]) -> dict[str, int]:
@@ -145,29 +146,45 @@ def paged(size: int) -> int:
 
 def anchored(job: Job, techniques: tuple[Technique, ...], model: nn.Module, memory: bool) -> dict[str, Any]:
     """One step of the job under these techniques, measured."""
-    batches = list(islice(job.batches(), 2))
-    feed = [batches[k % len(batches)] for k in range(TIMED + 2)]
+    feed = list(islice(job.batches(), 2))
     run = prepared(job, techniques, model)
-    times = step_times(run, feed[:1], 1)
+    times = step_times(run, [feed], 1)[0]
     endless = times["step"] > ENDLESS
-    if not endless:
-        times = step_times(run, feed, TIMED if times["step"] < LONG else 2)
+    count = TIMED if times["step"] < LONG else 2
     if memory:
-        return {"times": times, "overheads": overheads(run, feed)}
-    result: dict[str, Any] = {"times": times, "process": status("VmHWM")}
+        return {"times": times if endless else step_times(run, [feed], count)[0], "overheads": overheads(run, feed)}
+    smaller = {} if endless or any(isinstance(one, Accumulate) for one in techniques) else pieces_of(feed)
     if not endless:
-        with suppress(ValueError):   # a batch of one sample, or one that can't be split: all time counts as shrinking with it
-            result["half"] = step_times(run, [split(batch, 2)[0] for batch in feed], TIMED if times["step"] < LONG else 2)
+        times, *others = step_times(run, [feed, *smaller.values()], count)
+    result: dict[str, Any] = {"times": times, "process": status("VmHWM")}
+    result["paces"] = [(number, pace(times, other, number)) for number, other in zip(smaller, others, strict=True)] if smaller else []
+    result["adding"] = fastest(lambda: [p.grad.add_(p.grad) for p in model.parameters() if p.grad is not None])
     if isinstance(run.optimizer, HAS_KERNEL) and not any(isinstance(technique, Fused) for technique in techniques):
-        result["fused"] = update_time(Fused().apply(run))
+        fused = Fused().apply(run)
+        result["fused"] = fastest(lambda: fused.update(fused))
     return result
 
 
-def update_time(run: Run) -> float:
-    """Seconds of the update alone, with the gradients that are there."""
+def pieces_of(feed: Sequence[Batch]) -> dict[float, list[Batch]]:
+    """A half and a small part of every batch, by how many of them make the whole; none where a batch can't be split."""
+    try:
+        count = samples(feed[0])
+        return {count / samples(split(feed[0], parts)[0]): [split(batch, parts)[0] for batch in feed]
+                for parts in (2, 8) if parts <= count}
+    except Mistake:
+        return {}
+
+
+def pace(whole: dict[str, float], piece: dict[str, float], number: float) -> float:
+    """Seconds that the batch takes in so many pieces, per second that it takes at once."""
+    return number * (piece["step"] - piece["update (update)"]) / (whole["step"] - whole["update (update)"])
+
+
+def fastest(work: Callable[[], object]) -> float:
+    """Least seconds of a few tries."""
     times = []
     for _ in range(TIMED):
         start = time.perf_counter()
-        run.update(run)
+        work()
         times.append(time.perf_counter() - start)
     return min(times)

@@ -136,7 +136,8 @@ class Planner:
                 failed[key] = timed[key]["error"]
                 continue
             found[key] = Anchor(
-                timed[key]["times"], timed[key].get("half", {}), timed[key].get("fused"), sized[""]["times"]["step"],
+                timed[key]["times"], tuple(map(tuple, timed[key]["paces"])), timed[key]["adding"], timed[key].get("fused"),
+                sized[""]["times"]["step"],
                 timed[""]["process"], tensors, sized[""]["overheads"], pieces, bool(extra),
             )
         return found, failed

@@ -30,8 +30,9 @@ class Anchor:
     """What one real step told; times in seconds by "phase place"."""
 
     times: Mapping[str, float]
-    half: Mapping[str, float]
-    fused: float | None
+    paces: tuple[tuple[float, float], ...]   # (pieces, seconds that the batch takes in so many per second at once)
+    adding: float                     # seconds of adding all gradients to others
+    fused: float | None               # seconds of the update with fused kernels
     following: float                  # seconds of the whole step under the allocator that follows the tensors
     process: int                      # bytes of the process under the default allocator
     tensors: int                      # bytes of tensors at its peak
@@ -49,11 +50,8 @@ def plain_ledger(job: Job, log: Log, half: Log | None, hardware: Hardware, ancho
     part = {block.name: block for block in blocks_of(half)} if half is not None else {}
     parted = samples(split(batch, 2)[0]) if half is not None else 0
     blocks = tuple(with_seconds(block, hardware, anchor) for block in blocks)
-    still = tuple(
-        emptied(block, replace(part[block.name], forward=half_time(anchor, "forward", block, parted / count),
-                               backward=half_time(anchor, "backward", block, parted / count)), parted / count)
-        if block.name in part else Block(block.name, block.inside) for block in blocks
-    )
+    still = tuple(emptied(block, part[block.name], parted / count) if block.name in part else Block(block.name, block.inside)
+                  for block in blocks)
     parts = standing(log)
     step, born = last_step(log)
     update = max(stretch.top for stretch in step if stretch.moment.phase == "update")
@@ -64,6 +62,7 @@ def plain_ledger(job: Job, log: Log, half: Log | None, hardware: Hardware, ancho
         inputs=parts["inputs"], optimizer=parts["optimizer"], update_rise=update - tensors - gradients,
         fresh=float(sum(size for _, size in born.values())), per_spilled=1 / hardware.disk, cores=hardware.cores,
         update=update_seconds(anchor, tensors, hardware), fused_update=anchor.fused if anchor else None,
+        paces=((1.0, 1.0), *anchor.paces) if anchor else ((1.0, 1.0),), adding=anchor.adding if anchor else 0.0,
         traits=frozenset(traits), sure=("measured on fake tensors, times relative to one real step" if anchor
                                         else "measured on fake tensors, times from operations at the machine's speed"),
     )
@@ -115,14 +114,6 @@ def with_seconds(block: Block, hardware: Hardware, anchor: Anchor | None) -> Blo
 def time_of(times: Mapping[str, float], phase: str, place: str) -> float:
     """Seconds of a place; visits of one block are not told apart."""
     return times.get(f"{phase} {re.sub('#[0-9]+', '', place)}", 0.0)
-
-
-def half_time(anchor: Anchor | None, phase: str, block: Block, share: float) -> float:
-    """Seconds of a block at a share of the batch, no more than it takes whole and no less than that share of it."""
-    whole = block.forward if phase == "forward" else block.backward
-    if anchor is None or not anchor.half:
-        return whole * share
-    return min(max(time_of(anchor.half, phase, block.name), whole * share), whole)
 
 
 def emptied(full: Block, part: Block, share: float) -> Block:
