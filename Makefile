@@ -45,7 +45,7 @@ check: lint test-browser
 	$(BIN)/python -m pytest -n 2 -m "not browser"
 
 bench: .venv/bench
-	for script in benchmarks/*/*.py; do $(BIN)/python $$script || exit 1; done
+	for script in benchmarks/*/run.py; do $(BIN)/python $$script || exit 1; done
 
 clean:
 	rm -rf .venv runs report.html

@@ -209,7 +209,12 @@ class Spool:
 
     def pool(self) -> ThreadPoolExecutor:
         if self.threads is None:
-            self.file = os.open(self.directory, os.O_TMPFILE | os.O_RDWR, 0o600)
+            try:
+                self.holder = tempfile.TemporaryFile(dir=self.directory)   # noqa: SIM115 (it has no name: it is gone when we are)
+            except OSError as error:
+                raise Mistake(f"activations can't be spilled to {self.directory}: {error.strerror}; choose another directory with "
+                              f"Spill(to=...), or plan without Spill") from error
+            self.file = self.holder.fileno()
             self.threads = ThreadPoolExecutor(2, thread_name_prefix="spill")
         return self.threads
 
@@ -232,7 +237,7 @@ class Spool:
     def __del__(self) -> None:
         if self.threads is not None:
             self.threads.shutdown(wait=False)
-            os.close(self.file)
+            self.holder.close()
 
 
 def whole_bytes(parcel: Parcel) -> memoryview:

@@ -53,6 +53,11 @@ def opened(path: Path, asked: dict[str, Any], source: Path, fresh: bool, adopt: 
                           f"--adopt goes on from its last checkpoint with what is asked for now, --fresh begins anew "
                           f"(and keeps the old run aside)")
         settled = asked | {name: before[name] for name in CHOICES if asked[name] in (None, False)}
+        if before["environment"] != asked["environment"]:
+            was = ", ".join(f"{name} {before['environment'].get(name)} -> {value}" for name, value in asked["environment"].items()
+                            if before["environment"].get(name) != value)
+            Events(path).add("warning", text=f"the run goes on in another environment than it was begun in ({was}): "
+                                             f"its last bits may not be those of a run that never stopped")
         if not found:
             return Opened(folder, lock, settled | {"flags": before["flags"]}, False)
         folder.begin(settled, source.read_text())

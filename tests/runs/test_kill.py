@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from typing import Any
 import pytest
 
 from shoestring.launch import Crashed, run_worker
+from shoestring.runs.checkpoints import newest_good
 from shoestring.runs.events import course, read
 from shoestring.runs.folder import holder
 
@@ -142,6 +144,27 @@ def test_a_worker_whose_launcher_is_killed_saves_and_ends(job: Path, tmp_path: P
     last = read(tmp_path)[0][-1]
     assert last["event"] == "stopped" and "launcher is gone" in last["text"] and last["step"] < STEPS
     assert gone_on(job, tmp_path) == undisturbed
+
+
+def test_a_disk_that_is_full_for_a_while_costs_warnings_only(job: Path, tmp_path: Path, undisturbed: str) -> None:
+    """No file may grow past 20 kB between steps 5 and 14: events still fit, checkpoints do not."""
+    told: list[dict[str, Any]] = []
+    pid = 0
+
+    def look(event: dict[str, Any]) -> None:
+        nonlocal pid
+        pid = event.get("pid", pid)
+        told.append(event)
+        if event["event"] == "step" and event["step"] in (5, 14):
+            most = 20_000 if event["step"] == 5 else resource.RLIM_INFINITY
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
+
+    assert run_worker(task(job, tmp_path), {}, look)["weights_sha256"] == undisturbed
+    warned = [event["text"] for event in told if event["event"] == "warning"]
+    assert 2 <= len(warned) <= 4 and all("training goes on" in text for text in warned)
+    steps = [event["step"] for event in told if event["event"] == "saved"]
+    assert steps[0] == 3 and not {6, 9} & set(steps) and steps[-1] == STEPS
+    assert newest_good(tmp_path / "checkpoints")[0] is not None and not list(tmp_path.glob("checkpoints/*.tmp-*"))
 
 
 @pytest.mark.slow

@@ -1,0 +1,44 @@
+"""Seconds of a step under several plans, in turns in one process: a slow moment of the machine meets all of them.
+
+    python benchmarks/planner/turns.py PROBLEM ROUNDS PLAN [PLAN ...]
+
+Each PLAN is written like Checkpoint(groups=-1)+Fused(); an empty one is plain. Prints a JSON list of medians.
+"""
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from statistics import median
+
+from shoestring.core import chance
+from shoestring.core.technique import Technique, parsed
+from shoestring.jobfile import loaded_job
+from shoestring.loop import steps
+from shoestring.planning.catalogue import CATALOGUE
+from shoestring.planning.rehearse import prepared
+
+
+def techniques(text: str) -> tuple[Technique, ...]:
+    return tuple(parsed(one, CATALOGUE) for one in text.split("+") if one)
+
+
+def main(problem: str, rounds: int, plans: list[str]) -> None:
+    job = loaded_job(Path(__file__).parent / "problems.py", {"problem": problem})
+    trainings = []
+    for plan in plans:
+        chance.seed(0)
+        trainings.append(steps(prepared(job, techniques(plan), job.model()), job.batches()))
+    spent: list[list[float]] = [[] for _ in plans]
+    for turn in range(rounds + 2):
+        for training, times in zip(trainings, spent, strict=True):
+            begun = time.perf_counter()
+            float(next(training))
+            if turn > 1:
+                times.append(time.perf_counter() - begun)
+    print(json.dumps([median(times) for times in spent]))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3:])
