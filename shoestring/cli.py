@@ -200,7 +200,6 @@ def plan(options: argparse.Namespace, path: Path, flags: dict[str, Any], memory:
 
 
 def train(options: argparse.Namespace, path: Path, flags: dict[str, Any], memory: int | None) -> int:
-    import json
     from pathlib import Path
 
     from shoestring.runs.board import needs_tensorboard
@@ -218,14 +217,10 @@ def train(options: argparse.Namespace, path: Path, flags: dict[str, Any], memory
     asked = asked_for(path, flags, memory, options.use, options.inexact, options.plan)
     held = opened(Path(options.run) if options.run else new_folder(path.stem), asked, path, options.fresh, options.adopt)
     try:
-        if not held.changed and held.folder.read("report.json") and not options.replan:
-            report = held.folder.read("report.json")
+        report = {} if held.changed else held.folder.read("report.json")
+        if report and not options.replan:
             say(options, f"{held.folder.path} is finished; --fresh trains it anew")
-            if options.json:
-                print(json.dumps(report))
-            else:
-                show_report(report, options.report or held.folder.path / "report.html")
-            return DONE
+            return reported(options, report, held.folder.path)
         try:
             return trained(options, path, held, cadence)
         except (Exception, KeyboardInterrupt) as error:
@@ -295,9 +290,6 @@ def plan_file(chosen: Plan, outcome: dict[str, Any]) -> dict[str, Any]:
 
 def trained(options: argparse.Namespace, path: Path, held: Opened, cadence: dict[str, Any]) -> int:
     """Train in a folder that this process holds."""
-    import json
-    from pathlib import Path
-
     from shoestring.api import worker_environment
     from shoestring.launch import OutOfMemory, run_worker
     from shoestring.page import page
@@ -331,7 +323,8 @@ def trained(options: argparse.Namespace, path: Path, held: Opened, cadence: dict
             board.close()
     told = story(folder.path)
     if "stopped" in result:
-        say(options, f"{told['text']}; the same command goes on from there")
+        said = told["text"] if result["stopped"] else "stopped before it trained a step"
+        say(options, f"{said}; the same command goes on from there")
         (folder.path / "report.html").write_text(page(told))
         return STOPPED
     plan = folder.read("plan.json")
@@ -343,12 +336,23 @@ def trained(options: argparse.Namespace, path: Path, held: Opened, cadence: dict
         "shown": result.get("shown", ""), "state_of_techniques": result["state"],
     }
     folder.write("report.json", report)
-    for place in filter(None, (folder.path / "report.html", options.report)):
-        Path(place).write_text(page(story(folder.path)))
+    return reported(options, report, folder.path)
+
+
+def reported(options: argparse.Namespace, report: dict[str, Any], run: Path) -> int:
+    """Write the page of a run that is finished and tell the user of it."""
+    import json
+    from pathlib import Path
+
+    from shoestring.page import page
+    from shoestring.runs.story import story
+
+    for place in filter(None, (run / "report.html", options.report)):
+        Path(place).write_text(page(story(run)))
     if options.json:
         print(json.dumps(report))
     else:
-        show_report(report, options.report or folder.path / "report.html")
+        show_report(report, options.report or run / "report.html")
     return DONE
 
 
@@ -420,7 +424,7 @@ def export(options: argparse.Namespace) -> int:
 
     from shoestring.jobfile import loaded_job
     from shoestring.runs.export import checkpoint_of, export_hugging_face, export_steps, export_weights
-    from shoestring.runs.folder import Folder
+    from shoestring.runs.folder import Folder, source_of
 
     folder = Folder(Path(options.run))
     asked = folder.read("run.json")
@@ -430,7 +434,7 @@ def export(options: argparse.Namespace) -> int:
     if options.to == "safetensors":
         made = export_weights(checkpoint_of(folder, options.step), target)
     elif options.to == "hf":
-        made = export_hugging_face(checkpoint_of(folder, options.step), loaded_job(folder.path / "job.py", asked["flags"]), target)
+        made = export_hugging_face(checkpoint_of(folder, options.step), loaded_job(source_of(folder), asked["flags"]), target)
     else:
         made = export_steps(folder, options.to, target)
     print(json.dumps({"path": str(made)}) if options.json else f"written: {made}")

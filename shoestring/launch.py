@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +38,11 @@ def run_worker(task: Mapping[str, Any], environment: Mapping[str, str],
     os.close(writer)
     assert child.stdin is not None, "the pipe was asked for"
     last: dict[str, Any] = {}
+    asked: list[int] = []
     try:
         child.stdin.write(json.dumps(task))
         child.stdin.close()
-        with os.fdopen(reader) as lines, politely(child) if "folder" in task else unchanged():
+        with os.fdopen(reader) as lines, politely(child, asked) if "folder" in task else nullcontext():
             for line in lines:
                 event = json.loads(line)
                 if event["event"] in ("result", "mistake", "fault", "out of memory"):
@@ -62,6 +63,8 @@ def run_worker(task: Mapping[str, Any], environment: Mapping[str, str],
         raise OutOfMemory(last["text"])
     if kind is None and child.returncode == -signal.SIGKILL and memory_kills() > kills:
         raise OutOfMemory("the kernel killed its process when the machine ran out of memory")
+    if kind is None and asked and child.returncode == -signal.SIGTERM:   # asked to stop before it could listen
+        return {"stopped": 0}
     if kind is None:
         raise Crashed(ending(child.returncode))
     return last
@@ -78,22 +81,15 @@ def memory_kills() -> int:
 
 
 @contextmanager
-def unchanged() -> Iterator[None]:
-    yield
-
-
-@contextmanager
-def politely(child: subprocess.Popen[str]) -> Iterator[None]:
-    """While inside, a signal to stop is passed on: the first lets the worker save, the second kills it."""
-    asked = 0
+def politely(child: subprocess.Popen[str], asked: list[int]) -> Iterator[None]:
+    """While inside, a signal to stop is passed on and noted: the first lets the worker save, the second kills it."""
 
     def stop(number: int, frame: Any) -> None:
-        nonlocal asked
-        asked += 1
-        if asked == 1:
+        asked.append(number)
+        if len(asked) == 1:
             print("\nstopping after this step, with a checkpoint; once more to stop at once", file=sys.stderr)
-        child.send_signal(signal.SIGTERM if asked == 1 else signal.SIGKILL)
-        if asked > 1:
+        child.send_signal(signal.SIGTERM if len(asked) == 1 else signal.SIGKILL)
+        if len(asked) > 1:
             raise KeyboardInterrupt
 
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

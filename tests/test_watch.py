@@ -15,6 +15,7 @@ import pytest
 
 from shoestring.core.errors import Mistake
 from shoestring.runs.folder import Folder, Lock
+from shoestring.runs.story import silence
 from shoestring.watch import serve
 from shoestring.watch.follow import DRAW, LOOK, Followed, Watch, check
 from shoestring.watch.server import Server
@@ -299,3 +300,8 @@ def test_drawing_a_run_of_5000_steps_is_cheap(tmp_path: Path) -> None:
     lock.release()
     assert taken < 0.05   # about 8 ms on a calm core
     assert len(followed.view.content.encode()) < 40_000
+
+
+def test_a_run_that_says_nothing_for_long_is_told_of() -> None:
+    assert silence(20.0, [0.5], 7) == "" and silence(100.0, [15.0], 7) == ""
+    assert silence(100.0, [0.5, 0.6], 7).startswith("No step for 1 min 40 s, though its process 7 is there")

@@ -1,6 +1,6 @@
 """Every plan of a list predicted and then measured in a fresh process, for five problems; writes the table of README.md.
 
-    python benchmarks/planner/run.py [problem ...]
+    python benchmarks/planner/run.py [problem ...] [--resume]      (resume: keep what measured.json has of other problems)
 
 For each problem: predicted against measured (tensors, process, seconds), the plan that the planner chooses for two budgets
 against the best measured one that fits, and what plain PyTorch, uniform sqrt(N) checkpointing and `accelerate
@@ -35,7 +35,7 @@ HERE = Path(__file__).parent
 PLANS = ["", "Fused()", "Checkpoint(groups=-1)", "Accumulate(pieces=2)+Fused()", "StepInBackward()+Fused()"]
 ALLOCATORS = ["", "Allocator(kind='huge')"]
 STEPS = 8
-TURNS = 3
+TURNS = 2
 ROUNDS = 10
 
 
@@ -69,7 +69,7 @@ def problem_rows(name: str) -> dict[str, Any]:
     choices = []
     for budget in (int(sizes[2] * 1.02), int(sizes[-3] * 1.01)):
         try:
-            plan = Planner(job, known_hardware(), run_worker).outcome(budget).chosen
+            plan = planner.decided(ledger, budget).chosen
         except OverBudget as error:
             choices.append({"budget": budget, "error": str(error)})
             continue
@@ -154,11 +154,13 @@ def written(results: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main(names: list[str]) -> None:
-    results = []
-    for name in names or ("gpt2", "bert", "llama", "vit", "wide"):
+def main(words: list[str]) -> None:
+    kept = HERE / "measured.json"
+    names = [word for word in words if word != "--resume"] or ["gpt2", "bert", "llama", "vit", "wide"]
+    results = [one for one in json.loads(kept.read_text()) if one["problem"] not in names] if "--resume" in words else []
+    for name in names:
         results.append(problem_rows(name))
-        (HERE / "measured.json").write_text(json.dumps(results, indent=1))
+        kept.write_text(json.dumps(results, indent=1))
         (HERE / "README.md").write_text(written(results))
     print(written(results))
 

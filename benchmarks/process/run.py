@@ -57,9 +57,9 @@ def measured(planner: Planner, plan: Plan) -> int:
 def problem_rows(name: str, count: int) -> dict[str, Any]:
     draw = random.Random(name)
     job = loaded_job(HERE.parent / "planner" / "problems.py", {"problem": name, "steps": STEPS})
-    hardware = known_hardware()
-    planner = Planner(job, hardware, run_worker)
-    found = list(candidates(planner.ledger(), CATALOGUE, Exactness.DRAWS))
+    planner = Planner(job, known_hardware(), run_worker)
+    ledger = planner.ledger()
+    found = list(candidates(ledger, CATALOGUE, Exactness.DRAWS))
     rows = []
     for one in drawn(found, count, draw):
         plan = planner.rehearsed(one)
@@ -71,7 +71,7 @@ def problem_rows(name: str, count: int) -> dict[str, Any]:
     for _ in range(BUDGETS):
         budget = int(draw.uniform(sizes[0], sizes[-1]))
         try:
-            plan = Planner(job, hardware, run_worker).outcome(budget).chosen
+            plan = planner.decided(ledger, budget).chosen
         except OverBudget as error:
             choices.append({"budget": budget, "refused": str(error)})
             continue

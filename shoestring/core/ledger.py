@@ -71,6 +71,7 @@ class Ledger:
     fused_update: float | None = None  # seconds with fused kernels, where they were timed
     paces: tuple[tuple[float, float], ...] = ((1.0, 1.0),)   # (pieces, seconds of the batch in so many per second at once)
     adding: float = 0.0                # seconds of adding all gradients to others
+    calls: float = 0.0                 # seconds of calling the optimizer for every weight alone, beside its work
     waiting: float = 0.0               # seconds in which the step waits for the disk or a link
     traffic: float = 0.0               # bytes sent or written per step
     base: float = 0.0                  # bytes of the process before any tensor

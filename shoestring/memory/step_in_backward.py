@@ -38,7 +38,7 @@ class StepInBackward:
         whole = sum(block.gradient for block in ledger.blocks) or 1.0
         blocks = tuple(
             replace(block, gradient=0.0, spike=max(block.spike, 0.0) + ledger.update_rise * bool(block.gradient),
-                    backward=block.backward + ledger.update * block.gradient / whole)
+                    backward=block.backward + (ledger.update + ledger.calls) * block.gradient / whole)
             for block in ledger.blocks
         )
         return replace(ledger, blocks=blocks, update=0.0, update_rise=0.0)

@@ -28,6 +28,7 @@ from shoestring.measure.timeline import stretches
 from shoestring.measure.tracker import Tracker, watched
 from shoestring.memory.accumulate import Accumulate
 from shoestring.memory.fused import HAS_KERNEL, Fused
+from shoestring.memory.step_in_backward import only
 from shoestring.planning.rehearse import prepared
 
 TIMED = 5        # steps whose median counts
@@ -159,6 +160,11 @@ def anchored(job: Job, techniques: tuple[Technique, ...], model: nn.Module, memo
     result: dict[str, Any] = {"times": times, "process": status("VmHWM")}
     result["paces"] = [(number, pace(times, other, number)) for number, other in zip(smaller, others, strict=True)] if smaller else []
     result["adding"] = fastest(lambda: [p.grad.add_(p.grad) for p in model.parameters() if p.grad is not None])
+    smallest = min((p for p in model.parameters() if p.grad is not None), key=lambda p: p.numel(), default=None)
+    if smallest is not None:
+        group = next(group for group in run.optimizer.param_groups if any(p is smallest for p in group["params"]))
+        with only(run.optimizer, smallest, group):
+            result["call"] = fastest(run.optimizer.step)
     if isinstance(run.optimizer, HAS_KERNEL) and not any(isinstance(technique, Fused) for technique in techniques):
         fused = Fused().apply(run)
         result["fused"] = fastest(lambda: fused.update(fused))

@@ -43,7 +43,9 @@ from shoestring.planning.step import Anchor, first_batch, half_log, plain_ledger
 Worker = Callable[[Mapping[str, Any], Mapping[str, str]], dict[str, Any]]   # task, environment -> result
 
 MARGIN = 1.02          # on the predicted process: better two percent too much than a run over its budget
-TRIALS = 2             # real trials of allocators whose behaviour can't be predicted
+TRIALS = 2             # real trials of allocators whose behaviour can't be predicted,
+MORE_TRIALS = 6        # or so many while what can be predicted is slower by more than
+WORTH = 1.2            # this factor
 TRIAL_STEPS = 4
 FINALISTS = 10         # rehearsals of plans that turn out not to fit, before we say that none does
 PATIENCE = 40.0        # seconds: an anchor step expected to take longer is not run
@@ -136,8 +138,8 @@ class Planner:
                 failed[key] = timed[key]["error"]
                 continue
             found[key] = Anchor(
-                timed[key]["times"], tuple(map(tuple, timed[key]["paces"])), timed[key]["adding"], timed[key].get("fused"),
-                sized[""]["times"]["step"],
+                timed[key]["times"], tuple(map(tuple, timed[key]["paces"])), timed[key]["adding"], timed[key].get("call", 0.0),
+                timed[key].get("fused"), sized[""]["times"]["step"],
                 timed[""]["process"], tensors, sized[""]["overheads"], pieces, bool(extra),
             )
         return found, failed
@@ -239,7 +241,11 @@ class Planner:
         """The plan for a memory budget (None: what is free), or the figures of the techniques that were asked for."""
         if forced is not None and conflict(in_order(forced)):
             raise Mistake(f"{' + '.join(map(text, in_order(forced)))} can't be combined: {conflict(in_order(forced))}")
-        ledger = self.ledger()
+        return self.decided(self.ledger(), memory, forced)
+
+    def decided(self, ledger: Ledger, memory: int | None, forced: tuple[Technique, ...] | None = None) -> Outcome:
+        """The outcome for a ledger that was measured; several budgets can be asked for, one after the other."""
+        self.trials = 0
         budget = memory if memory is not None else int(0.9 * memory_free())
         plain = self.rehearsed(candidate((), ledger, Exactness.BITS))
         if forced is not None:
@@ -270,15 +276,18 @@ class Planner:
     def first_fitting(self, ranked: list[Candidate], budget: int, plain: Plan) -> tuple[Plan | None, list[tuple[Plan, str]]]:
         """The first candidate that fits when rehearsed, and those that were passed over with the reason."""
         passed: list[tuple[Plan, str]] = []
-        worse: dict[frozenset[str], float] = {}   # kind of plan -> how much more it needed than the ledger said
+        worse: dict[object, float] = {}   # kind of plan -> how much more it needed than the ledger said
+        sure = next((one.seconds for one in ranked if not self.unpredictable(one)), float("inf"))
         for one in ranked:
-            kind = kind_of(one.techniques)
-            if one.process * worse.get(kind, 1.0) > budget or (self.unpredictable(one) and self.trials >= TRIALS):
+            # What the default allocator keeps back is a guess, and a trial of one plan tells of all of them.
+            kind: object = "unpredictable" if self.unpredictable(one) else kind_of(one.techniques)
+            trials = MORE_TRIALS if one.seconds * WORTH < sure else TRIALS
+            if one.process * worse.get(kind, 1.0) > budget or (self.unpredictable(one) and self.trials >= trials):
                 continue
             plan = self.rehearsed(one) if one.techniques else plain
             if plan.process_bytes <= budget:
                 return plan, passed
-            worse[kind] = plan.process_bytes / one.process
+            worse[kind] = max(plan.process_bytes / one.process, worse.get(kind, 0.0))
             passed.append((plan, f"needs {bytes_text(plan.process_bytes)} when rehearsed, "
                                  f"{bytes_text(plan.process_bytes - budget)} too much"))
             if len(passed) > FINALISTS:

@@ -32,6 +32,7 @@ class Anchor:
     times: Mapping[str, float]
     paces: tuple[tuple[float, float], ...]   # (pieces, seconds that the batch takes in so many per second at once)
     adding: float                     # seconds of adding all gradients to others
+    call: float                       # seconds of the update of one small weight
     fused: float | None               # seconds of the update with fused kernels
     following: float                  # seconds of the whole step under the allocator that follows the tensors
     process: int                      # bytes of the process under the default allocator
@@ -63,6 +64,7 @@ def plain_ledger(job: Job, log: Log, half: Log | None, hardware: Hardware, ancho
         fresh=float(sum(size for _, size in born.values())), per_spilled=1 / hardware.disk, cores=hardware.cores,
         update=update_seconds(anchor, tensors, hardware), fused_update=anchor.fused if anchor else None,
         paces=((1.0, 1.0), *anchor.paces) if anchor else ((1.0, 1.0),), adding=anchor.adding if anchor else 0.0,
+        calls=anchor.call * sum(role == "parameters" for role in log.roles.values()) if anchor else 0.0,
         traits=frozenset(traits), sure=("measured on fake tensors, times relative to one real step" if anchor
                                         else "measured on fake tensors, times from operations at the machine's speed"),
     )

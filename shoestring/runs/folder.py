@@ -138,6 +138,14 @@ def asked_for(job: Path, flags: Mapping[str, Any], memory: int | None, use: list
     }
 
 
+def source_of(folder: Folder) -> Path:
+    """The job file of a run: where it was if it is the same, so that what it imports is found; else the copy."""
+    asked = folder.read("run.json")
+    there = Path(asked["job"])
+    same = there.exists() and hashlib.sha256(there.read_bytes()).hexdigest() == asked["source"]
+    return there if same else folder.path / "job.py"
+
+
 def environment_now() -> dict[str, Any]:
     import torch
 

@@ -60,6 +60,8 @@ def opened(path: Path, asked: dict[str, Any], source: Path, fresh: bool, adopt: 
                                              f"its last bits may not be those of a run that never stopped")
         if not found:
             return Opened(folder, lock, settled | {"flags": before["flags"]}, False)
+        for name in ("report.json", "plan.json"):   # of what was asked for before
+            (path / name).unlink(missing_ok=True)
         folder.begin(settled, source.read_text())
         Events(path).add("adopted", differences=found)
         return Opened(folder, lock, settled, True)

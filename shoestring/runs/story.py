@@ -22,6 +22,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from shoestring.core.units import seconds_text
 from shoestring.runs.events import course, read
 from shoestring.runs.folder import Folder, holder
 
@@ -46,6 +47,8 @@ def story(path: Path, events: list[dict[str, Any]] | None = None) -> dict[str, A
         stood = f"It stood at step {step} of {whole}" if whole else "It was still planning"
         text = (f"The process is gone and said nothing: it was killed, or the machine went down. {stood}"
                 + (f" and can go on from step {saved[-1]['step']} by the same command." if saved else "; no checkpoint was saved yet."))
+    if state == "training" and steps:
+        text = silence(time.time() - found[-1]["time"], [event["seconds"] for event in steps], pid)
     begun = found[0]["time"] if found else None
     told = {
         "name": path.name, "run": str(path), "job": Path(asked.get("job", "")).stem, "flags": asked.get("flags", {}),
@@ -57,6 +60,13 @@ def story(path: Path, events: list[dict[str, Any]] | None = None) -> dict[str, A
     }
     planned = {key: value for key, value in plan.items() if key in PLANNED}
     return told | so_far(steps, found) | planned | (report if state == "finished" else {})
+
+
+def silence(seconds: float, paces: list[float], pid: int | None) -> str:
+    """What to say of a run that goes on and has said nothing for so long; nothing if that is usual."""
+    if seconds < max(30.0, 10 * max(paces[-20:])):
+        return ""
+    return f"No step for {seconds_text(seconds)}, though its process {pid} is there: it may hang, be suspended, or wait for its data."
 
 
 PLANNED = ("predicted", "plain", "techniques", "blocks", "runners_up", "exact", "sure")

@@ -24,6 +24,7 @@ from shoestring.runs.folder import holder
 from shoestring.runs.story import story
 
 LOOK, DRAW, SELDOM = 1.0, 2.0, 60.0   # seconds between looks, between drawings, and at most between drawings
+QUIET = 30.0                          # seconds after which a run that goes on is drawn without news: it may hang
 SHARE = 0.004                         # of one core that drawing a run may take
 GOING_ON = ("planning", "training")
 
@@ -53,7 +54,7 @@ class Followed:
         self.events: list[dict[str, Any]] = []
         self.offset = 0
         self.signs: Signs | None = None
-        self.looked = self.due = float("-inf")   # when it was looked at, and when it may be drawn again
+        self.looked = self.due = self.drawn = float("-inf")   # when it was looked at, may be drawn again, was drawn
         self.view, self.card, self.state = View("", "", ""), "", ""
 
     def look(self, now: float) -> None:
@@ -62,14 +63,14 @@ class Followed:
             return
         self.looked = now
         found = self.seen()
-        if found == self.signs:
+        if found == self.signs and (found.holder is None or now - self.drawn < QUIET):
             return
         only_events = self.signs is not None and found._replace(events=self.signs.events) == self.signs
         if only_events and now < self.due:
             return
         if self.signs is None or found.events[0] != self.signs.events[0] or found.events[1] < self.offset:
             self.events, self.offset = [], 0
-        self.signs = found
+        self.signs, self.drawn = found, now
         self.due = now + min(max(DRAW, self.draw() / SHARE), SELDOM)
 
     def seen(self) -> Signs:

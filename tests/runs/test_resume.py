@@ -91,6 +91,34 @@ def test_a_run_is_resumed_refused_adopted_and_begun_anew(place: Path) -> None:
     assert len(list(place.glob("a-before-*"))) == 1
 
 
+def test_an_adopted_run_that_is_killed_is_not_taken_for_finished(place: Path) -> None:
+    assert train(place, "--plan", "saved.json").returncode == 0
+    words = ["train", "small.py", "--run", "a", "--plan", "saved.json", "--steps", "40", "--pause", "0.1", "--adopt", "--save-every", "4"]
+    longer = subprocess.Popen([sys.executable, "-m", "shoestring", *words], cwd=place, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    until = time.monotonic() + 60
+    while len(course(read(place / "a")[0])) < 18 and time.monotonic() < until:
+        time.sleep(0.02)
+    longer.kill()
+    longer.wait()
+    while holder(place / "a") is not None and time.monotonic() < until:
+        time.sleep(0.02)
+    done = train(place, "--json")
+    assert done.returncode == 0 and json.loads(done.stdout)["steps"] == 40, done.stderr
+
+
+def test_stopped_before_it_could_listen_it_says_so(place: Path) -> None:
+    words = ["train", "small.py", "--run", "a", "--plan", "saved.json"]
+    first = subprocess.Popen([sys.executable, "-m", "shoestring", *words], cwd=place, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL,
+                             text=True)
+    until = time.monotonic() + 60
+    while not (place / "a" / "plan.json").exists() and time.monotonic() < until:
+        time.sleep(0.01)
+    time.sleep(0.3)
+    first.send_signal(signal.SIGTERM)
+    _, said = first.communicate(timeout=60)
+    assert first.returncode == 130 and "goes on from there" in said and "Traceback" not in said, said
+
+
 def test_the_second_process_in_a_folder_is_refused_with_the_first_ones_pid(place: Path) -> None:
     words = ["train", "small.py", "--run", "a", "--plan", "saved.json", "--pause", "0.1", "--steps", "600"]
     first = subprocess.Popen([sys.executable, "-m", "shoestring", *words], cwd=place, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL,
