@@ -31,8 +31,8 @@ from shoestring.memory.fused import HAS_KERNEL, Fused
 from shoestring.memory.step_in_backward import only
 from shoestring.planning.rehearse import prepared
 
-TIMED = 5        # steps whose median counts
-LONG = 0.7       # seconds: of steps longer than this, two are enough
+TIMED = 5        # steps whose median counts, at most
+ENOUGH = 1.5     # seconds of such steps; of long ones, two are enough
 ENDLESS = 4.0    # seconds: of steps longer than this, the first one is enough
 
 
@@ -151,7 +151,7 @@ def anchored(job: Job, techniques: tuple[Technique, ...], model: nn.Module, memo
     run = prepared(job, techniques, model)
     times = step_times(run, [feed], 1)[0]
     endless = times["step"] > ENDLESS
-    count = TIMED if times["step"] < LONG else 2
+    count = min(max(int(ENOUGH / times["step"]), 2), TIMED)
     if memory:
         return {"times": times if endless else step_times(run, [feed], count)[0], "overheads": overheads(run, feed)}
     smaller = {} if endless or any(isinstance(one, Accumulate) for one in techniques) else pieces_of(feed)
