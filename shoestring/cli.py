@@ -335,7 +335,11 @@ def trained(options: argparse.Namespace, path: Path, held: Opened, cadence: dict
         "weights_sha256": result["weights_sha256"], "exact": chosen.exact, "sure": chosen.sure,
         "shown": result.get("shown", ""), "state_of_techniques": result["state"],
     }
-    folder.write("report.json", report)
+    try:
+        folder.write("report.json", report)
+    except OSError as error:
+        print(f"warning: the run is done, but its report can't be written ({error.strerror}): free some space and give the same command",
+              file=sys.stderr)
     return reported(options, report, folder.path)
 
 
@@ -348,7 +352,10 @@ def reported(options: argparse.Namespace, report: dict[str, Any], run: Path) -> 
     from shoestring.runs.story import story
 
     for place in filter(None, (run / "report.html", options.report)):
-        Path(place).write_text(page(story(run)))
+        try:
+            Path(place).write_text(page(story(run)))
+        except OSError as error:
+            print(f"warning: {place} can't be written: {error.strerror}", file=sys.stderr)
     if options.json:
         print(json.dumps(report))
     else:

@@ -5,6 +5,7 @@ Training stands still only while the tensors are copied to the file; hashing and
 """
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from shoestring.runs.checkpoints import draft, prune, publish
 
+FULL = (errno.ENOSPC, errno.EDQUOT)
 SHARE = 0.03   # of the time, at most, goes into saving, unless the user asked for every so many steps
 
 
@@ -87,6 +89,8 @@ class Saver:
         self.tell("saved", step=step, checkpoint=checkpoint.path.name, seconds=pause, bytes=size, best=self.best[1] == step)
 
     def failed(self, error: OSError) -> None:
+        if error.errno in FULL:   # make room for the next one: it is worth more than the oldest
+            prune(self.folder, max(self.cadence.keep - 1, 1), self.best and self.best[1])
         self.tell("warning", text=f"a checkpoint could not be saved ({error.strerror or error}): training goes on, the checkpoints before "
                                   f"it stay; free some space and the next one will be saved")
 

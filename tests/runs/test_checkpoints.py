@@ -1,6 +1,7 @@
 """Checkpoints: whole or not at all, checked to the bit, and read without running code."""
 from __future__ import annotations
 
+import errno
 import json
 import pickle
 import random
@@ -173,6 +174,16 @@ def test_a_full_disk_costs_a_warning_and_saving_recovers(tmp_path: Path) -> None
     assert newest_good(tmp_path)[0] == saved(tmp_path)[0] and not list(tmp_path.glob("*.tmp-*"))
     save(4)
     assert [kind for kind, _ in told][-1] == "saved" and [one.step for one in saved(tmp_path)] == [1, 4]
+
+
+def test_a_full_disk_gives_up_the_oldest_checkpoint_for_the_next(tmp_path: Path) -> None:
+    saver = Saver(tmp_path, Cadence(steps=1, keep=3), lambda kind, **fields: None)
+    made(tmp_path, 1, 2, 3)
+    saver.failed(OSError(errno.ENOSPC, "No space left on device"))
+    assert [one.step for one in saved(tmp_path)] == [2, 3]
+    for _ in range(5):
+        saver.failed(OSError(errno.ENOSPC, "No space left on device"))
+    assert [one.step for one in saved(tmp_path)] == [2, 3]
 
 
 def test_saving_by_time_takes_no_more_than_its_share(tmp_path: Path) -> None:
