@@ -382,8 +382,8 @@ def after_memory_ran_out(options: argparse.Namespace, job: Job, held: Opened, ch
     say(options, "planning again with what was measured …")
     try:
         outcome = make_plan(job, int(min(0.9, chosen.process_bytes / most) * min(budget, most)), None, held.asked["inexact"])
-    except OverBudget as error:
-        return f"{said}; {error}"
+    except (Mistake, OverBudget) as error:   # nothing fits, or planning, which trains a few steps, met the same
+        return f"{said}; planning again led to nothing: {error}"
     held.folder.write("plan-next.json", plan_file(outcome.chosen, outcome.as_json() | {"blocks": outcome.chosen.blocks}))
     return (f"{said}. A plan with more room is ready, {outcome.chosen} at {bytes_text(outcome.chosen.process_bytes)}: "
             f"go on with it by the same command and --run {held.folder.path} --replan")
