@@ -6,16 +6,27 @@ The page is drawn here and sent when it changed. Nothing is read or drawn unless
 """
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from shoestring.watch.follow import Watch
 from shoestring.watch.server import Server
 
 
 def serve(paths: Sequence[Path], host: str = "127.0.0.1", port: int = 0, ready: Callable[[str], object] = lambda url: None) -> None:
-    """Serve the page of runs, or of folders of runs, until interrupted; ready(url) is called once it can be opened."""
-    with Server(Watch(paths), host, port) as server, suppress(KeyboardInterrupt):
-        ready(server.url)
-        server.serve_forever()
+    """Serve the page of runs, or of folders of runs, until asked to end; ready(url) is called once it can be opened."""
+    with Server(Watch(paths), host, port) as server:
+
+        def end(number: int, frame: Any) -> None:
+            threading.Thread(target=server.shutdown).start()   # it waits for the loop below, so not from here
+
+        before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            ready(server.url)
+            server.serve_forever(poll_interval=0.2)
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
