@@ -60,7 +60,9 @@ class Feed:
             shuffled = torch.randperm(count, generator=order).tolist()
             rounds = [shuffled[start:start + size] for start in range(0, count - size + 1, size)]
             if skipped < len(rounds):
-                yield from DataLoader(self.data, batch_sampler=rounds[skipped:])
+                # A loader draws a seed for its workers. Not from the data's stream: going on would draw it once more.
+                own = torch.Generator().manual_seed(self.job.seed)
+                yield from DataLoader(self.data, batch_sampler=rounds[skipped:], generator=own)
             skipped = max(skipped - len(rounds), 0)
 
     @property
@@ -77,6 +79,8 @@ class Feed:
         if self.stateful and state["data"] is not None:
             with self.chance.drawing():
                 self.data.load_state_dict(state["data"])
+                if state["taken"]:   # what beginning draws was drawn before the state was taken
+                    self.source = iter(self.data)
         elif self.mapped:
             self.source = self.epochs(state["taken"])
         else:

@@ -38,9 +38,28 @@ def drawn() -> Iterator[torch.Tensor]:
         yield torch.randn(2) + random.random() + float(np.random.rand())
 
 
+class Noisy(torch.utils.data.Dataset[torch.Tensor]):
+    """A data set that draws for every sample, as augmentation does."""
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return index + torch.rand(()) + random.random()
+
+
+class Drawing(Counting):
+    """Data that know their own state and draw, once when gone through and once for every batch."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        torch.rand(1)
+        return (number + torch.rand(1) for number in super().__iter__())
+
+
 ROWS = TensorDataset(torch.arange(10.0))
 KINDS: dict[str, Any] = {
-    "own state": Counting, "data set": lambda: ROWS, "generator that draws": drawn,
+    "own state": Counting, "own state that draws": Drawing, "data set": lambda: ROWS, "data set that draws": Noisy,
+    "generator that draws": drawn,
     "list": lambda: [torch.tensor([float(n)]) for n in range(30)],
     "shuffling loader": lambda: (batch for _ in range(9) for batch in DataLoader(ROWS, batch_size=3, shuffle=True)),
 }
