@@ -203,7 +203,7 @@ def train(options: argparse.Namespace, path: Path, flags: dict[str, Any], memory
     from pathlib import Path
 
     from shoestring.runs.board import needs_tensorboard
-    from shoestring.runs.events import Events, read
+    from shoestring.runs.events import note, read
     from shoestring.runs.folder import asked_for
     from shoestring.runs.resume import new_folder, opened
 
@@ -226,9 +226,9 @@ def train(options: argparse.Namespace, path: Path, flags: dict[str, Any], memory
         except (Exception, KeyboardInterrupt) as error:
             said = read(held.folder.path)[0]
             if isinstance(error, KeyboardInterrupt):
-                Events(held.folder.path).add("stopped", text="stopped at once; what was not saved is lost")
+                note(held.folder.path, "stopped", text="stopped at once; what was not saved is lost")
             elif not said or said[-1]["event"] != "failed":
-                Events(held.folder.path).add("failed", text=str(error))
+                note(held.folder.path, "failed", text=str(error))
             raise
     finally:
         held.lock.release()
@@ -252,7 +252,7 @@ def settled_plan(options: argparse.Namespace, job: Job, held: Opened) -> Plan:
     """The plan of a run: the one that is there, the one that follows from what was measured, or a new one."""
     from shoestring.core.units import bytes_text
     from shoestring.planning.plan import load_plan
-    from shoestring.runs.events import Events
+    from shoestring.runs.events import note
     from shoestring.terminal import plan_text
 
     file, following = held.folder.path / "plan.json", held.folder.path / "plan-next.json"
@@ -261,9 +261,9 @@ def settled_plan(options: argparse.Namespace, job: Job, held: Opened) -> Plan:
             raise Mistake(f"{held.folder.path} did not run out of memory, so nothing was measured to plan from: leave --replan out, "
                           f"or give another --memory with --adopt")
         following.rename(file)
-        Events(held.folder.path).add("adopted", differences=["the plan made from what was measured"])
+        note(held.folder.path, "adopted", differences=["the plan made from what was measured"])
     elif held.changed or not file.exists():
-        Events(held.folder.path).add("planning", memory=held.asked["memory"])
+        note(held.folder.path, "planning", memory=held.asked["memory"])
         options.use, options.inexact = held.asked["use"], held.asked["inexact"]
         chosen, outcome = planned(options, job, held.asked["memory"])
         memory = held.asked["memory"]

@@ -204,10 +204,10 @@ def ending(error: Exception, task: dict[str, Any]) -> dict[str, Any]:
 
 def failed(folder: str, text: str) -> None:
     """Write into a run why it can't go on."""
-    from shoestring.runs.events import Events
+    from shoestring.runs.events import note
 
     with suppress(OSError):
-        Events(Path(folder)).add("failed", text=text)
+        note(Path(folder), "failed", text=text)
 
 
 def told(error: Exception) -> str:

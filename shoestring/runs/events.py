@@ -45,6 +45,13 @@ class Events:
         os.close(self.file)
 
 
+def note(folder: Path, kind: str, **fields: Any) -> None:
+    """Append one event, from a process that has no more to say."""
+    events = Events(folder)
+    events.add(kind, **fields)
+    events.close()
+
+
 def read(folder: Path, offset: int = 0) -> tuple[list[dict[str, Any]], int]:
     """The events from a position in the file on, and the position after the last whole line."""
     try:

@@ -15,8 +15,6 @@ from shoestring.runs.folder import Folder
 from shoestring.runs.story import story
 from shoestring.runs.tensors import write_tensors
 
-KINDS = ("safetensors", "hf", "csv", "json")
-
 
 def checkpoint_of(folder: Folder, step: int | None) -> Checkpoint:
     """The checkpoint of a step, or the newest good one."""

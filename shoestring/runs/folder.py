@@ -85,7 +85,7 @@ class Lock:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        if not taken(self.file):
+        if not locked(self.file):
             holder = os.pread(self.file, 64, 0).decode(errors="replace").strip() or "unknown"
             os.close(self.file)
             raise Mistake(f"{folder} is in use by process {holder}: wait for it, stop it (kill {holder}), "
@@ -101,7 +101,7 @@ class Lock:
         os.close(self.file)
 
 
-def taken(file: int) -> bool:
+def locked(file: int) -> bool:
     """Try to lock a file, a few times: who looks at it holds it for a moment too."""
     for _ in range(5):
         try:

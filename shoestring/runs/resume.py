@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from shoestring.core.errors import Mistake
-from shoestring.runs.events import Events
+from shoestring.runs.events import note
 from shoestring.runs.folder import Folder, Lock, differences
 
 CHOICES = ("memory", "use", "inexact", "plan")   # what the plan follows from, beside the job
@@ -56,14 +56,14 @@ def opened(path: Path, asked: dict[str, Any], source: Path, fresh: bool, adopt: 
         if before["environment"] != asked["environment"]:
             was = ", ".join(f"{name} {before['environment'].get(name)} -> {value}" for name, value in asked["environment"].items()
                             if before["environment"].get(name) != value)
-            Events(path).add("warning", text=f"the run goes on in another environment than it was begun in ({was}): "
+            note(path, "warning", text=f"the run goes on in another environment than it was begun in ({was}): "
                                              f"its last bits may not be those of a run that never stopped")
         if not found:
             return Opened(folder, lock, settled | {"flags": before["flags"]}, False)
         for name in ("report.json", "plan.json"):   # of what was asked for before
             (path / name).unlink(missing_ok=True)
         folder.begin(settled, source.read_text())
-        Events(path).add("adopted", differences=found)
+        note(path, "adopted", differences=found)
         return Opened(folder, lock, settled, True)
     except BaseException:
         lock.release()

@@ -1,7 +1,8 @@
 """When to save, and saving beside training.
 
 Training stands still only while the tensors are copied to the file; hashing and syncing happen in a thread. A save that fails
-(a full disk) costs a warning and nothing else: the checkpoints before it stay, and the next save is tried as planned.
+(a full disk, state that can't be written) costs a warning and nothing else: the checkpoints before it stay, and the next save
+is tried as planned.
 """
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
+from shoestring.core.errors import Mistake
 from shoestring.runs.checkpoints import draft, prune, publish
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -66,7 +68,7 @@ class Saver:
         try:
             snapshot = take()
             path = draft(self.folder, snapshot.step, snapshot.weights, snapshot.state, snapshot.aliases)
-        except OSError as error:
+        except (OSError, Mistake) as error:
             self.failed(error)
             return
         finally:
@@ -88,11 +90,12 @@ class Saver:
         prune(self.folder, self.cadence.keep, self.best[1])
         self.tell("saved", step=step, checkpoint=checkpoint.path.name, seconds=pause, bytes=size, best=self.best[1] == step)
 
-    def failed(self, error: OSError) -> None:
-        if error.errno in FULL:   # make room for the next one: it is worth more than the oldest
+    def failed(self, error: OSError | Mistake) -> None:
+        cure = "mend that and resume" if isinstance(error, Mistake) else "free some space and the next one will be saved"
+        if isinstance(error, OSError) and error.errno in FULL:   # make room for the next one: it is worth more than the oldest
             prune(self.folder, max(self.cadence.keep - 1, 1), self.best and self.best[1])
-        self.tell("warning", text=f"a checkpoint could not be saved ({error.strerror or error}): training goes on, the checkpoints before "
-                                  f"it stay; free some space and the next one will be saved")
+        self.tell("warning", text=f"a checkpoint could not be saved ({getattr(error, 'strerror', None) or error}): training goes on, "
+                                  f"the checkpoints before it stay; {cure}")
 
     def wait(self) -> None:
         if self.pending is not None:

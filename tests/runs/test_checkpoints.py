@@ -176,6 +176,14 @@ def test_a_full_disk_costs_a_warning_and_saving_recovers(tmp_path: Path) -> None
     assert [kind for kind, _ in told][-1] == "saved" and [one.step for one in saved(tmp_path)] == [1, 4]
 
 
+def test_state_that_cannot_be_saved_costs_a_warning_and_not_the_run(tmp_path: Path) -> None:
+    told: list[str] = []
+    saver = Saver(tmp_path, Cadence(steps=1), lambda kind, **fields: told.append(fields["text"]))
+    saver.save(lambda: Snapshot(1, {"w": torch.ones(1)}, {}, {"data": object()}))
+    saver.save(lambda: Snapshot(1, {"w": torch.ones(1, dtype=torch.complex128)}, {}, {}))
+    assert "holds a object" in told[0] and "complex128" in told[1] and not list(tmp_path.iterdir())
+
+
 def test_a_full_disk_gives_up_the_oldest_checkpoint_for_the_next(tmp_path: Path) -> None:
     saver = Saver(tmp_path, Cadence(steps=1, keep=3), lambda kind, **fields: None)
     made(tmp_path, 1, 2, 3)
