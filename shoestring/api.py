@@ -16,6 +16,7 @@ from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job, default_forward, default_optimizer
 from shoestring.core.ledger import Ledger
+from shoestring.core.run import brought_home
 from shoestring.core.technique import Exactness, Technique, environment, exactness, in_order, parsed, text
 from shoestring.core.units import parse_bytes
 from shoestring.jobfile import job_path, loaded_job
@@ -62,6 +63,7 @@ def train(job: Job, plan: Plan | Outcome | Iterable[Technique] = (), model: nn.M
     run = prepared(job, in_order(techniques), model)
     for number, loss in enumerate(steps(run, islice(job.batches(), job.steps)), 1):
         yield Step(number, finite(float(loss), number))
+    brought_home(run)
 
 
 @dataclass(frozen=True)

@@ -2,21 +2,18 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
+from typing import Any
 
-import torch
-from torch import Tensor, nn
-
-
-def raw_bytes(tensor: Tensor) -> bytes:
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+from shoestring.runs.tensors import pieces
 
 
-def weights_sha256(model: nn.Module) -> str:
-    """SHA-256 over names and raw bytes of the state_dict, sorted by name."""
+def weights_sha256(weights: Mapping[str, Any]) -> str:
+    """SHA-256 over names and raw bytes of a model's state, sorted by name."""
     digest = hashlib.sha256()
-    for name, value in sorted(model.state_dict().items()):
-        if isinstance(value, Tensor):
+    for name, value in sorted(weights.items()):
+        if hasattr(value, "dtype"):
             digest.update(name.encode())
-            digest.update(raw_bytes(value))
+            for piece in pieces(value):
+                digest.update(piece)
     return digest.hexdigest()

@@ -10,10 +10,13 @@ import traceback
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from itertools import islice
+from math import prod
 from pathlib import Path
 from typing import Any
 
 from shoestring.core.errors import Mistake
+
+SHOWN = 1 << 28   # bytes of weights on disk: of more, nothing is shown
 
 Send = Callable[[dict[str, Any]], None]
 
@@ -57,6 +60,12 @@ def anchor(task: dict[str, Any], send: Send) -> dict[str, Any]:
     return results
 
 
+def sample(task: dict[str, Any], send: Send) -> dict[str, Any]:
+    from shoestring.planning.sample import sampled
+
+    return sampled(job_of(task))
+
+
 def rehearse(task: dict[str, Any], send: Send) -> dict[str, Any]:
     """The log of real steps, for a model that fake tensors can't run."""
     from shoestring.planning.plan import techniques_in
@@ -73,24 +82,24 @@ def trial(task: dict[str, Any], send: Send) -> dict[str, Any]:
 
 def train(task: dict[str, Any], send: Send) -> dict[str, Any]:
     """Train; with a run folder in the task, keep it there and go on from what is there."""
+    from shoestring.core.run import traffic
     from shoestring.loop import finite, steps
     from shoestring.measure.process import status
     from shoestring.measure.timeline import peak
     from shoestring.measure.tracker import Tracker, watched
     from shoestring.planning.plan import techniques_in
-    from shoestring.planning.rehearse import prepared, tracked_steps
+    from shoestring.planning.rehearse import tracked_steps
     from shoestring.runs.keeper import Keeper
 
-    job = job_of(task)
+    job, techniques = job_of(task), techniques_in(task["techniques"])
     keeper = Keeper(task, send) if "folder" in task else None
-    model = fresh_model(job)
     tracker = Tracker()
-    with tracker:
-        run = prepared(job, techniques_in(task["techniques"]), model)
+    run = made(job, techniques, keeper, tracker)
     feed = job.batches()
     number = keeper.resume(run, feed) if keeper else 0
     losses: list[float] = []
     seconds: list[float] = []
+    moved: list[int] = [traffic(run)]   # bytes to and from the disk, after every step
     measured: dict[str, Any] = {}
     begun = time.perf_counter()
 
@@ -99,6 +108,7 @@ def train(task: dict[str, Any], send: Send) -> dict[str, Any]:
         nonlocal begun, number
         number += 1
         losses.append(finite(float(loss), number))
+        moved.append(traffic(run))
         now = time.perf_counter()
         seconds.append(now - begun)
         event = {"step": number, "loss": losses[-1], "seconds": seconds[-1], "process": status("VmRSS"), "most": status("VmHWM")}
@@ -126,8 +136,21 @@ def train(task: dict[str, Any], send: Send) -> dict[str, Any]:
     calm = sorted(seconds[2:] or seconds or [0.0])
     return {
         "steps": number, "losses": losses, "state": {name: part.state_dict() for name, part in run.state.items()},
-        "measured": measured | {"process_bytes": status("VmHWM"), "step_seconds": calm[len(calm) // 2]},
-    } | ({} if task.get("trial") else shown(task, job, model))
+        "measured": measured | {"process_bytes": status("VmHWM"), "step_seconds": calm[len(calm) // 2],
+                                "traffic_bytes": moved[-1] - moved[-2] if losses else 0},
+    } | ({} if task.get("trial") else shown(task, job, run))
+
+
+def made(job: Any, techniques: Any, keeper: Any, tracker: Any) -> Any:
+    """The run that the techniques make of the job."""
+    from shoestring.core.technique import making
+    from shoestring.planning.rehearse import prepared
+
+    resumed = keeper.look() if keeper else False
+    with making(techniques):
+        model = fresh_model(job)
+        with tracker:
+            return prepared(job, techniques, model, keeper.folder.path if keeper else None, resumed)
 
 
 def until_stopped(losses: Iterable[Any], go_on: Callable[[Any], bool]) -> bool:
@@ -138,20 +161,27 @@ def until_stopped(losses: Iterable[Any], go_on: Callable[[Any], bool]) -> bool:
     return True
 
 
-def shown(task: dict[str, Any], job: Any, model: Any) -> dict[str, Any]:
+def shown(task: dict[str, Any], job: Any, run: Any) -> dict[str, Any]:
     """What a trained model has to show."""
     import torch
 
+    from shoestring.core.run import kept, weights
+    from shoestring.core.units import bytes_text
     from shoestring.runs.tensors import write_tensors
     from shoestring.state import weights_sha256
 
-    result = {"weights_sha256": weights_sha256(model)}
-    if job.show is not None:
-        model.eval()
-        with torch.no_grad():
-            result["shown"] = job.show(model)
+    found = {name: value for name, value in weights(run).items() if hasattr(value, "dtype")}
+    result = {"weights_sha256": weights_sha256(found)}
+    absent = sum(prod(one.shape) * one.dtype.itemsize for one in kept(run).values())
+    if job.show is not None and absent > SHOWN:
+        result["shown"] = (f"(the job's show is left out: {bytes_text(absent)} of weights are on disk and would be read for every call "
+                           f"of the model; shoestring export gives them as a file)")
+    elif job.show is not None:
+        run.model.eval()
+        with torch.no_grad(), run.usable():
+            result["shown"] = job.show(run.model)
     if task.get("weights"):
-        write_tensors(Path(task["weights"]), {name: value for name, value in model.state_dict().items() if hasattr(value, "dtype")})
+        write_tensors(Path(task["weights"]), found)
     return result
 
 
@@ -164,7 +194,7 @@ def doctor(task: dict[str, Any], send: Send) -> dict[str, Any]:
 
 
 TASKS: dict[str, Callable[[dict[str, Any], Send], dict[str, Any]]] = {
-    "anchor": anchor, "rehearse": rehearse, "trial": trial, "train": train, "doctor": doctor,
+    "anchor": anchor, "sample": sample, "rehearse": rehearse, "trial": trial, "train": train, "doctor": doctor,
 }
 
 

@@ -1,8 +1,10 @@
 """A run: the handful of replaceable parts that the training loop calls."""
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -14,8 +16,25 @@ from shoestring.core.job import Job
 
 
 class Stateful(Protocol):
+    """A part of a run with state. It may also have
+
+        kept     weights of the model that it keeps elsewhere, by name
+        saved    to be called when a checkpoint with its state is safe; it is saved before the next step
+        moved    bytes that it moved to and from the disk so far
+        buffers  tensors that it holds for that
+    """
+
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class Kept(Protocol):
+    """A weight that is not in memory."""
+
+    dtype: torch.dtype
+    shape: torch.Size
+
+    def pieces(self) -> Iterator[Tensor]: ...   # its numbers in order, some at a time
 
 
 @dataclass(frozen=True)
@@ -29,6 +48,32 @@ class Run:
     gradients: Callable[[Run, Batch], Tensor]           # adds to every .grad, returns the loss
     update: Callable[[Run], None]                       # moves the weights
     state: Mapping[str, Stateful] = field(default_factory=dict)   # what must survive a restart, beside model and optimizer
+    usable: Callable[[], AbstractContextManager[object]] = nullcontext   # while inside, the model can be called outside of a step
+    folder: Path | None = None                          # where files can be kept that must survive a restart
+    resumed: bool = False                               # what is kept there is to be gone on with
+
+
+def kept(run: Run) -> dict[str, Kept]:
+    """The weights that are not in memory, by name."""
+    return {name: one for part in run.state.values() for name, one in getattr(part, "kept", {}).items()}
+
+
+def weights(run: Run) -> dict[str, Any]:
+    """The model's state by name, as tensors and what is kept."""
+    return {**run.model.state_dict(), **kept(run)}
+
+
+def traffic(run: Run) -> int:
+    """Bytes moved to and from the disk so far."""
+    return sum(getattr(part, "moved", 0) for part in run.state.values())
+
+
+def brought_home(run: Run) -> None:
+    """Put all weights back into memory, where they can be; the run is over."""
+    found = {name: torch.cat([piece.clone() for piece in one.pieces()]).view(one.shape) for name, one in kept(run).items()}
+    for name, parameter in run.model.named_parameters():
+        if name in found:
+            parameter.data = found[name].to(parameter.device)
 
 
 def plain_run(job: Job, model: nn.Module, blocks: Mapping[str, nn.Module]) -> Run:

@@ -7,11 +7,13 @@ Only `cost`, `apply`, `exact` and `why` are required. A technique may also have
     refusal        why it can't work for this ledger, as text (default: it can)
     exactness      how close it stays for this ledger (default: from `exact`)
     environment    variables that its worker process must start with (default: none)
+    making         a context in which the job's model is made and techniques are applied (default: nothing special)
 """
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, fields, is_dataclass
 from enum import IntEnum
 from functools import reduce
@@ -61,6 +63,16 @@ def choices(kind: type[Technique], ledger: Ledger) -> tuple[Technique, ...]:
 
 def environment(techniques: Iterable[Technique]) -> dict[str, str]:
     return {name: value for technique in techniques for name, value in getattr(technique, "environment", {}).items()}
+
+
+@contextmanager
+def making(techniques: Iterable[Technique]) -> Iterator[None]:
+    """While inside, the model is made as its techniques want it."""
+    with ExitStack() as stack:
+        for technique in techniques:
+            if hasattr(technique, "making"):
+                stack.enter_context(technique.making())
+        yield
 
 
 def in_order(techniques: Iterable[Technique]) -> tuple[Technique, ...]:

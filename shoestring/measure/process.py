@@ -22,15 +22,22 @@ def forget_peak() -> None:
         return
 
 
+def address_limit() -> int | None:
+    """Bytes of address space that a process may have; None where nobody set a limit."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
 def memory_free() -> int:
     """Bytes that a new process can use without pushing others out."""
+    free = memory_all()
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
+                free = int(line.split()[1]) * 1024
     except OSError:
         pass
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min(free, address_limit() or free)
 
 
 def memory_all() -> int:

@@ -40,14 +40,15 @@ def stretches(log: Log, size: Callable[[int], int] = int) -> Iterator[Stretch]:
 
 
 def peak(log: Log) -> Peak:
-    """The highest number of bytes alive at once, and of what."""
+    """The highest number of bytes alive at once in the steps of the log, and of what. How the run was made is not a step's."""
     best, moment, position = -1, Moment("", ""), 0
     alive = seen = 0
+    first = log.marks[0][0] if log.marks else 0
     for where, events in log.moments():
         for event in events:
             alive += event.bytes
             seen += 1
-            if alive > best:
+            if alive > best and seen >= first:
                 best, moment, position = alive, where, seen
     return Peak(best, moment, tuple(parts_at(log, position).most_common()))
 

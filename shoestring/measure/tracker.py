@@ -45,16 +45,18 @@ class Log:
     flops: Counter[Moment] = field(default_factory=Counter)         # operations, over all steps
     draws: bool = False                                             # a random operation was seen
     mixes: bool = False                                             # a layer mixes samples (batch norm)
+    moved: list[int] = field(default_factory=list)                  # of each step, bytes to and from the disk
 
     def as_json(self) -> dict[str, Any]:
         return {"events": self.events, "marks": self.marks, "roles": list(self.roles.items()), "outputs": self.outputs,
-                "flops": [(list(moment), count) for moment, count in self.flops.items()], "draws": self.draws, "mixes": self.mixes}
+                "flops": [(list(moment), count) for moment, count in self.flops.items()], "draws": self.draws, "mixes": self.mixes,
+                "moved": self.moved}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Log:
         return cls([Event(*event) for event in data["events"]],
                    [(position, Moment(*moment)) for position, moment in data["marks"]], dict(data["roles"]), data["outputs"],
-                   Counter({Moment(*moment): count for moment, count in data["flops"]}), data["draws"], data["mixes"])
+                   Counter({Moment(*moment): count for moment, count in data["flops"]}), data["draws"], data["mixes"], data["moved"])
 
     def moments(self) -> Iterator[tuple[Moment, list[Event]]]:
         """The log in consecutive stretches of one moment each."""
@@ -195,6 +197,7 @@ def watched(run: Run, tracker: Tracker) -> Run:
     tracker.hold(run.model.parameters(), "parameters")
     tracker.hold(run.model.buffers(), "buffers")
     tracker.hold(state_tensors(run.optimizer), "optimizer")
+    tracker.hold((buffer for part in run.state.values() for buffer in getattr(part, "buffers", ())), "buffers of the disk")
     return replace(run, forward=forward, gradients=gradients, update=update)
 
 

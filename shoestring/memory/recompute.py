@@ -213,8 +213,7 @@ def noted(forward: Callable[..., Any], number: int, given: tuple[Any, Any], grou
         still = tuple(held)
         fetch = lambda: still   # noqa: E731
     kind = next((tensor.device.type for tensor in held), "cpu")
-    cast = (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind), torch.is_autocast_cache_enabled())
-    return Call(forward, number, structure, leaves, fetch, random_state(), cast, [])
+    return Call(forward, number, structure, leaves, fetch, random_state(), autocast_state(kind), [])
 
 
 def arguments(call: Call, outputs: list[list[Any]]) -> tuple[Any, Any]:
@@ -251,6 +250,10 @@ def same_random_state() -> Iterator[None]:
         yield
     finally:
         set_random_state(state)
+
+
+def autocast_state(kind: str) -> tuple[str, bool, torch.dtype, bool]:
+    return kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind), torch.is_autocast_cache_enabled()
 
 
 def autocast_as(state: tuple[str, bool, torch.dtype, bool]) -> torch.autocast:

@@ -157,7 +157,7 @@ def anchored(job: Job, techniques: tuple[Technique, ...], model: nn.Module, memo
     smaller = {} if endless or any(isinstance(one, Accumulate) for one in techniques) else pieces_of(feed)
     if not endless:
         times, *others = step_times(run, [feed, *smaller.values()], count)
-    result: dict[str, Any] = {"times": times, "process": status("VmHWM")}
+    result: dict[str, Any] = {"times": times, "process": status("VmHWM"), "reserved": status("VmPeak") - status("VmHWM")}
     result["paces"] = [(number, pace(times, other, number)) for number, other in zip(smaller, others, strict=True)] if smaller else []
     result["adding"] = fastest(lambda: [p.grad.add_(p.grad) for p in model.parameters() if p.grad is not None])
     smallest = min((p for p in model.parameters() if p.grad is not None), key=lambda p: p.numel(), default=None)

@@ -9,6 +9,7 @@ from shoestring.memory.fused import Fused
 from shoestring.memory.precision import Precision
 from shoestring.memory.spill import Spill
 from shoestring.memory.step_in_backward import StepInBackward
+from shoestring.memory.stream import Stream
 
 CATALOGUE: tuple[type[Technique], ...] = (
     Precision,
@@ -16,6 +17,7 @@ CATALOGUE: tuple[type[Technique], ...] = (
     Spill,
     Checkpoint,
     Fused,
+    Stream,
     StepInBackward,
     Allocator,
 )

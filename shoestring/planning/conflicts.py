@@ -12,6 +12,14 @@ CONFLICTS: dict[frozenset[str], str] = {
         "StepInBackward updates and frees a gradient at once; Accumulate needs it to stay until the last piece",
     frozenset({"StepInBackward", "Precision(fp16)"}):
         "fp16 must look at all gradients for overflow before any weight moves; StepInBackward moves them one by one",
+    frozenset({"Stream", "StepInBackward"}):
+        "Stream steps every weight in backward itself",
+    frozenset({"Stream", "Checkpoint"}):
+        "Stream computes every block again itself, when its weights are in memory",
+    frozenset({"Stream", "Accumulate"}):
+        "Stream updates a block when its gradient is there; Accumulate needs it to stay until the last piece",
+    frozenset({"Stream", "Precision(fp16)"}):
+        "fp16 must look at all gradients for overflow before any weight moves; Stream moves them block by block",
 }
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,8 +26,8 @@ from shoestring.core.technique import (
     text,
 )
 from shoestring.core.units import bytes_text, seconds_text
-from shoestring.measure.process import memory_free, status
-from shoestring.measure.timeline import last_step, peak, stretches
+from shoestring.measure.process import address_limit, memory_free, status
+from shoestring.measure.timeline import blocks_of, last_step, peak, stretches
 from shoestring.measure.tracker import Log
 from shoestring.memory.accumulate import Accumulate
 from shoestring.memory.allocator import Allocator, following
@@ -38,7 +39,7 @@ from shoestring.planning.conflicts import conflict
 from shoestring.planning.plan import Plan
 from shoestring.planning.rehearse import rehearse
 from shoestring.planning.search import Candidate, best_first, candidate, candidates
-from shoestring.planning.step import Anchor, first_batch, half_log, plain_ledger, traits_of
+from shoestring.planning.step import Anchor, first_batch, half_log, plain_ledger, put_together, traits_of
 
 Worker = Callable[[Mapping[str, Any], Mapping[str, str]], dict[str, Any]]   # task, environment -> result
 
@@ -48,6 +49,7 @@ MORE_TRIALS = 6        # or so many while what can be predicted is slower by mor
 WORTH = 1.2            # this factor
 TRIAL_STEPS = 4
 FINALISTS = 10         # rehearsals of plans that turn out not to fit, before we say that none does
+SAMPLE = 3 << 28       # bytes: a block that needs more is not made only to be timed
 PATIENCE = 40.0        # seconds: an anchor step expected to take longer is not run
 
 
@@ -92,6 +94,7 @@ class Planner:
         self.real = False               # whether rehearsals need real tensors
         self.guessed = ""
         self.trials = 0
+        self.reserved = 0               # bytes of address space that a worker needs above its memory
 
     # Measuring
 
@@ -124,10 +127,11 @@ class Planner:
             return {}, {}
         extra = self.modest(plain)
         if extra is None:
-            return {}, {}
+            return self.sample(plain), {}
         variants = {"": extra} | {precision.key: in_order((*extra, precision)) for precision in precisions}
         task = {key: [described(technique) for technique in techniques] for key, techniques in variants.items()}
         timed = self.worker(self.task("anchor", (), variants=task, memory=False), self.hardware.environment)
+        self.reserved = timed[""]["reserved"]
         close = {**self.hardware.environment, **following().environment}
         sized = self.worker(self.task("anchor", (), variants={"": task[""]}, memory=True), close)
         pieces = next((technique.pieces for technique in extra if isinstance(technique, Accumulate)), 1)
@@ -143,6 +147,16 @@ class Planner:
                 timed[""]["process"], tensors, sized[""]["overheads"], pieces, bool(extra),
             )
         return found, failed
+
+    def sample(self, plain: Log) -> dict[str, Anchor]:
+        """An anchor of one block of each kind, where a whole step is too much and a block is not."""
+        assert self.worker is not None, "samples run in a child process"
+        largest = max((block.gradient + block.kept for block in blocks_of(plain) if block.inside), default=0)
+        if not largest or self.real or 2 * largest > SAMPLE:
+            return {}
+        found = self.worker(self.task("sample", ()), {**self.hardware.environment, **following().environment})
+        self.reserved = found["reserved"]
+        return {"": put_together(found, plain)}
 
     def modest(self, plain: Log) -> tuple[Technique, ...] | None:
         """Techniques under which the anchor step fits this machine; none if it can't, or would take too long."""
@@ -210,7 +224,7 @@ class Planner:
         steps = sum(1 for _, moment in log.marks if moment.phase == "update")
         return Plan(
             one.techniques, highest.bytes, int(predicted), one.seconds, one.exactness <= Exactness.ROUNDING,
-            sum(log.flops.values()) / max(steps, 1), one.ledger.traffic,
+            sum(log.flops.values()) / max(steps, 1), float(log.moved[-1]) if log.moved else one.ledger.traffic,
             f"{highest.moment.phase} of {highest.moment.block or 'all weights'}",
             highest.parts, f"{one.ledger.sure}; process {how}", by_block(log),
         )
@@ -222,11 +236,11 @@ class Planner:
         if self.worker is None:
             held = sum(p.untyped_storage().nbytes() for p in self.model.parameters()) if self.model is not None else 0
             return status("VmRSS") + (peak(log).bytes - held) * 1.35, "estimated from this process and its tensors"
-        if anchor is None:
+        if anchor is None or (anchor.sampled and not (allocator is not None and allocator.predictable)):
             return one.process, "estimated: no real step could be run here"
         if allocator is not None and allocator.predictable:
             base = min(anchor.overheads.values())
-            most = max(stretch.top + anchor.overheads.get(" ".join(stretch.moment), base) for stretch in stretches(log, paged))
+            most = max(stretch.top + anchor.overheads.get(" ".join(stretch.moment), base) for stretch in list(stretches(log, paged))[1:])
             return most * MARGIN, "from the anchor step and every tensor's pages"
         if not one.techniques and not anchor.eased:
             return anchor.process * MARGIN, "from the anchor step"
@@ -247,6 +261,7 @@ class Planner:
         """The outcome for a ledger that was measured; several budgets can be asked for, one after the other."""
         self.trials = 0
         budget = memory if memory is not None else int(0.9 * memory_free())
+        budget = min(budget, (address_limit() or budget + self.reserved) - self.reserved)
         plain = self.rehearsed(candidate((), ledger, Exactness.BITS))
         if forced is not None:
             chosen = self.forced(ledger, forced)
@@ -281,10 +296,15 @@ class Planner:
         for one in ranked:
             # What the default allocator keeps back is a guess, and a trial of one plan tells of all of them.
             kind: object = "unpredictable" if self.unpredictable(one) else kind_of(one.techniques)
-            trials = MORE_TRIALS if one.seconds * WORTH < sure else TRIALS
+            trials = 0 if self.found_anchors and self.found_anchors[""].sampled else MORE_TRIALS if one.seconds * WORTH < sure else TRIALS
             if one.process * worse.get(kind, 1.0) > budget or (self.unpredictable(one) and self.trials >= trials):
                 continue
-            plan = self.rehearsed(one) if one.techniques else plain
+            try:
+                plan = self.rehearsed(one) if one.techniques else plain
+            except Mistake as error:   # only a rehearsal shows that a technique can't be used for this model
+                passed.append((sketched(one), str(error)))
+                worse[kind] = float("inf")
+                continue
             if plan.process_bytes <= budget:
                 return plan, passed
             worse[kind] = max(plan.process_bytes / one.process, worse.get(kind, 0.0))
@@ -336,7 +356,10 @@ class Planner:
         """The refusal, with the least demanding plan there is."""
         least = sorted(found, key=lambda one: (one.process, one.seconds))
         sure = [one for one in least if not self.unpredictable(one)] or least
-        plans = [self.rehearsed(one) for one in sure[:3]] + [plan for plan, _ in passed]
+        plans = [plan for plan, why in passed if why.startswith("needs ")]
+        for one in sure[:3]:
+            with suppress(Mistake):
+                plans.append(self.rehearsed(one))
         nearest = min(plans, key=lambda plan: plan.process_bytes)
         hint = "" if self.inexact else "; --inexact allows 16-bit precision as well"
         return OverBudget(

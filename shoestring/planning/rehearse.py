@@ -5,14 +5,16 @@ The predicted peak is exact because it is the same program. What can't run on fa
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 
 from torch import Tensor, nn
 
 from shoestring.core import chance
 from shoestring.core.batch import Batch
 from shoestring.core.job import Job
-from shoestring.core.run import Run, plain_run
+from shoestring.core.run import Run, plain_run, traffic
 from shoestring.core.technique import Technique, applied, in_order
 from shoestring.loop import steps
 from shoestring.measure.blocks import blocks
@@ -47,8 +49,10 @@ def tracked(job: Job, techniques: Iterable[Technique], model: nn.Module, batches
     tracker = Tracker(stage)
     with tracker:
         run = watched(prepared(job, techniques, model), tracker)
+    before = traffic(run)
     for _ in tracked_steps(run, islice(batches if batches is not None else job.batches(), STEPS), tracker):
-        pass
+        tracker.log.moved.append(traffic(run) - before)
+        before = traffic(run)
     return tracker.log
 
 
@@ -59,7 +63,7 @@ def tracked_steps(run: Run, batches: Iterable[Batch], tracker: Tracker) -> Itera
             yield from list(steps(run, [batch]))
 
 
-def prepared(job: Job, techniques: Iterable[Technique], model: nn.Module) -> Run:
-    """The job's run with the techniques applied, in their order."""
+def prepared(job: Job, techniques: Iterable[Technique], model: nn.Module, folder: Path | None = None, resumed: bool = False) -> Run:
+    """The job's run with the techniques applied, in their order; `folder` is for what must survive a restart."""
     model.train()
-    return applied(in_order(techniques), plain_run(job, model, blocks(model)))
+    return applied(in_order(techniques), replace(plain_run(job, model, blocks(model)), folder=folder, resumed=resumed))

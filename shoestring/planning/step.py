@@ -40,6 +40,7 @@ class Anchor:
     overheads: Mapping[str, int]      # bytes above the tensors by "phase place", under that allocator
     pieces: int = 1                   # pieces that the anchor step was run in, where the whole batch was too much
     eased: bool = False               # whether it needed techniques to fit this machine
+    sampled: bool = False             # whether it was put together from one block of each kind
 
 
 def plain_ledger(job: Job, log: Log, half: Log | None, hardware: Hardware, anchor: Anchor | None,
@@ -61,12 +62,14 @@ def plain_ledger(job: Job, log: Log, half: Log | None, hardware: Hardware, ancho
     ledger = Ledger(
         blocks=blocks, still=still, batch=count, parameters=parts["parameters"], buffers=parts["buffers"],
         inputs=parts["inputs"], optimizer=parts["optimizer"], update_rise=update - tensors - gradients,
-        fresh=float(sum(size for _, size in born.values())), per_spilled=1 / hardware.disk, cores=hardware.cores,
+        fresh=float(sum(size for _, size in born.values())), per_spilled=1 / hardware.disk,
+        per_streamed=1 / hardware.direct if hardware.direct else 1 / hardware.disk, cores=hardware.cores,
         update=update_seconds(anchor, tensors, hardware), fused_update=anchor.fused if anchor else None,
         paces=((1.0, 1.0), *anchor.paces) if anchor else ((1.0, 1.0),), adding=anchor.adding if anchor else 0.0,
         calls=anchor.call * sum(role == "parameters" for role in log.roles.values()) if anchor else 0.0,
-        traits=frozenset(traits), sure=("measured on fake tensors, times relative to one real step" if anchor
-                                        else "measured on fake tensors, times from operations at the machine's speed"),
+        traits=frozenset(traits), sure="measured on fake tensors, times " + (
+            "from operations at the machine's speed" if anchor is None else "from one real block of each kind" if anchor.sampled
+            else "relative to one real step"),
     )
     return with_process(ledger, peak(log).bytes, hardware, anchor)
 
@@ -85,6 +88,25 @@ def with_process(ledger: Ledger, tensors: int, hardware: Hardware, anchor: Ancho
     allocators = {"default": (0.0, retention, 0.0), "pinned": (0.01, 0.0, price), "huge": (0.01, 0.0, price),
                   "jemalloc": (0.0, retention / 2, price / 2), "mimalloc": (0.0, retention / 2, price / 4)}
     return replace(ledger, base=base, retention=retention, allocators=allocators)
+
+
+def put_together(found: Mapping[str, Any], log: Log) -> Anchor:
+    """An anchor from a sample of the blocks; what lies between them takes its operations at their speed."""
+    steps = sum(moment.phase == "update" for _, moment in log.marks)
+    flops = {(moment.phase, moment.block): count / steps for moment, count in log.flops.items()}
+    times = {}
+    for number, phase in enumerate(("forward", "backward")):
+        for name, seconds in found["blocks"].items():
+            times[f"{phase} {name}"] = seconds[number]
+        spent = sum(seconds[number] for seconds in found["blocks"].values())
+        speed = sum(flops.get((phase, name), 0.0) for name in found["blocks"]) / max(spent, 1e-9)
+        for (other, place), count in flops.items():
+            if other == phase and place not in found["blocks"]:
+                times[f"{phase} {place}"] = count / max(speed, 1.0)
+    parameters = standing(log)["parameters"]
+    times["update (update)"] = found["update"] * parameters
+    times["step"] = sum(times.values())
+    return Anchor(times, (), 0.0, 0.0, found["fused"] * parameters, times["step"], 0, 0, {"": found["overhead"]}, sampled=True)
 
 
 def scratch(anchor: Anchor, phase: str, place: str, base: float) -> float:

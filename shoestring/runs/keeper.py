@@ -46,17 +46,22 @@ class Keeper:
             os._exit(128 + number)
         self.stop = f"asked to by {signal.Signals(number).name}"
 
-    def resume(self, run: Run, feed: Feed) -> int:
-        """Bring the run to its newest good checkpoint; gives the step it stands at, 0 for a new run."""
+    def look(self) -> bool:
+        """Find the newest good checkpoint; gives whether there is one."""
         clear_drafts(self.folder.checkpoints)
-        checkpoint, damaged = newest_good(self.folder.checkpoints)
+        self.checkpoint, damaged = newest_good(self.folder.checkpoints)
         for bad, reason in damaged:
             move_aside(bad)
-            start = f"step {checkpoint.step}" if checkpoint else "the beginning"
+            start = f"step {self.checkpoint.step}" if self.checkpoint else "the beginning"
             self.tell("warning", text=f"the checkpoint of step {bad.step} is damaged ({reason}): it is kept aside, "
                                       f"and the run goes on from {start}")
-        if checkpoint is not None:
-            state = put_back(checkpoint, run, feed)
+        return self.checkpoint is not None
+
+    def resume(self, run: Run, feed: Feed) -> int:
+        """Bring the run to the checkpoint that was found; gives the step it stands at, 0 for a new run."""
+        self.saver.on_disk = [part.saved for part in run.state.values() if hasattr(part, "saved")]
+        if self.checkpoint is not None:
+            state = put_back(self.checkpoint, run, feed)
             self.step = self.saver.saved_step = state["step"]
             self.saver.best = state["best"]
         self.tell("begun", pid=os.getpid(), steps=self.steps, step=self.step, how=feed.how if self.step else "from the beginning")

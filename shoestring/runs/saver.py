@@ -51,6 +51,7 @@ class Saver:
         self.pause = 0.0                     # seconds that training stood still for the last save
         self.saved_step = 0
         self.losses: list[float] = []        # since the last save
+        self.on_disk: list[Callable[[], None]] = []   # to be called when a checkpoint is safe, before the next step
         self.best: tuple[float, int] | None = None
 
     def due(self, step: int) -> bool:
@@ -77,6 +78,11 @@ class Saver:
         mean = sum(self.losses) / len(self.losses) if self.losses else float("inf")
         self.losses = []
         self.pending = self.thread.submit(self.finish, path, snapshot.step, self.pause, mean)
+        if self.on_disk:
+            self.wait()
+            if self.saved_step == snapshot.step:
+                for saved in self.on_disk:
+                    saved()
 
     def finish(self, path: Path, step: int, pause: float, loss: float) -> None:
         try:
@@ -87,7 +93,10 @@ class Saver:
         self.saved_step = step
         if self.best is None or loss < self.best[0]:
             self.best = (loss, step)
-        prune(self.folder, self.cadence.keep, self.best[1])
+        if self.on_disk:   # state on disk is that of the last checkpoint alone
+            prune(self.folder, 1, None)
+        else:
+            prune(self.folder, self.cadence.keep, self.best[1])
         self.tell("saved", step=step, checkpoint=checkpoint.path.name, seconds=pause, bytes=size, best=self.best[1] == step)
 
     def failed(self, error: OSError | Mistake) -> None:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from shoestring.core.errors import Mistake
+from shoestring.core.run import Kept
 
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64, "I32": torch.int32,
@@ -31,14 +32,14 @@ class Unreadable(ValueError):
     """A file that is not what it should be."""
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> int:
+def write_tensors(path: Path, tensors: Mapping[str, Tensor | Kept], metadata: Mapping[str, str] | None = None) -> int:
     """Write tensors to a file; gives its size. Nothing is synced."""
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     end = 0
     for name, tensor in tensors.items():
         if tensor.dtype not in NAMES:
             raise Mistake(f"the tensor {name!r} is of {tensor.dtype}, which the safetensors format does not have")
-        begin, end = end, end + tensor.numel() * tensor.element_size()
+        begin, end = end, end + prod(tensor.shape) * tensor.dtype.itemsize
         header[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
@@ -56,8 +57,12 @@ def write_all(file: int, data: Any) -> None:
         view = view[os.write(file, view):]
 
 
-def pieces(tensor: Tensor) -> Iterator[Any]:
+def pieces(tensor: Tensor | Kept) -> Iterator[Any]:
     """The bytes of a tensor in order, a piece at a time."""
+    if not isinstance(tensor, Tensor):
+        for part in tensor.pieces():
+            yield from pieces(part)
+        return
     flat = tensor.detach().contiguous().reshape(-1)
     if not flat.numel():
         return

@@ -3,15 +3,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from shoestring.core import chance
 from shoestring.core.errors import Mistake
 from shoestring.core.feed import Feed
-from shoestring.core.run import Run
+from shoestring.core.run import Run, kept
 from shoestring.runs.checkpoints import Checkpoint
 from shoestring.runs.saver import Snapshot
 
+ON_DISK = {"stream", "moments"}  # parts whose state is a file that only they can read
 KERNELS = ("fused", "foreach")   # the plan's to choose, not the checkpoint's
 
 
@@ -19,7 +20,7 @@ def taken(run: Run, feed: Feed, step: int, best: tuple[float, int] | None) -> Sn
     """The state after a step. The tensors are the run's own: write them before the next step."""
     weights, aliases, other = {}, {}, {}
     seen: dict[Any, str] = {}
-    for name, value in model_state(run.model).items():
+    for name, value in in_memory(run).items():
         if not isinstance(value, Tensor):
             other[name] = value
             continue
@@ -39,7 +40,10 @@ def taken(run: Run, feed: Feed, step: int, best: tuple[float, int] | None) -> Sn
 def put_back(checkpoint: Checkpoint, run: Run, feed: Feed) -> dict[str, Any]:
     """Bring a run to where a checkpoint was taken; gives what else it says. The random states are set last."""
     state, weights = checkpoint.state(), checkpoint.weights()
-    for name, value in model_state(run.model).items():
+    if differ := {name for name, part in run.state.items() if hasattr(part, "saved")} ^ (set(state["parts"]) & ON_DISK):
+        raise Mistake(f"the checkpoint {checkpoint.path} was made by another plan, with other state on disk ({', '.join(sorted(differ))}): "
+                      f"go on with the plan it was begun with, or give --fresh")
+    for name, value in in_memory(run).items():
         if isinstance(value, Tensor):
             source = weights.metadata.get(f"alias {name}", name)
             if source not in weights.entries:
@@ -64,10 +68,11 @@ def put_back(checkpoint: Checkpoint, run: Run, feed: Feed) -> dict[str, Any]:
     return state
 
 
-def model_state(model: nn.Module) -> dict[str, Any]:
-    """The model's state_dict, and the buffers that it leaves out."""
-    state = dict(model.state_dict())
-    for name, buffer in model.named_buffers(remove_duplicate=False):
+def in_memory(run: Run) -> dict[str, Any]:
+    """The model's state_dict but for weights that are kept elsewhere, and the buffers that it leaves out."""
+    elsewhere = kept(run)
+    state = {name: value for name, value in run.model.state_dict().items() if name not in elsewhere}
+    for name, buffer in run.model.named_buffers(remove_duplicate=False):
         if name not in state:
             state[name] = buffer
     return state

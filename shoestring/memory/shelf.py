@@ -1,0 +1,251 @@
+"""The shelf: a file that holds what does not fit in memory, in regions that are read ahead and written behind.
+
+    region    a name and a fixed number of bytes, in whole pages; it has two slots in the file
+    write     goes to the slot that no checkpoint stands on, so that a crash never meets a half-written state
+    pin       a checkpoint was saved: what is current now is what it stands on
+    check     every slot has a checksum (XXH3), made when it is written and compared whenever it is read
+
+A checkpoint of what lies here copies nothing: the slots change their roles. Bytes pass by direct I/O (O_DIRECT) where the file
+system has it, so that the page cache takes no memory from others. Nobody waits before they must: requests go to threads, and a
+request waits for the one before it on the same buffer or the same region. On fake tensors nothing moves, and all is counted.
+"""
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from xxhash import xxh3_64
+
+from shoestring.core.errors import Mistake
+from shoestring.core.private import FakeTensor
+from shoestring.core.units import bytes_text
+
+PAGE = 4096        # bytes: offsets, sizes and addresses of direct I/O are multiples of it
+PIECE = 8 << 20    # bytes that are moved and checked at once
+THREADS = 3
+
+
+def pages(size: int) -> int:
+    """A number of bytes in whole pages.
+
+    >>> pages(1), pages(4096), pages(4097)
+    (4096, 4096, 8192)
+    """
+    return -(-size // PAGE) * PAGE
+
+
+class Buffer:
+    """Memory that direct I/O can use, and the request that uses it now."""
+
+    def __init__(self, size: int, kind: Tensor) -> None:
+        imagined = isinstance(kind, FakeTensor)
+        whole = kind.new_empty(pages(size) + PAGE, dtype=torch.uint8, device="cpu")
+        shift = 0 if imagined else -whole.data_ptr() % PAGE
+        self.bytes = whole[shift: shift + pages(size)]
+        self.view = None if imagined else memoryview(self.bytes.numpy())   # type: ignore[arg-type]
+        self.pending: Future[None] | None = None
+
+    def wait(self) -> None:
+        """Until nothing moves to or from here."""
+        if self.pending is not None:
+            finished(self.pending)
+            self.pending = None
+
+    def part(self, begin: int, dtype: torch.dtype, shape: Iterable[int], stride: Iterable[int] | None = None) -> Tensor:
+        """A tensor in the buffer, from a byte on."""
+        size = 1
+        for side in shape:
+            size *= side
+        flat = self.bytes[begin: begin + size * dtype.itemsize].view(dtype)
+        return flat.view(tuple(shape)) if stride is None else flat.as_strided(tuple(shape), tuple(stride), flat.storage_offset())
+
+
+@dataclass
+class Region:
+    name: str
+    offset: int                        # of its first slot; the second follows
+    size: int                          # bytes of a slot
+    current: int = 0                   # the slot that was written last
+    pinned: int | None = None          # the slot that the last checkpoint stands on
+    checks: tuple[int, int] = (0, 0)   # checksum of each slot
+    written: bool = False
+    pending: Future[None] | None = None
+
+
+class Shelf:
+    """Regions in a file. `place` all of them, then `open`."""
+
+    def __init__(self, path: Path | None, kind: Tensor) -> None:
+        self.path = path               # None: a file without a name, gone when we are
+        self.kind = kind               # an empty tensor, fake or real, like all that will pass
+        self.imagined = isinstance(kind, FakeTensor)
+        self.regions: dict[str, Region] = {}
+        self.end = 0
+        self.moved = 0                 # bytes that were asked to move, both ways
+        self.direct = True
+        self.file = -1
+        self.threads: ThreadPoolExecutor | None = None
+
+    def place(self, name: str, size: int) -> None:
+        assert name not in self.regions, f"{name} has a place already"
+        self.regions[name] = Region(name, self.end, pages(size))
+        self.end += 2 * pages(size)
+
+    def open(self) -> None:
+        """Reserve the room on disk; refused with what is missing before anything is written."""
+        if self.imagined or self.threads is not None:
+            return
+        directory = self.path.parent if self.path else Path(tempfile.gettempdir())
+        there = self.path.stat().st_blocks * 512 if self.path and self.path.exists() else 0
+        free = shutil.disk_usage(directory).free
+        if self.end - there > free:
+            raise Mistake(f"the state needs {bytes_text(self.end)} on the disk of {directory} (each number twice, so that a crash leaves "
+                          f"one whole) and {bytes_text(free)} are free: free some, or give a --run on another disk")
+        self.file = self.opened(directory)
+        try:
+            os.posix_fallocate(self.file, 0, self.end)
+        except OSError as error:
+            raise Mistake(f"the state needs {bytes_text(self.end)} on the disk of {directory}, which could not be reserved: "
+                          f"{error.strerror}") from error
+        self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="shelf")
+
+    def opened(self, directory: Path) -> int:
+        flags = os.O_RDWR | os.O_CREAT
+        if self.path is None:
+            number, name = tempfile.mkstemp(dir=directory)
+            os.close(number)
+        else:
+            name = str(self.path)
+        try:
+            file = os.open(name, flags | os.O_DIRECT, 0o600)
+        except OSError:
+            self.direct = False
+            file = os.open(name, flags, 0o600)
+        if self.path is None:
+            os.unlink(name)
+        return file
+
+    def buffer(self, size: int) -> Buffer:
+        return Buffer(size, self.kind)
+
+    def read(self, name: str, buffer: Buffer) -> None:
+        """Begin to bring a region into a buffer."""
+        region = self.regions[name]
+        self.moved += region.size
+        slot = region.current
+        before = region.pending
+        self.request(buffer, before, lambda view: self.read_now(region, slot, view), region.size)
+
+    def write(self, name: str, buffer: Buffer) -> None:
+        """Begin to bring a buffer into a region; the buffer must not change until then."""
+        region = self.regions[name]
+        self.moved += region.size
+        slot = 0 if region.pinned is None else 1 - region.pinned
+        region.current, region.written = slot, True
+        before = region.pending
+        self.request(buffer, before, lambda view: self.write_now(region, slot, view), region.size)
+        region.pending = buffer.pending
+
+    def request(self, buffer: Buffer, before: Future[None] | None, work: Callable[[memoryview], None], size: int) -> None:
+        if self.imagined:
+            return
+        assert self.threads is not None, "the shelf is open"
+        earlier = buffer.pending
+        assert buffer.view is not None, "real bytes move in real memory"
+        view = buffer.view[:size]
+
+        def done() -> None:
+            for other in (earlier, before):
+                if other is not None:
+                    other.result()
+            work(view)
+
+        buffer.pending = self.threads.submit(done)
+
+    def write_now(self, region: Region, slot: int, view: memoryview) -> None:
+        check = xxh3_64()
+        begin = region.offset + slot * region.size
+        for start in range(0, region.size, PIECE):
+            piece = view[start: start + PIECE]
+            check.update(piece)
+            done = 0
+            while done < len(piece):
+                done += os.pwrite(self.file, piece[done:], begin + start + done)
+        checks = list(region.checks)
+        checks[slot] = check.intdigest()
+        region.checks = (checks[0], checks[1])
+
+    def read_now(self, region: Region, slot: int, view: memoryview) -> None:
+        check = xxh3_64()
+        begin = region.offset + slot * region.size
+        for start in range(0, region.size, PIECE):
+            piece = view[start: start + PIECE]
+            done = 0
+            while done < len(piece):
+                got = os.preadv(self.file, [piece[done:]], begin + start + done)
+                if not got:
+                    raise Mistake(f"{self.path} is shorter than it was: {region.name} is not in it any more; {CURE}")
+                done += got
+            check.update(piece)
+        if check.intdigest() != region.checks[slot]:
+            raise Mistake(f"{region.name} in {self.path} is not what was written there (its checksum differs): the disk or somebody "
+                          f"changed it; {CURE}")
+
+    # What survives a restart
+
+    def settle(self) -> None:
+        """Until all that was written is on the disk."""
+        for region in self.regions.values():
+            if region.pending is not None:
+                finished(region.pending)
+                region.pending = None
+        if self.file >= 0:
+            os.fdatasync(self.file)
+
+    def state_dict(self) -> dict[str, Any]:
+        self.settle()
+        return {"bytes": self.end, "regions": {region.name: [region.current, region.checks[region.current]]
+                                               for region in self.regions.values() if region.written}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state["bytes"] != self.end or not set(state["regions"]) <= set(self.regions):
+            raise Mistake(f"{self.path} was laid out for another model, optimizer or plan: give what it was begun with, another --run, "
+                          f"or --fresh")
+        for region in self.regions.values():
+            slot, check = state["regions"].get(region.name, (0, 0))
+            region.current, region.written = slot, region.name in state["regions"]
+            region.pinned = slot if region.written else None
+            region.checks = (check, 0) if slot == 0 else (0, check)
+
+    def pin(self) -> None:
+        """What `state_dict` gave last is safe in a checkpoint: from now on it is not written over."""
+        for region in self.regions.values():
+            region.pinned = region.current if region.written else None
+
+    def close(self) -> None:
+        if self.threads is not None:
+            self.threads.shutdown()
+            os.close(self.file)
+            self.threads = None
+
+    def __del__(self) -> None:
+        self.close()
+
+
+CURE = "run the same command again to go on from the last checkpoint, or with --fresh to begin anew"
+
+
+def finished(moving: Future[None]) -> None:
+    try:
+        moving.result()
+    except OSError as error:
+        raise Mistake(f"the state on disk could not be read or written: {error.strerror}; the last checkpoint is whole: mend the disk "
+                      f"and run the same command again") from error

@@ -1,0 +1,110 @@
+"""Making a model that does not fit in memory: its tensors are swapped to a file while the user's own code makes them.
+
+The factory runs as it is, with the same kernels and the same random draws, so the values are those of a normal construction. A tensor
+that was not touched for a while goes to the file and its memory is given back; an operation that touches it again finds it in memory.
+Only one tensor must fit.
+"""
+from __future__ import annotations
+
+import ctypes
+import os
+import tempfile
+import weakref
+from collections import OrderedDict
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shoestring.core.private import DispatchMode, FakeTensor, tree_leaves
+
+SMALL = 1 << 16      # bytes: a smaller tensor stays in memory
+ROOM = 1 << 28       # bytes of tensors that stay in memory
+
+
+class Large:
+    """A large storage, in memory or in the file."""
+
+    def __init__(self, storage: Any) -> None:
+        self.storage = weakref.ref(storage)
+        self.bytes = storage.nbytes()
+        self.place: int | None = None     # in the file, once it was there
+        self.away = False
+
+
+class Swap(DispatchMode):
+    """While active, about `room` bytes of large tensors are in memory; at its end all that still live are."""
+
+    def __init__(self, directory: str | None = None, room: int = ROOM) -> None:
+        super().__init__()
+        self.room, self.held, self.end = room, 0, 0
+        self.file = tempfile.TemporaryFile(dir=directory)   # noqa: SIM115 (it lives as long as we do)
+        self.known: OrderedDict[int, Large] = OrderedDict()   # by address of the storage, longest untouched first
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        busy = [self.touched(leaf) for leaf in tree_leaves((args, kwargs or {})) if is_real(leaf)]
+        out = func(*args, **(kwargs or {}))
+        busy += [self.touched(leaf) for leaf in tree_leaves(out) if is_real(leaf)]
+        for key, large in list(self.known.items()):
+            if self.held <= self.room:
+                break
+            storage = large.storage()
+            if key not in busy and not large.away and storage is not None and storage.resizable():
+                self.send(large, storage)
+        return out
+
+    def touched(self, tensor: Tensor) -> int:
+        """Bring a tensor to memory if it is away; gives the address of its storage."""
+        storage = tensor.untyped_storage()
+        key = int(storage._cdata)
+        if key in self.known:
+            self.known.move_to_end(key)
+            if self.known[key].away:
+                self.bring(self.known[key], storage)
+        elif storage.nbytes() >= SMALL:
+            self.known[key] = Large(storage)
+            self.held += storage.nbytes()
+            weakref.finalize(storage, self.forget, key)
+        return key
+
+    def forget(self, key: int) -> None:
+        """A storage died."""
+        large = self.known.pop(key)
+        self.held -= 0 if large.away else large.bytes
+
+    def send(self, large: Large, storage: torch.UntypedStorage) -> None:
+        if large.place is None:
+            large.place, self.end = self.end, self.end + large.bytes
+        view, done = as_bytes(storage), 0
+        while done < large.bytes:
+            done += os.pwrite(self.file.fileno(), view[done:], large.place + done)
+        del view
+        storage.resize_(0)
+        large.away = True
+        self.held -= large.bytes
+
+    def bring(self, large: Large, storage: torch.UntypedStorage) -> None:
+        assert large.place is not None, "what is away has a place"
+        storage.resize_(large.bytes)
+        view, done = as_bytes(storage), 0
+        while done < large.bytes:
+            done += os.preadv(self.file.fileno(), [view[done:]], large.place + done)
+        large.away = False
+        self.held += large.bytes
+
+    def __exit__(self, *problem: Any) -> None:
+        super().__exit__(*problem)   # type: ignore[no-untyped-call]
+        for large in [large for large in self.known.values() if large.away]:
+            storage = large.storage()
+            if storage is not None:
+                self.bring(large, storage)
+        self.file.close()
+
+
+def is_real(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and not isinstance(leaf, FakeTensor) and leaf.device.type == "cpu" and leaf.layout is torch.strided
+
+
+def as_bytes(storage: Any) -> memoryview:
+    """The memory of a storage. An array of NumPy would do as well, but forbids that the storage is ever resized."""
+    return memoryview((ctypes.c_char * storage.nbytes()).from_address(storage.data_ptr())).cast("B")
