@@ -52,7 +52,7 @@ class Ring:
         self.buffers = [shelf.buffer(size) for _ in range(BUFFERS)]
         self.turns = 0
         self.last = ("", self.buffers[0])
-        self.coming: dict[str, Buffer] = {}
+        self.coming: dict[str, tuple[Buffer, int]] = {}   # with the version that is coming
         self.habit = Habit()
 
     def fetch(self, name: str) -> Buffer:
@@ -60,14 +60,15 @@ class Ring:
         if name == self.last[0]:
             self.last[1].wait()
             return self.last[1]
+        regions = self.shelf.regions
         ahead = self.habit.after(name, BUFFERS - 2)
-        buffer = self.coming.pop(name, None)
-        if buffer is None:
+        buffer, version = self.coming.pop(name, (None, -1))
+        if buffer is None or version != regions[name].version:   # not foreseen, or written again since
             self.coming.clear()
-            buffer = self.begin(name, self.shelf.regions[name].written)
+            buffer = self.begin(name, regions[name].written)
         for other in ahead:
             if other not in self.coming:
-                self.coming[other] = self.begin(other, self.shelf.regions[other].written)
+                self.coming[other] = (self.begin(other, regions[other].written), regions[other].version)
         self.last = (name, buffer)
         buffer.wait()
         return buffer
@@ -116,9 +117,11 @@ class Parked:
         largest = 0
         for parameter, name in names.items():
             width = sum(dtype.itemsize for dtype in self.moments[id(self.group_of[parameter])].values())
+            if not width and parameter not in (rows or {}):
+                continue
             self.chunks[parameter] = chunks(parameter, name, (rows or {}).get(parameter), isinstance(optimizer, ELEMENTWISE))
             for chunk in self.chunks[parameter]:
-                shelf.place(chunk.region, max((chunk.end - chunk.begin) * width, 1))
+                shelf.place(chunk.region, (chunk.end - chunk.begin) * width)
                 largest = max(largest, (chunk.end - chunk.begin) * width)
         self.ring = Ring(shelf, largest) if largest else None
 
@@ -164,14 +167,13 @@ class Parked:
 
     def step_chunk(self, parameter: nn.Parameter, number: int, weights: Tensor, gradient: Tensor) -> None:
         """Move the numbers of one chunk; `weights` are changed in place. The update runs on the host."""
-        assert self.ring is not None, "there are moments"
         chunk, group = self.chunks[parameter][number], self.group_of[parameter]
         moments = self.moments[id(group)]
         known = self.shelf.regions[chunk.region].written
-        buffer = self.ring.fetch(chunk.region)
+        buffer = self.ring.fetch(chunk.region) if moments and self.ring else None
         piece = nn.Parameter(weights.to("cpu").view(chunk.shape))
         piece.grad = gradient.to("cpu").view(chunk.shape)
-        views = chunk.views(buffer, moments)
+        views = chunk.views(buffer, moments) if buffer else {}
         if known:
             rest = {name: value.clone() if isinstance(value, Tensor) else value for name, value in self.optimizer.state[parameter].items()}
             self.optimizer.state[piece] = rest | views
@@ -183,7 +185,8 @@ class Parked:
                     view.copy_(after[name].view(chunk.shape))
             if weights.device.type != "cpu":
                 weights.copy_(piece.view(-1))
-        self.shelf.write(chunk.region, buffer)
+        if buffer:
+            self.shelf.write(chunk.region, buffer)
         self.after = {name: value for name, value in after.items() if name not in views}
 
     def finish(self, parameter: nn.Parameter) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,6 +77,7 @@ class Region:
     pinned: int | None = None          # the slot that the last checkpoint stands on
     checks: tuple[int, int] = (0, 0)   # checksum of each slot
     written: bool = False
+    version: int = 0                   # how often it was written
     pending: Future[None] | None = None
 
 
@@ -143,6 +144,7 @@ class Shelf:
         slot = region.current
         before = region.pending
         self.request(buffer, before, lambda view: self.read_now(region, slot, view), region.size)
+        region.pending = buffer.pending
 
     def write(self, name: str, buffer: Buffer) -> None:
         """Begin to bring a buffer into a region; the buffer must not change until then."""
@@ -150,6 +152,7 @@ class Shelf:
         self.moved += region.size
         slot = 0 if region.pinned is None else 1 - region.pinned
         region.current, region.written = slot, True
+        region.version += 1
         before = region.pending
         self.request(buffer, before, lambda view: self.write_now(region, slot, view), region.size)
         region.pending = buffer.pending
@@ -212,16 +215,17 @@ class Shelf:
 
     def state_dict(self) -> dict[str, Any]:
         self.settle()
-        return {"bytes": self.end, "regions": {region.name: [region.current, region.checks[region.current]]
-                                               for region in self.regions.values() if region.written}}
+        return {region.name: [region.offset, region.size, region.current, region.checks[region.current]]
+                for region in self.regions.values() if region.written}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state["bytes"] != self.end or not set(state["regions"]) <= set(self.regions):
+        here = {region.name: [region.offset, region.size] for region in self.regions.values()}
+        if any(here.get(name) != place[:2] for name, place in state.items()):
             raise Mistake(f"{self.path} was laid out for another model, optimizer or plan: give what it was begun with, another --run, "
                           f"or --fresh")
         for region in self.regions.values():
-            slot, check = state["regions"].get(region.name, (0, 0))
-            region.current, region.written = slot, region.name in state["regions"]
+            _, _, slot, check = state.get(region.name, (0, 0, 0, 0))
+            region.current, region.written = slot, region.name in state
             region.pinned = slot if region.written else None
             region.checks = (check, 0) if slot == 0 else (0, check)
 
@@ -238,6 +242,42 @@ class Shelf:
 
     def __del__(self) -> None:
         self.close()
+
+
+class Reader:
+    """Reads what a checkpoint stands on from a shelf's file, without the run that wrote it."""
+
+    def __init__(self, path: Path, regions: Mapping[str, Sequence[int]]) -> None:
+        self.path, self.regions = path, regions
+        self.held = ("", bytearray())     # the region that was read last
+
+    def region(self, name: str) -> bytearray:
+        if self.held[0] != name:
+            offset, size, slot, check = self.regions[name]
+            with open(self.path, "rb") as file:
+                file.seek(offset + slot * size)
+                self.held = (name, found := bytearray(file.read(size)))
+            if xxh3_64(found).intdigest() != check:
+                raise Mistake(f"{name} in {self.path} is not what was written there (its checksum differs): it can't be had from there")
+        return self.held[1]
+
+    def weights(self, places: Mapping[str, Any]) -> dict[str, Lying]:
+        return {name: Lying(self, place) for name, place in places.items()}
+
+
+class Lying:
+    """A weight in such a file."""
+
+    def __init__(self, reader: Reader, place: Mapping[str, Any]) -> None:
+        self.reader, self.parts = reader, place["parts"]
+        self.dtype: torch.dtype = getattr(torch, place["dtype"])
+        self.shape = torch.Size(place["shape"])
+
+    def pieces(self) -> Iterator[Tensor]:
+        for region, begin, shape, stride in self.parts:
+            flat = torch.frombuffer(self.reader.region(region), dtype=torch.uint8)[begin:]
+            flat = flat[: len(flat) // self.dtype.itemsize * self.dtype.itemsize].view(self.dtype)
+            yield flat.as_strided(shape, stride, flat.storage_offset()).contiguous().reshape(-1)
 
 
 CURE = "run the same command again to go on from the last checkpoint, or with --fresh to begin anew"

@@ -31,7 +31,7 @@ from shoestring.core.run import Run
 from shoestring.core.technique import Exactness
 from shoestring.memory.checkpoint import Checkpoint
 from shoestring.memory.cut import Cut, can_be_cut, rows_of
-from shoestring.memory.parked import BUFFERS, CHUNK, SMALL, Habit, Parked, Ring
+from shoestring.memory.parked import BUFFERS, CHUNK, ELEMENTWISE, SMALL, Habit, Parked, Ring
 from shoestring.memory.recompute import Recorder, patched
 from shoestring.memory.shelf import Buffer, Shelf
 from shoestring.memory.swap import Swap
@@ -72,7 +72,7 @@ class Stream:
         inside = [block.gradient for block in again.blocks if block.inside]
         most, whole = max(inside, default=0.0), sum(block.gradient for block in again.blocks)
         share = ledger.optimizer / ledger.parameters if ledger.parameters else 0.0
-        traffic = sum(inside) * (3 + 2 * share) + (whole - sum(inside)) * (3 + 2 * share)
+        traffic = whole * (3 + 2 * share)
         speed = 1 / ledger.per_streamed if ledger.per_streamed else float("inf")
         waiting = 0.0
         blocks = []
@@ -82,7 +82,8 @@ class Stream:
             waiting += max(block.gradient / speed - block.forward, 0.0)
             waiting += max(block.gradient * (2 + 2 * share) / speed - backward, 0.0)
             blocks.append(replace(block, gradient=0.0, spike=max(block.spike, 0.0) + block.gradient, backward=backward))
-        standing = DESKS * most + BUFFERS * CHUNK * 4 * share
+        wide = max((block.gradient for block in again.blocks if not block.inside), default=0.0)
+        standing = DESKS * most + BUFFERS * min(4.0 * CHUNK, most) * share + 2 * BUFFERS * min(4.0 * CHUNK, wide) * (wide > most)
         return replace(again, blocks=tuple(blocks), parameters=standing, optimizer=0.0, gradients=0.0, update=0.0, update_rise=0.0,
                        waiting=again.waiting + waiting, traffic=again.traffic + traffic)
 
@@ -326,10 +327,13 @@ class Streaming:
         return [buffer.bytes for buffer in (*self.desks, *(buffer for ring in rings for buffer in ring.buffers))]
 
     def state_dict(self) -> dict[str, Any]:
-        return self.shelf.state_dict()
+        """Where everything lies, so that others can read the weights too."""
+        return {"file": NAME, "regions": self.shelf.state_dict(), "weights": {
+            name: {"dtype": str(one.dtype).removeprefix("torch."), "shape": list(one.shape), "parts": one.parts()}
+            for name, one in self.kept.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.shelf.load_state_dict(state)
+        self.shelf.load_state_dict(state["regions"])
 
     def saved(self) -> None:
         """A checkpoint with this state is safe."""
@@ -345,6 +349,16 @@ class Kept:
     def __init__(self, streaming: Streaming, parameter: nn.Parameter) -> None:
         self.streaming, self.parameter = streaming, parameter
         self.dtype, self.shape = parameter.dtype, parameter.shape
+
+    def parts(self) -> list[list[Any]]:
+        """Where it lies: of every part the region, the first byte, shape and strides."""
+        cut = self.streaming.cuts.get(self.parameter)
+        if cut is not None:
+            width = self.shape[1]
+            return [[f"{cut.name}[{number}]", 0, [end - begin, width], [width, 1]] for number, (begin, end) in enumerate(cut.spans)]
+        unit = self.streaming.unit_of[self.parameter]
+        offset, stride = unit.places[self.streaming.names[self.parameter]]
+        return [[unit.name, offset, list(self.shape), list(stride)]]
 
     def pieces(self) -> Iterator[Tensor]:
         """Its numbers in order, some at a time."""
@@ -395,7 +409,7 @@ def laid_out(run: Run, names: Mapping[nn.Parameter, str]) -> tuple[list[Unit], d
     cut: dict[nn.Module, nn.Parameter] = {}
     for module in outside:
         large = {names[one]: one for one in module.parameters(recurse=False) if one.numel() >= SMALL}
-        weight = module.weight if can_be_cut(module) else None
+        weight = module.weight if can_be_cut(module) and isinstance(run.optimizer, ELEMENTWISE) else None
         if isinstance(weight, nn.Parameter) and names[weight] in large and all(map(can_be_cut, owners[weight])) and (
                 len(owners[weight]) > 1 or weight.numel() * weight.element_size() > largest):
             cut[module] = weight

@@ -23,6 +23,8 @@ from typing import Any
 
 from torch import Tensor
 
+from shoestring.core.run import Kept
+from shoestring.memory.shelf import Reader
 from shoestring.runs.folder import sync_folder
 from shoestring.runs.packing import packed, unpacked
 from shoestring.runs.tensors import TensorFile, Unreadable, write_tensors
@@ -48,7 +50,15 @@ class Checkpoint:
         return state
 
     def weights(self) -> TensorFile:
+        """Those that were in memory when it was made."""
         return TensorFile(self.path / "weights.safetensors")
+
+    def all_weights(self) -> dict[str, Kept]:
+        """All of them; what lies elsewhere is read when it is asked for."""
+        inside = self.weights()
+        stream = self.state()["parts"].get("stream")
+        lying = Reader(self.path.parent.parent / stream["file"], stream["regions"]).weights(stream["weights"]) if stream else {}
+        return {name: inside.later(name) for name in inside} | lying
 
 
 def draft(folder: Path, step: int, weights: Mapping[str, Tensor], state: Mapping[str, Any], aliases: Mapping[str, str]) -> Path:

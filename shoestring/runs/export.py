@@ -6,8 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.runs.checkpoints import Checkpoint, damage, newest_good, saved
@@ -36,7 +34,7 @@ def checkpoint_of(folder: Folder, step: int | None) -> Checkpoint:
 def export_weights(checkpoint: Checkpoint, target: Path) -> Path:
     """The weights alone, under the names of the model's state_dict, each stored once."""
     new(target)
-    write_tensors(target, dict(checkpoint.weights().items()), {"format": "pt"})
+    write_tensors(target, checkpoint.all_weights(), {"format": "pt"})
     return target
 
 
@@ -51,7 +49,7 @@ def export_hugging_face(checkpoint: Checkpoint, job: Job, target: Path) -> Path:
     new(target)
     target.mkdir(parents=True)
     names = set(model.state_dict())
-    weights: dict[str, Tensor] = {name: tensor for name, tensor in checkpoint.weights().items() if name in names}
+    weights = {name: one for name, one in checkpoint.all_weights().items() if name in names}
     model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(target)
     if getattr(model, "generation_config", None) is not None:

@@ -103,6 +103,10 @@ class TensorFile:
     def __iter__(self) -> Iterator[str]:
         return iter(self.entries)
 
+    def later(self, name: str) -> Kept:
+        """A tensor that is read when it is asked for."""
+        return Later(self, name)
+
     def items(self) -> Iterator[tuple[str, Tensor]]:
         return ((name, self[name]) for name in self)
 
@@ -119,3 +123,12 @@ class TensorFile:
                         raise Unreadable(f"{self.path.name} ends in the middle of {name!r}")
                     view = view[count:]
         return made
+
+
+class Later:
+    def __init__(self, file: TensorFile, name: str) -> None:
+        self.file, self.name = file, name
+        self.dtype, self.shape = file.entries[name].dtype, torch.Size(file.entries[name].shape)
+
+    def pieces(self) -> Iterator[Tensor]:
+        yield self.file[self.name]

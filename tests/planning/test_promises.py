@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from shoestring.core.hardware import Hardware
 from shoestring.core.ledger import Ledger
-from shoestring.core.run import Run
+from shoestring.core.run import Run, brought_home
 from shoestring.core.technique import Exactness, Technique, choices, exactness, in_order, refusal, total_cost
 from shoestring.loop import steps
 from shoestring.measure.timeline import peak
@@ -61,8 +61,10 @@ def plain_weights(name: str) -> Tensor:
 def weights_after(name: str, techniques: tuple[Technique, ...]) -> Tensor:
     made = job(name, optimizer=sgd)
     model = seeded(made)
-    for _ in steps(prepared(made, techniques, model), islice(made.batches(), STEPS)):
+    run = prepared(made, techniques, model)
+    for _ in steps(run, islice(made.batches(), STEPS)):
         pass
+    brought_home(run)
     return nn.utils.parameters_to_vector(value.float() for value in model.state_dict().values()).detach()
 
 
@@ -88,6 +90,7 @@ def test_every_technique_and_every_allowed_pair_needs_the_bytes_and_operations_t
         mixed = any(type(one).__name__ == "Precision" for one in plan)
         assert abs(peak(predicted).bytes - peak(measured).bytes) <= 0.001 * mixed * peak(measured).bytes, plan
         assert predicted.flops.total() == measured.flops.total(), plan
+        assert predicted.moved == measured.moved, plan
 
 
 def test_the_ledger_ranks_within_a_quarter_of_what_is_rehearsed() -> None:

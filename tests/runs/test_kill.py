@@ -1,7 +1,7 @@
 """The kill matrix: whatever dies and whenever, going on gives the same bits as never having been killed.
 
 The job draws (dropout, data from the global generators), accumulates, recomputes and scales its loss in fp16, so everything that a
-checkpoint must hold is in play.
+checkpoint must hold is in play. The same with its state streamed from disk, which is half updated whenever it is killed in backward.
 """
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from shoestring.runs.folder import holder
 
 STEPS = 24
 JOB = """
-import random, time
+import os, random, signal, time
 import numpy, torch
 from torch import nn
 from shoestring import Job
@@ -37,14 +37,31 @@ def data(pause):
         x = torch.randn(16, 64) + random.random() + float(numpy.random.rand())   # all three generators
         yield {"x": x, "y": x[:, :10].argmax(1)}
 
-def job(pause: float = 0.02, steps: int = 24) -> Job:
-    block = lambda: nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Dropout(0.2))
-    return Job(model=lambda: nn.Sequential(*(block() for _ in range(4)), nn.Linear(64, 10)),
+class Deadly(nn.Module):   # kills its process in backward, once
+    def __init__(self, flag): super().__init__(); self.flag, self.calls = flag, 0
+
+    def forward(self, x):
+        self.calls += 1
+        if self.flag and self.calls == 8 and not os.path.exists(self.flag):
+            x.register_hook(lambda gradient: (open(self.flag, "w"), os.kill(os.getpid(), signal.SIGKILL)) and None)
+        return x
+
+def job(pause: float = 0.02, steps: int = 24, flag: str = "") -> Job:
+    block = lambda: nn.Sequential(nn.Linear(64, 260), nn.GELU(), nn.Dropout(0.2), nn.Linear(260, 64))
+    return Job(model=lambda: nn.Sequential(block(), block(), Deadly(flag), block(), block(), block(), nn.Linear(64, 10)),
                data=lambda: data(pause), forward=lambda model, batch: model(batch["x"]), steps=steps,
                loss=lambda output, batch: nn.functional.cross_entropy(output.float(), batch["y"]))
 """
-TECHNIQUES = [{"name": "Precision", "knobs": {"dtype": "fp16"}}, {"name": "Accumulate", "knobs": {"pieces": 2}},
-              {"name": "Checkpoint", "knobs": {"every": 2}}]
+PLANS = {
+    "in memory": [{"name": "Precision", "knobs": {"dtype": "fp16"}}, {"name": "Accumulate", "knobs": {"pieces": 2}},
+                  {"name": "Checkpoint", "knobs": {"every": 2}}],
+    "streamed": [{"name": "Stream", "knobs": {}}],
+}
+
+
+@pytest.fixture(scope="module", params=PLANS)
+def plan(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.fixture(scope="module")
@@ -54,20 +71,30 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def task(job: Path, folder: Path, pause: float = 0.02) -> dict[str, Any]:
+def task(job: Path, folder: Path, pause: float = 0.02, plan: str = "in memory", flag: str = "") -> dict[str, Any]:
     folder.mkdir(exist_ok=True)
-    return {"task": "train", "file": str(job), "flags": {"pause": pause}, "techniques": TECHNIQUES, "steps": STEPS, "folder": str(folder),
-            "cadence": {"steps": 3, "keep": 2}}
+    return {"task": "train", "file": str(job), "flags": {"pause": pause, "flag": flag}, "techniques": PLANS[plan], "steps": STEPS,
+            "folder": str(folder), "cadence": {"steps": 3, "keep": 2}}
 
 
 @pytest.fixture(scope="module")
 def undisturbed(job: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    result = run_worker(task(job, tmp_path_factory.mktemp("run"), 0.0), {})
+    return trained(job, tmp_path_factory, "in memory")
+
+
+@pytest.fixture(scope="module")
+def expected(job: Path, plan: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    return trained(job, tmp_path_factory, plan)
+
+
+def trained(job: Path, folders: pytest.TempPathFactory, plan: str) -> str:
+    result = run_worker(task(job, folders.mktemp("run"), 0.0, plan), {})
     assert result["steps"] == STEPS
     return str(result["weights_sha256"])
 
 
-def killed_at(job: Path, folder: Path, moment: Callable[[dict[str, Any]], bool], number: int = signal.SIGKILL) -> dict[str, Any]:
+def killed_at(job: Path, folder: Path, moment: Callable[[dict[str, Any]], bool], number: int = signal.SIGKILL,
+              plan: str = "in memory") -> dict[str, Any]:
     """Train until `moment` is true of an event, then send the worker a signal."""
     pid = 0
 
@@ -78,32 +105,40 @@ def killed_at(job: Path, folder: Path, moment: Callable[[dict[str, Any]], bool],
             os.kill(pid, number)
             pid = 0
 
-    return run_worker(task(job, folder), {}, look)
+    return run_worker(task(job, folder, plan=plan), {}, look)
 
 
-def gone_on(job: Path, folder: Path) -> str:
-    return str(run_worker(task(job, folder, 0.0), {})["weights_sha256"])
+def gone_on(job: Path, folder: Path, plan: str = "in memory", flag: str = "") -> str:
+    return str(run_worker(task(job, folder, 0.0, plan, flag), {})["weights_sha256"])
 
 
 @pytest.mark.parametrize("step", [0, 1, 11, 23])
-def test_killed_in_a_step(step: int, job: Path, tmp_path: Path, undisturbed: str) -> None:
+def test_killed_in_a_step(step: int, plan: str, job: Path, tmp_path: Path, expected: str) -> None:
     """Step 0 is the first one, before anything was saved."""
     with pytest.raises(Crashed, match="SIGKILL"):
-        killed_at(job, tmp_path, lambda event: event["event"] == ("step" if step else "begun") and event["step"] == step)
-    assert gone_on(job, tmp_path) == undisturbed
+        killed_at(job, tmp_path, lambda event: event["event"] == ("step" if step else "begun") and event["step"] == step, plan=plan)
+    assert gone_on(job, tmp_path, plan) == expected
     assert [event["step"] for event in course(read(tmp_path)[0])] == list(range(1, STEPS + 1))
 
 
-def test_killed_during_a_save(job: Path, tmp_path: Path, undisturbed: str) -> None:
+def test_killed_in_backward_when_a_part_of_the_weights_is_updated(plan: str, job: Path, tmp_path: Path, expected: str) -> None:
+    flag = str(tmp_path / "killed")
+    with pytest.raises(Crashed, match="SIGKILL"):
+        run_worker(task(job, tmp_path / "run", plan=plan, flag=flag), {})
+    assert Path(flag).exists()
+    assert gone_on(job, tmp_path / "run", plan, flag) == expected
+
+
+def test_killed_during_a_save(plan: str, job: Path, tmp_path: Path, expected: str) -> None:
     code = "import json,sys\nfrom shoestring.launch import run_worker\nrun_worker(json.loads(sys.argv[1]), {})"
-    child = subprocess.Popen([sys.executable, "-c", code, json.dumps(task(job, tmp_path))], stderr=subprocess.DEVNULL)
+    child = subprocess.Popen([sys.executable, "-c", code, json.dumps(task(job, tmp_path, plan=plan))], stderr=subprocess.DEVNULL)
     until = time.monotonic() + 60
     while not list(tmp_path.glob("checkpoints/step-*.tmp-*")) and time.monotonic() < until:
         time.sleep(0.0005)
     pid = next(event["pid"] for event in read(tmp_path)[0] if event["event"] == "begun")
     os.kill(pid, signal.SIGKILL)
     child.wait(60)
-    assert gone_on(job, tmp_path) == undisturbed
+    assert gone_on(job, tmp_path, plan) == expected
     assert not list(tmp_path.glob("checkpoints/step-*.tmp-*"))
 
 
@@ -168,7 +203,7 @@ def test_a_disk_that_is_full_for_a_while_costs_warnings_only(job: Path, tmp_path
 
 
 @pytest.mark.slow
-def test_a_hundred_random_kills(job: Path, tmp_path: Path, undisturbed: str) -> None:
+def test_a_hundred_random_kills(plan: str, job: Path, tmp_path: Path, expected: str) -> None:
     """In every run a few kills at random times, until a hundred are done; each run ends with the same bits."""
     draw = random.Random(0)
     kills = runs = 0
@@ -187,8 +222,8 @@ def test_a_hundred_random_kills(job: Path, tmp_path: Path, undisturbed: str) -> 
                 return False
 
             try:
-                run_worker(task(job, folder), {}, look)
+                run_worker(task(job, folder, plan=plan), {}, look)
                 break
             except Crashed:
                 kills += 1
-        assert gone_on(job, folder) == undisturbed, f"run {runs} after {kills} kills"
+        assert gone_on(job, folder, plan) == expected, f"run {runs} after {kills} kills"

@@ -1,0 +1,215 @@
+"""Streamed from disk: the same bits, the predicted bytes, and nothing damaged whatever happens to the file."""
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from shoestring.core import chance
+from shoestring.core.errors import Mistake
+from shoestring.core.job import Job
+from shoestring.core.run import Run, brought_home
+from shoestring.core.technique import Technique
+from shoestring.loop import steps
+from shoestring.measure.timeline import peak
+from shoestring.memory import cut, parked, shelf, stream
+from shoestring.memory.fused import Fused
+from shoestring.memory.parked import Habit
+from shoestring.memory.shelf import PAGE, Shelf
+from shoestring.memory.stream import Stream
+from shoestring.memory.swap import Swap
+from shoestring.planning.rehearse import prepared, rehearse, tracked
+from tests.models import job, seeded
+
+
+def trained(made: Job, techniques: tuple[Technique, ...], count: int = 4, **more: Any) -> tuple[dict[str, Tensor], Run]:
+    run = prepared(made, techniques, seeded(made), **more)
+    for _ in steps(run, islice(made.batches(), count)):
+        pass
+    brought_home(run)
+    return run.model.state_dict(), run
+
+
+def apart(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
+    return max(float((one[name].float() - other[name].float()).abs().max()) for name in one if one[name].numel())
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So small that the smallest models are cut into chunks and rows."""
+    for module in (parked, stream):
+        monkeypatch.setattr(module, "SMALL", 256)
+    for module in (parked, cut, stream):
+        monkeypatch.setattr(module, "CHUNK", 4096)
+
+
+@pytest.mark.parametrize("name", ["chain", "dropout chain", "recurrent", "u-net", "gpt2", "llama", "t5", "vit", "resnet", "mixtral"])
+def test_a_streamed_model_is_trained_to_the_same_bits(name: str) -> None:
+    made = job(name)
+    assert apart(trained(made, (Fused(),))[0], trained(made, (Fused(), Stream()))[0]) == 0.0
+
+
+@pytest.mark.parametrize("optimizer", [
+    lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9),
+    lambda parameters: torch.optim.RMSprop(parameters, lr=1e-3),
+    lambda parameters: torch.optim.Adam(parameters, lr=1e-3, amsgrad=True),
+    lambda parameters: torch.optim.AdamW([{"params": parameters[:5], "lr": 1e-2}, {"params": parameters[5:]}], weight_decay=0.1),
+    lambda parameters: torch.optim.Adafactor(parameters, lr=1e-2),
+])
+def test_the_users_own_optimizer_steps_what_is_streamed(optimizer: Any, tiny: None) -> None:
+    made = job("chain", optimizer=lambda parameters: optimizer(list(parameters)))
+    assert apart(trained(made, ())[0], trained(made, (Stream(),))[0]) == 0.0
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert", "t5", "whisper"])
+def test_a_large_head_and_a_tied_one_are_cut_and_stay_within_rounding(name: str, tiny: None) -> None:
+    made = job(name)
+    after, run = trained(made, (Stream(),))
+    assert run.state["stream"].cuts   # type: ignore[attr-defined]
+    assert apart(trained(made, ())[0], after) <= 1e-4
+
+
+@pytest.mark.parametrize("name", ["chain", "gpt2"])
+def test_bytes_in_memory_and_bytes_on_the_way_are_as_predicted(name: str, tiny: None) -> None:
+    made = job(name)
+    predicted, measured = rehearse(made, (Stream(),)), tracked(made, (Stream(),), seeded(made))
+    assert peak(predicted).bytes == peak(measured).bytes
+    assert predicted.moved == measured.moved and predicted.moved[1] > 0
+
+
+def test_a_weight_that_is_used_outside_of_its_module_is_noticed_in_the_rehearsal() -> None:
+    with pytest.raises(Mistake, match=r"rel_embeddings.weight outside of the module"):
+        rehearse(job("deberta"), (Stream(),))
+
+
+def test_weights_that_take_no_part_are_kept_as_they_are(tiny: None) -> None:
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.idle = nn.Linear(64, 64), nn.Linear(64, 64)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.used(x).relu()
+
+    batch = torch.randn(8, 64, generator=torch.Generator().manual_seed(0))
+    made = Job(model=lambda: nn.Sequential(*(Layer() for _ in range(5))), data=lambda: [batch] * 8,
+               loss=lambda output, batch: output.square().mean())
+    assert apart(trained(made, ())[0], trained(made, (Stream(),))[0]) == 0.0
+
+
+def test_a_model_made_in_little_memory_has_the_values_of_one_made_in_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoestring.memory.swap.SMALL", 1024)
+    made = job("bert")
+    plain = seeded(made).state_dict()
+    chance.seed(made.seed)
+    with Swap(room=1 << 16) as swap:
+        model = made.model()
+        assert swap.held <= (1 << 16) + max(value.nbytes for value in plain.values())
+    assert all(torch.equal(value, plain[name]) for name, value in model.state_dict().items())
+
+
+# The shelf
+
+@pytest.fixture
+def shelved(tmp_path: Path) -> Iterator[Shelf]:
+    made = Shelf(tmp_path / "state.bin", torch.empty(0))
+    made.place("first", 10_000)
+    made.place("second", 5_000)
+    made.open()
+    yield made
+    made.close()
+
+
+def put(made: Shelf, name: str, value: int) -> None:
+    buffer = made.buffer(10_000)
+    buffer.bytes.fill_(value)
+    made.write(name, buffer)
+    buffer.wait()
+
+
+def got(made: Shelf, name: str) -> int:
+    buffer = made.buffer(10_000)
+    made.read(name, buffer)
+    buffer.wait()
+    return int(buffer.bytes[0])
+
+
+def test_what_a_checkpoint_stands_on_is_never_written_over(shelved: Shelf, tmp_path: Path) -> None:
+    put(shelved, "first", 1)
+    state = shelved.state_dict()
+    shelved.pin()
+    for value in (2, 3):
+        put(shelved, "first", value)
+    assert got(shelved, "first") == 3
+    again = Shelf(tmp_path / "state.bin", torch.empty(0))
+    again.place("first", 10_000)
+    again.place("second", 5_000)
+    again.open()
+    again.load_state_dict(state)
+    assert got(again, "first") == 1
+    put(again, "first", 4)
+    assert got(again, "first") == 4
+
+
+def test_a_flipped_bit_is_noticed_when_it_is_read(shelved: Shelf, tmp_path: Path) -> None:
+    put(shelved, "first", 1)
+    shelved.settle()
+    with open(tmp_path / "state.bin", "r+b") as file:
+        file.seek(shelved.regions["first"].offset + 7_000)
+        file.write(b"\x03")
+    with pytest.raises(Mistake, match=r"first in .*state.bin is not what was written"):
+        got(shelved, "first")
+
+
+def test_a_shorter_file_is_noticed(shelved: Shelf, tmp_path: Path) -> None:
+    put(shelved, "first", 1)
+    os.truncate(tmp_path / "state.bin", PAGE)
+    with pytest.raises(Mistake, match="shorter than it was"):
+        got(shelved, "first")
+
+
+def test_too_little_room_on_the_disk_is_said_before_anything_is_written(tmp_path: Path) -> None:
+    made = Shelf(tmp_path / "state.bin", torch.empty(0))
+    made.place("everything", 1 << 50)
+    with pytest.raises(Mistake, match=r"needs .* on the disk of .* are free"):
+        made.open()
+    assert not (tmp_path / "state.bin").exists()
+
+
+def test_a_disk_that_fails_says_so_and_leaves_the_checkpoint_whole(shelved: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(shelved, "first", 1)
+    shelved.state_dict()
+    shelved.pin()
+
+    def full(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shelf.os, "pwrite", full)
+        with pytest.raises(Mistake, match="No space left on device; the last checkpoint is whole"):
+            put(shelved, "first", 2)
+    shelved.regions["first"].current = shelved.regions["first"].pinned or 0
+    shelved.regions["first"].pending = None
+    assert got(shelved, "first") == 1
+
+
+def test_another_layout_is_refused(shelved: Shelf, tmp_path: Path) -> None:
+    put(shelved, "first", 1)
+    other = Shelf(tmp_path / "state.bin", torch.empty(0))
+    other.place("first", 20_000)
+    with pytest.raises(Mistake, match="laid out for another model"):
+        other.load_state_dict(shelved.state_dict())
+
+
+def test_a_habit_says_what_comes_next() -> None:
+    habit = Habit(["a", "b", "c"])
+    assert habit.after("a", 2) == ["b", "c"] and habit.after("x", 1) == []
+    habit.turn()
+    assert habit.after("a", 1) == ["x"]
