@@ -29,6 +29,7 @@ from shoestring.planning.plan import Plan
 from shoestring.planning.planner import Outcome, Planner
 from shoestring.planning.rehearse import prepared
 from shoestring.runs.tensors import TensorFile
+from shoestring.runs.values import valued
 
 
 class Step(NamedTuple):
@@ -58,7 +59,7 @@ def train(job: Job, plan: Plan | Outcome | Iterable[Technique] = (), model: nn.M
     techniques = plan.chosen.techniques if isinstance(plan, Outcome) else plan.techniques if isinstance(plan, Plan) else plan
     if model is None:
         chance.seed(job.seed)
-        model = job.model().to("cuda" if torch.cuda.is_available() else "cpu")
+        model = valued(job.model(), job).to("cuda" if torch.cuda.is_available() else "cpu")
         chance.seed(job.seed)
     run = prepared(job, in_order(techniques), model)
     for number, loss in enumerate(steps(run, islice(job.batches(), job.steps)), 1):
@@ -98,7 +99,7 @@ def verify(job: Job, plan: Plan | Outcome | Iterable[Technique], count: int = 5)
     states = []
     for techniques in ((), plan):
         chance.seed(job.seed)
-        model = job.model()
+        model = valued(job.model(), job)
         chance.seed(job.seed)
         for _ in train(short, techniques, model):
             pass

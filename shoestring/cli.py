@@ -282,7 +282,8 @@ def plan_file(chosen: Plan, outcome: dict[str, Any]) -> dict[str, Any]:
     reasons = whys()
     return {
         "shoestring": 1, "chosen": chosen.as_json(), "plain": outcome.get("plain", {}), "blocks": outcome.get("blocks", ()),
-        "predicted": {"peak_bytes": chosen.peak_bytes, "process_bytes": chosen.process_bytes, "step_seconds": chosen.step_seconds},
+        "predicted": {"peak_bytes": chosen.peak_bytes, "process_bytes": chosen.process_bytes, "step_seconds": chosen.step_seconds,
+                      "traffic_bytes": chosen.traffic},
         "techniques": [one | {"why": reasons.get(one["name"], "")} for one in chosen.as_json()["techniques"]],
         "runners_up": [one | {"text": plan_line(one)} for one in outcome.get("runners_up", ())], "exact": chosen.exact, "sure": chosen.sure,
     }

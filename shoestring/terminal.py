@@ -86,11 +86,13 @@ def beside(predicted: dict[str, Any], measured: dict[str, Any]) -> str:
     """Predicted beside measured."""
     rows = [["", "predicted", "measured", "off by"]]
     for key, name, shown in (("peak_bytes", "tensors", bytes_text), ("process_bytes", "process", bytes_text),
-                             ("step_seconds", "a step", seconds_text)):
+                             ("step_seconds", "a step", seconds_text), ("traffic_bytes", "disk, a step", bytes_text)):
+        if key == "traffic_bytes" and not (predicted.get(key) and measured.get(key)):
+            continue
         off = predicted[key] / measured[key] - 1 if measured.get(key) else 0.0
-        difference = predicted[key] - measured[key]
+        difference = int(predicted[key] - measured[key])
         rows.append([name, shown(predicted[key]), shown(measured[key]),
-                     f"{difference:+,} bytes" if key == "peak_bytes" and abs(off) < 1e-3 else f"{off:+.1%}"])
+                     f"{difference:+,} bytes" if key in ("peak_bytes", "traffic_bytes") and abs(off) < 1e-3 else f"{off:+.1%}"])
     return table(rows, right=(1, 2, 3))
 
 

@@ -32,10 +32,11 @@ def fresh_model(job: Any) -> Any:
     import torch
 
     from shoestring.core import chance
+    from shoestring.runs.values import valued
 
     chance.seed(job.seed)
     try:
-        model = job.model()
+        model = valued(job.model(), job)
     except (Mistake, MemoryError):
         raise
     except Exception as error:
@@ -112,6 +113,8 @@ def train(task: dict[str, Any], send: Send) -> dict[str, Any]:
         now = time.perf_counter()
         seconds.append(now - begun)
         event = {"step": number, "loss": losses[-1], "seconds": seconds[-1], "process": status("VmRSS"), "most": status("VmHWM")}
+        if moved[-1]:
+            event["moved"] = moved[-1] - moved[-2]
         more = keeper.after(run, feed, event) if keeper else True
         if keeper is None:
             send({"event": "step"} | event)
@@ -135,7 +138,8 @@ def train(task: dict[str, Any], send: Send) -> dict[str, Any]:
         return {"stopped": number}
     calm = sorted(seconds[2:] or seconds or [0.0])
     return {
-        "steps": number, "losses": losses, "state": {name: part.state_dict() for name, part in run.state.items()},
+        "steps": number, "losses": losses, "state": {name: part.state_dict() for name, part in run.state.items()
+                                                                if not hasattr(part, "saved")},
         "measured": measured | {"process_bytes": status("VmHWM"), "step_seconds": calm[len(calm) // 2],
                                 "traffic_bytes": moved[-1] - moved[-2] if losses else 0},
     } | ({} if task.get("trial") else shown(task, job, run))

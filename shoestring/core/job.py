@@ -54,6 +54,7 @@ class Job:
     steps: int = 100
     seed: int = 0
     clip: float = 0.0                                    # largest global norm of the gradients; 0: no clipping
+    weights: str = ""                                    # a safetensors file that the model begins from
     show: Callable[[nn.Module], str] | None = None       # something to look at after training
     origin: Origin | None = None                         # set when the job was read from a file
 

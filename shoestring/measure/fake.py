@@ -128,6 +128,10 @@ class Stage(DispatchMode):
         return deepcopy(model, {id(parameter): self.weight(parameter) for parameter in model.parameters()})
 
     def weight(self, parameter: nn.Parameter) -> nn.Parameter:
+        if parameter.device.type == "meta":   # it was made there, and will be real elsewhere
+            with self.fake:
+                value = torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype)
+            return nn.Parameter(value, parameter.requires_grad)
         if isinstance(parameter.data, FakeTensor):
             return parameter
         return nn.Parameter(self.fake.from_tensor(parameter.data), parameter.requires_grad)

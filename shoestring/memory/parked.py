@@ -105,12 +105,31 @@ class Chunk:
         return found
 
 
-class Parked:
+class Deputy:
+    """Stands for an optimizer."""
+
+    def __init__(self, optimizer: optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return self.optimizer.param_groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        self.optimizer.param_groups = groups
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.optimizer, name)
+
+
+class Parked(Deputy):
     """Stands for an optimizer; `names` are the parameters whose moments are parked, `rows` those that are cut by rows."""
 
     def __init__(self, optimizer: optim.Optimizer, shelf: Shelf, names: Mapping[nn.Parameter, str],
                  rows: Mapping[nn.Parameter, int] | None = None) -> None:
-        self.optimizer, self.shelf = optimizer, shelf
+        super().__init__(optimizer)
+        self.shelf = shelf
         self.group_of = {one: group for group in optimizer.param_groups for one in group["params"] if one.requires_grad}
         self.moments = {id(group): moments_of(optimizer, group) for group in optimizer.param_groups}
         self.chunks: dict[nn.Parameter, list[Chunk]] = {}
@@ -124,17 +143,6 @@ class Parked:
                 shelf.place(chunk.region, (chunk.end - chunk.begin) * width)
                 largest = max(largest, (chunk.end - chunk.begin) * width)
         self.ring = Ring(shelf, largest) if largest else None
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        return self.optimizer.param_groups
-
-    @param_groups.setter
-    def param_groups(self, groups: list[dict[str, Any]]) -> None:
-        self.optimizer.param_groups = groups
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.optimizer, name)
 
     def turn(self) -> None:
         """A step begins."""

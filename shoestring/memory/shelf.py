@@ -234,14 +234,14 @@ class Shelf:
         for region in self.regions.values():
             region.pinned = region.current if region.written else None
 
-    def close(self) -> None:
+    def close(self, wait: bool = True) -> None:
         if self.threads is not None:
-            self.threads.shutdown()
+            self.threads.shutdown(wait)
             os.close(self.file)
             self.threads = None
 
     def __del__(self) -> None:
-        self.close()
+        self.close(wait=False)   # a request holds on to us, so none is left
 
 
 class Reader:

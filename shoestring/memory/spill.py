@@ -84,7 +84,7 @@ class Spill:
             spool.settle()
             return output
 
-        return replace(run, forward=forward)
+        return replace(run, forward=forward, state={**run.state, "spill": spool})
 
 
 class Parcel:
@@ -106,6 +106,7 @@ class Spool:
     def __init__(self, directory: str, own: set[int]) -> None:
         self.directory, self.own = directory, own
         self.file = -1
+        self.moved = 0                         # bytes that were asked to move, both ways
         self.threads: ThreadPoolExecutor | None = None
         self.rewind()
 
@@ -144,6 +145,7 @@ class Spool:
             return self.known[storage._cdata][0]
         parcel = Parcel(storage.nbytes(), self.end)
         self.end += -(-parcel.size // 4096) * 4096
+        self.moved += parcel.size
         whole = tensor.detach().as_strided((parcel.size // tensor.element_size(),), (1,), 0)
         parcel.bytes, parcel.version = whole, whole._version
         if whole.is_cuda:
@@ -200,12 +202,19 @@ class Spool:
                 self.read_back(parcel)
 
     def read_back(self, parcel: Parcel) -> None:
+        self.moved += parcel.size
         if parcel.host is not None:
             parcel.bytes = parcel.host.to("cuda", non_blocking=True).view(torch.uint8)
             return
         parcel.bytes = torch.empty(parcel.size, dtype=torch.uint8)
         if not parcel.imagined:
             parcel.moving = self.pool().submit(self.read, parcel)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Nothing of a spill outlives its step."""
 
     def pool(self) -> ThreadPoolExecutor:
         if self.threads is None:

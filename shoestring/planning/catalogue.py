@@ -6,6 +6,7 @@ from shoestring.memory.accumulate import Accumulate
 from shoestring.memory.allocator import Allocator
 from shoestring.memory.checkpoint import Checkpoint
 from shoestring.memory.fused import Fused
+from shoestring.memory.offload import OffloadOptimizer
 from shoestring.memory.precision import Precision
 from shoestring.memory.spill import Spill
 from shoestring.memory.step_in_backward import StepInBackward
@@ -17,6 +18,7 @@ CATALOGUE: tuple[type[Technique], ...] = (
     Spill,
     Checkpoint,
     Fused,
+    OffloadOptimizer,
     Stream,
     StepInBackward,
     Allocator,

@@ -14,6 +14,8 @@ CONFLICTS: dict[frozenset[str], str] = {
         "fp16 must look at all gradients for overflow before any weight moves; StepInBackward moves them one by one",
     frozenset({"Stream", "StepInBackward"}):
         "Stream steps every weight in backward itself",
+    frozenset({"Stream", "OffloadOptimizer"}):
+        "Stream keeps the moments on disk itself",
     frozenset({"Stream", "Checkpoint"}):
         "Stream computes every block again itself, when its weights are in memory",
     frozenset({"Stream", "Accumulate"}):

@@ -169,6 +169,8 @@ def traits_of(job: Job, log: Log, own_process: bool) -> set[str]:
         traits.add("clips")
     if own_process:
         traits.add("own process")
+    if torch.cuda.is_available():
+        traits.add("on a GPU")
     try:
         samples(first_batch(job))
     except Mistake:

@@ -79,4 +79,5 @@ def so_far(steps: list[dict[str, Any]], events: list[dict[str, Any]]) -> dict[st
     tensors: dict[str, Any] = next((event for event in reversed(events) if event["event"] == "measured"), {})
     calm = [event["seconds"] for event in steps[2:] or steps]
     return {"measured": {key: value for key, value in tensors.items() if key not in ("event", "time")}
-            | {"process_bytes": max(event["most"] for event in steps), "step_seconds": median(calm)}}
+            | {"process_bytes": max(event["most"] for event in steps), "step_seconds": median(calm)}
+            | ({"traffic_bytes": steps[-1]["moved"]} if "moved" in steps[-1] else {})}

@@ -4,6 +4,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,18 @@ from shoestring.core.run import Run, brought_home
 from shoestring.core.technique import Technique
 from shoestring.loop import steps
 from shoestring.measure.timeline import peak
-from shoestring.memory import cut, parked, shelf, stream
+from shoestring.memory import cut, offload, parked, shelf, stream
+from shoestring.memory.accumulate import Accumulate
 from shoestring.memory.fused import Fused
+from shoestring.memory.offload import OffloadOptimizer
 from shoestring.memory.parked import Habit
 from shoestring.memory.shelf import PAGE, Shelf
+from shoestring.memory.step_in_backward import StepInBackward
 from shoestring.memory.stream import Stream
 from shoestring.memory.swap import Swap
 from shoestring.planning.rehearse import prepared, rehearse, tracked
+from shoestring.runs.tensors import write_tensors
+from shoestring.runs.values import valued
 from tests.models import job, seeded
 
 
@@ -44,7 +50,7 @@ def apart(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     """So small that the smallest models are cut into chunks and rows."""
-    for module in (parked, stream):
+    for module in (parked, offload, stream):
         monkeypatch.setattr(module, "SMALL", 256)
     for module in (parked, cut, stream):
         monkeypatch.setattr(module, "CHUNK", 4096)
@@ -68,6 +74,14 @@ def test_the_users_own_optimizer_steps_what_is_streamed(optimizer: Any, tiny: No
     assert apart(trained(made, ())[0], trained(made, (Stream(),))[0]) == 0.0
 
 
+@pytest.mark.parametrize("technique", [OffloadOptimizer("disk"), OffloadOptimizer("host")])
+@pytest.mark.parametrize("more", [(), (Fused(), StepInBackward()), (Accumulate(2),)])
+def test_moments_elsewhere_give_the_same_bits(technique: Technique, more: tuple[Technique, ...], tiny: None) -> None:
+    for name in ("chain", "gpt2"):
+        made = job(name, clip=0.0 if StepInBackward() in more else 0.5)
+        assert apart(trained(made, more)[0], trained(made, (*more, technique))[0]) == 0.0
+
+
 @pytest.mark.parametrize("name", ["gpt2", "bert", "t5", "whisper"])
 def test_a_large_head_and_a_tied_one_are_cut_and_stay_within_rounding(name: str, tiny: None) -> None:
     made = job(name)
@@ -76,10 +90,11 @@ def test_a_large_head_and_a_tied_one_are_cut_and_stay_within_rounding(name: str,
     assert apart(trained(made, ())[0], after) <= 1e-4
 
 
+@pytest.mark.parametrize("technique", [Stream(), OffloadOptimizer()])
 @pytest.mark.parametrize("name", ["chain", "gpt2"])
-def test_bytes_in_memory_and_bytes_on_the_way_are_as_predicted(name: str, tiny: None) -> None:
+def test_bytes_in_memory_and_bytes_on_the_way_are_as_predicted(name: str, technique: Technique, tiny: None) -> None:
     made = job(name)
-    predicted, measured = rehearse(made, (Stream(),)), tracked(made, (Stream(),), seeded(made))
+    predicted, measured = rehearse(made, (technique,)), tracked(made, (technique,), seeded(made))
     assert peak(predicted).bytes == peak(measured).bytes
     assert predicted.moved == measured.moved and predicted.moved[1] > 0
 
@@ -113,6 +128,40 @@ def test_a_model_made_in_little_memory_has_the_values_of_one_made_in_much(monkey
         model = made.model()
         assert swap.held <= (1 << 16) + max(value.nbytes for value in plain.values())
     assert all(torch.equal(value, plain[name]) for name, value in model.state_dict().items())
+
+
+def test_a_model_made_on_the_meta_device_has_the_values_of_one_made_as_usual(tmp_path: Path) -> None:
+    def made(device: str) -> nn.Module:
+        with torch.device(device):
+            return nn.MultiheadAttention(8, 2)
+
+    plain = Job(model=lambda: nn.Sequential(nn.Linear(9, 9), nn.Sequential(nn.Linear(9, 7), nn.LayerNorm(7)), nn.LSTM(7, 5)), data=list)
+
+    def on_meta() -> nn.Module:
+        with torch.device("meta"):
+            return plain.model()
+
+    chance.seed(3)
+    usual = plain.model().state_dict()
+    chance.seed(3)
+    made_on_meta = valued(on_meta(), plain).state_dict()
+    assert all(torch.equal(value, made_on_meta[name]) for name, value in usual.items())
+    write_tensors(tmp_path / "weights.safetensors", usual)
+    read = valued(on_meta(), replace(plain, weights=str(tmp_path / "weights.safetensors"))).state_dict()
+    assert all(torch.equal(value, read[name]) for name, value in usual.items())
+    with pytest.raises(Mistake, match="MultiheadAttention has no reset_parameters"):
+        valued(made("meta"), plain)
+
+
+def test_a_meta_model_is_planned_and_trained(tmp_path: Path) -> None:
+    def on_meta() -> nn.Module:
+        with torch.device("meta"):
+            return nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)) for _ in range(4)), nn.Linear(64, 10))
+
+    made = Job(model=on_meta, data=lambda: [(torch.ones(4, 64), torch.zeros(4, dtype=torch.long))] * 4, steps=3)
+    chance.seed(made.seed)
+    model = valued(on_meta(), made)
+    assert peak(rehearse(made, (Stream(),))).bytes == peak(tracked(made, (Stream(),), model)).bytes
 
 
 # The shelf

@@ -1,0 +1,280 @@
+"""The largest model that trains in 2 GiB of address space, plainly and by `shoestring train`; writes the tables and plot of README.md.
+
+    python benchmarks/ten_times/run.py [plain] [large] [same] [others] [overlap] [budgets]     (all of them by default)
+
+Every process runs under a hard limit of its address space (RLIMIT_AS), which counts all memory but the kernel's page cache; the state on
+disk passes by direct I/O, so that the page cache does not help either. Needs about 60 GB of free disk for the model of two billion weights.
+"""
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from shoestring.core.units import bytes_text, seconds_text
+from shoestring.terminal import bar
+
+HERE = Path(__file__).parent
+KEPT = HERE / "measured.json"
+LIMIT = 2 << 30
+BUDGETS = tuple(int(gib * (1 << 30)) for gib in (1.5, 2.0, 3.0, 4.0))
+LARGE = {"width": 1536, "depth": 71, "heads": 12, "batch": 1, "steps": 3, "rate": 1e-4}
+SAME = {"width": 1024, "depth": 32, "heads": 8, "batch": 1, "steps": 3, "rate": 1e-4}
+PLAIN = """
+import sys, torch
+from itertools import islice
+from shoestring.core import chance
+from shoestring.jobs.gpt import job
+from shoestring.state import weights_sha256
+flags = eval(sys.argv[1])
+made = job(**flags)
+chance.seed(made.seed); model = made.model(); chance.seed(made.seed)
+model.train()
+optimizer = torch.optim.AdamW(model.parameters(), lr=flags.get("rate", 1e-3), betas=(0.9, 0.98), fused=True)
+for batch in islice(made.batches(), made.steps):
+    optimizer.zero_grad()
+    made.loss(model(batch[0]), batch).backward()
+    optimizer.step()
+if "sha" in sys.argv: print(weights_sha256(model.state_dict()))
+"""
+
+
+def limited(size: int | None, words: list[str]) -> list[str]:
+    """A command under a hard limit of its address space."""
+    return words if size is None else ["sh", "-c", f'ulimit -v {size >> 10}; exec "$@"', "sh", *words]
+
+
+def parameters(width: int, depth: int, **_: Any) -> int:
+    """Weights of the gpt job: embeddings of bytes and places, layers, last norm, head."""
+    return (256 + 128) * width + depth * (12 * width * width + 13 * width) + 2 * width + 257 * width
+
+
+def plain(flags: dict[str, Any], size: int | None, *more: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(limited(size, [sys.executable, "-c", PLAIN, repr(flags), *more]), capture_output=True, text=True, check=False)
+
+
+def largest_plain(size: int) -> tuple[int, int]:
+    """Weights of the largest model that trains plainly under a limit, and of the smallest that does not; layers of width 512."""
+    fits, fails = 0, 4
+    while fails < 400 and plain(narrow(fails), size).returncode == 0:
+        fits, fails = fails, 2 * fails
+    while fails - fits > 1:
+        middle = (fits + fails) // 2
+        fits, fails = (middle, fails) if plain(narrow(middle), size).returncode == 0 else (fits, middle)
+    return parameters(512, fits), parameters(512, fails)
+
+
+def narrow(depth: int) -> dict[str, Any]:
+    return {"width": 512, "depth": depth, "heads": 8, "batch": 1, "steps": 2}
+
+
+def command(job: str, flags: dict[str, Any], verb: str = "train", *more: str) -> list[str]:
+    words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+    return [sys.executable, "-m", "shoestring", verb, job, *words, *more, "--json"]
+
+
+def ours(job: str, flags: dict[str, Any], size: int | None, folder: Path) -> dict[str, Any]:
+    begun = time.time()
+    child = subprocess.run(limited(size, command(job, flags, "train", "--run", str(folder), "--save-every", "1")), capture_output=True,
+                           text=True, check=False)
+    if child.returncode:
+        raise SystemExit(f"{job} under {size}: exit code {child.returncode}\n{child.stderr[-2000:]}")
+    report: dict[str, Any] = json.loads(child.stdout)
+    return {key: report[key] for key in ("losses", "predicted", "measured", "techniques", "weights_sha256")} | {
+        "seconds": time.time() - begun, "disk": (folder / "stream.bin").stat().st_size}
+
+
+def killed_and_resumed(job: str, folder: Path) -> dict[str, Any]:
+    """Train under the limit, kill the worker when the first step is saved, give the same command again."""
+    path = str(HERE / f"{job}.py")
+    child = subprocess.Popen(limited(LIMIT, command(path, {}, "train", "--run", str(folder), "--save-every", "1")),
+                             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    events = folder / "events.jsonl"
+    while child.poll() is None and not (events.exists() and '"saved"' in events.read_text()):
+        time.sleep(0.2)
+    time.sleep(2)
+    found = [json.loads(line) for line in events.read_text().splitlines()]
+    with suppress(ProcessLookupError):
+        os.kill(next(event["pid"] for event in reversed(found) if event["event"] == "begun"), signal.SIGKILL)
+    child.wait()
+    after = ours(path, {}, LIMIT, folder)
+    begins = [json.loads(line)["step"] for line in events.read_text().splitlines() if '"begun"' in line]
+    return after | {"resumed_at": begins[-1], "weights": weights_of(path)}
+
+
+def weights_of(path: str) -> int:
+    import torch
+
+    from shoestring.jobfile import loaded_job
+
+    with torch.device("meta"):
+        return sum(weight.numel() for weight in loaded_job(Path(path), {}).model().parameters())
+
+
+def overlap() -> dict[str, float]:
+    """Seconds of a streamed step, of its compute alone (nothing moves) and of its traffic alone (nothing is computed)."""
+    from itertools import islice
+    from statistics import median
+
+    from shoestring.core import chance
+    from shoestring.jobs.gpt import job
+    from shoestring.loop import steps
+    from shoestring.memory.fused import Fused
+    from shoestring.memory.stream import Stream
+    from shoestring.planning.rehearse import prepared
+
+    made = job(**SAME)
+    chance.seed(0)
+    run = prepared(made, (Fused(), Stream()), made.model(), Path(tempfile.mkdtemp(dir=".")))
+    part: Any = run.state["stream"]
+
+    def timed(count: int) -> float:
+        spent = []
+        for batch in islice(made.batches(), count):
+            begun = time.perf_counter()
+            for _ in steps(run, [batch]):
+                pass
+            part.shelf.settle()
+            spent.append(time.perf_counter() - begun)
+        return median(spent)
+
+    timed(2)
+    moved = part.moved
+    timed(1)
+    moved = part.moved - moved
+    rounds = []
+    for _ in range(3):
+        streamed = timed(2)
+        part.shelf.imagined = True
+        compute = timed(2)
+        part.shelf.imagined = False
+        rounds.append((streamed, compute, traffic_alone(part)))
+    streamed, compute, traffic = (median(column) for column in zip(*rounds, strict=True))
+    shutil.rmtree(part.shelf.path.parent)
+    return {"step": streamed, "compute": compute, "traffic": traffic, "bytes": moved}
+
+
+def traffic_alone(part: Any) -> float:
+    """Seconds to move what a step moves: weights for the forward; weights and moments there and back for the backward."""
+    shelf, ring, desks = part.shelf, part.parked.ring, part.desks
+    begun = time.perf_counter()
+    units, number = list(part.units.values()), 0
+    for unit in units:
+        shelf.read(unit.name, desks[number % len(desks)])
+        number += 1
+    for unit in reversed(units):
+        desk = desks[number % len(desks)]
+        number += 1
+        shelf.read(unit.name, desk)
+        for parameter in unit.members.values():
+            for chunk in part.parked.chunks.get(parameter, ()):
+                buffer = ring.begin(chunk.region, read=True)
+                shelf.write(chunk.region, buffer)
+        shelf.write(unit.name, desk)
+    shelf.settle()
+    for unit in units:   # what is in the buffers is not what the run thinks it is
+        if unit.desk is not None:
+            part.leave(unit)
+    part.order.clear()
+    ring.last, ring.coming = ("", ring.buffers[0]), {}
+    return time.perf_counter() - begun
+
+
+def budgets() -> dict[str, Any]:
+    """By limit: the largest plain model, and the widest of two billion weights that `shoestring plan` fits."""
+    found = {}
+    for size in BUDGETS:
+        fits = ""
+        for width in (1536, 1280, 1024, 768):
+            flags = {"width": width, "depth": -(-2_000_000_000 // (12 * width * width)), "heads": 8, "batch": 1}
+            child = subprocess.run(limited(size, command("gpt", flags, "plan")), capture_output=True, text=True, check=False)
+            if child.returncode == 0 and "Stream" in child.stdout:
+                fits = json.dumps(flags)
+                break
+        found[str(size)] = {"plain": largest_plain(size)[0], "ours": parameters(**json.loads(fits)) if fits else 0, "flags": fits}
+    return found
+
+
+def main(parts: list[str]) -> None:
+    kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
+    kept["machine"] = f"{platform.machine()}, {os.cpu_count()} cores"
+    for part in parts or ["plain", "same", "large", "others", "overlap", "budgets"]:
+        folder = Path(tempfile.mkdtemp(dir="."))
+        try:
+            kept[part] = measured(part, folder)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        KEPT.write_text(json.dumps(kept, indent=1))
+        print(part, kept[part], flush=True)
+    written(kept)
+
+
+def measured(part: str, folder: Path) -> Any:
+    if part == "plain":
+        return largest_plain(LIMIT)
+    if part == "large":
+        return ours("gpt", LARGE, LIMIT, folder / "run")
+    if part == "same":
+        return ours("gpt", SAME, LIMIT, folder / "run") | {"plain_sha256": plain(SAME, None, "sha").stdout.strip()}
+    if part == "others":
+        return {job: killed_and_resumed(job, folder / job) for job in ("llama", "gpt2")}
+    return overlap() if part == "overlap" else budgets()
+
+
+def line(name: str, count: int, one: dict[str, Any], more: str) -> str:
+    predicted, found = one["predicted"], one["measured"]
+    return (f"| {name} | {count / 1e6:,.0f} M | {' -> '.join(f'{loss:.3f}' for loss in one['losses'])} | "
+            f"{bytes_text(predicted['process_bytes'])} / {bytes_text(found['process_bytes'])} | "
+            f"{predicted['peak_bytes'] - found['peak_bytes']:+,} bytes | "
+            f"{predicted['traffic_bytes'] - found.get('traffic_bytes', 0):+,.0f} bytes of {bytes_text(found.get('traffic_bytes', 0))} | "
+            f"{seconds_text(predicted['step_seconds'])} / {seconds_text(found['step_seconds'])} | {more} |")
+
+
+def written(kept: dict[str, Any]) -> None:
+    """The tables between the marks of README.md."""
+    rows = [f"Measured on {kept['machine']}, all under RLIMIT_AS of {bytes_text(LIMIT)} unless said.", ""]
+    if "plain" in kept:
+        fits, fails = kept["plain"]
+        rows += [f"Plain PyTorch (fused AdamW, float32) trains {fits / 1e6:.1f} M weights; {fails / 1e6:.1f} M die.", ""]
+    rows += ["| model | weights | loss | process, predicted / measured | tensors off by | disk traffic of a step off by | "
+             "a step, predicted / measured | |", "|---|---|---|---|---|---|---|---|"]
+    if "large" in kept:
+        count = parameters(**{name: LARGE[name] for name in ("width", "depth")})
+        ratio = f"{count / kept['plain'][0]:.0f} times plain" if "plain" in kept else ""
+        rows += [line("gpt", count, kept["large"], ratio)]
+    if "same" in kept:
+        equal = kept["same"]["weights_sha256"] == kept["same"]["plain_sha256"]
+        rows += [line("gpt", parameters(**{name: SAME[name] for name in ("width", "depth")}), kept["same"],
+                      "the same bits as plain without the limit" if equal else "**other bits than plain**")]
+    for job, one in kept.get("others", {}).items():
+        rows += [line(f"transformers' {job}", one["weights"], one, f"killed, resumed at step {one['resumed_at']}")]
+    if "overlap" in kept:
+        one = kept["overlap"]
+        most = max(one["compute"], one["traffic"])
+        count = parameters(**{name: SAME[name] for name in ("width", "depth")})
+        rows += ["", f"A streamed step of {count / 1e6:.0f} M weights takes {seconds_text(one['step'])}, {one['step'] / most:.2f} times "
+                     f"the larger of its compute alone ({seconds_text(one['compute'])}) and its traffic alone "
+                     f"({seconds_text(one['traffic'])} for {bytes_text(one['bytes'])})."]
+    if "budgets" in kept:
+        most = max(one["ours"] for one in kept["budgets"].values()) or 1
+        rows += ["", "Largest model against the limit of address space (plain: trained; ours: planned, trained at 2 GiB):", "", "```"]
+        for size, one in kept["budgets"].items():
+            for side in ("plain", "ours"):
+                rows.append(f"{bytes_text(int(size)):>8}  {side:<5}  {bar(one[side] / most, 50)}  {one[side] / 1e6:,.0f} M")
+        rows += ["```"]
+    before, _, rest = (HERE / "README.md").read_text().partition("<!-- table -->\n")
+    after = rest.partition("<!-- end -->")[2]
+    (HERE / "README.md").write_text(f"{before}<!-- table -->\n" + "\n".join(rows) + f"\n<!-- end -->{after}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,122 @@
+"""OffloadOptimizer: the optimizer's moments live on disk, or in host memory beside a GPU, and the update streams through them.
+
+    moments   sum_i m_i  ->  a few chunks, and those of small parameters
+    traffic   + 2 sum m_i per step
+    time      update  ->  max(update, traffic / disk speed): chunks are read ahead and written behind
+
+With StepInBackward the update of a block runs while the backward of the one before it does. Beside a GPU the update runs on the host, with
+its fused kernel, and only gradients and weights cross the bus.
+Exact: the same optimizer sees the same numbers. Ren et al.: ZeRO-Offload, 2021, arXiv 2101.06840.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from shoestring.core.batch import Batch
+from shoestring.core.errors import Mistake
+from shoestring.core.ledger import Ledger
+from shoestring.core.run import Run
+from shoestring.memory.parked import BUFFERS, CHUNK, SMALL, Deputy, Parked
+from shoestring.memory.shelf import Shelf
+from shoestring.memory.step_in_backward import only
+
+PLACES = ("disk", "host")
+
+
+@dataclass(frozen=True)
+class OffloadOptimizer:
+    to: str = "disk"
+
+    stage: ClassVar[int] = 47
+    exact: ClassVar[bool] = True
+    why: ClassVar[str] = "the optimizer's moments wait on disk, not in memory"
+
+    def __post_init__(self) -> None:
+        if self.to not in PLACES:
+            raise Mistake(f"OffloadOptimizer(to={self.to!r}): there are {', '.join(PLACES)}")
+
+    @classmethod
+    def choices(cls, ledger: Ledger) -> tuple[OffloadOptimizer, ...]:
+        return tuple(cls(place) for place in PLACES)
+
+    def refusal(self, ledger: Ledger) -> str:
+        if self.to == "host":
+            return "" if "on a GPU" in ledger.traits else "there is no GPU: the moments are in host memory already"
+        if "optimizer needs a closure" in ledger.traits:
+            return "the optimizer evaluates the loss itself and wants all its state at once"
+        if not ledger.optimizer:
+            return "the optimizer keeps no moments"
+        return "" if "own process" in ledger.traits else "state on disk needs a run of its own: use a job file"
+
+    def cost(self, ledger: Ledger) -> Ledger:
+        share = ledger.optimizer / ledger.parameters if ledger.parameters else 0.0
+        standing = BUFFERS * min(4.0 * CHUNK, max((block.gradient for block in ledger.blocks), default=0.0)) * share
+        moving = 2 * ledger.optimizer * ledger.per_streamed
+        return replace(ledger, optimizer=min(standing, ledger.optimizer), waiting=ledger.waiting + max(moving - ledger.update, 0.0),
+                       traffic=ledger.traffic + 2 * ledger.optimizer)
+
+    def apply(self, run: Run) -> Run:
+        if self.to == "host":
+            return replace(run, optimizer=cast(torch.optim.Optimizer, Hosted(run.optimizer)))
+        names = {parameter: name for name, parameter in run.model.named_parameters()}
+        large = {parameter: names[parameter] for group in run.optimizer.param_groups for parameter in group["params"]
+                 if parameter.requires_grad and parameter.numel() >= SMALL}
+        kind = next(run.model.parameters()).data.new_empty(0)
+        shelf = Shelf(run.folder / "moments.bin" if run.folder else None, kind)
+        parked = Parked(run.optimizer, shelf, large)
+        shelf.open()
+
+        def gradients(now: Run, batch: Batch) -> Tensor:
+            parked.turn()
+            return run.gradients(now, batch)
+
+        return replace(run, optimizer=cast(torch.optim.Optimizer, parked), gradients=gradients,
+                       state={**run.state, "moments": Moments(parked)})
+
+
+class Hosted(Deputy):
+    """Stands for an optimizer whose moments are in host memory, and whose update runs there."""
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for group in list(self.optimizer.param_groups):
+            for parameter in list(group["params"]):
+                if parameter.grad is not None:
+                    self.step_one(parameter, group)
+
+    def step_one(self, parameter: nn.Parameter, group: dict[str, Any]) -> None:
+        piece = nn.Parameter(parameter.detach().to("cpu"))
+        piece.grad = parameter.grad.to("cpu") if parameter.grad is not None else None
+        state = {name: value.to("cpu") if isinstance(value, Tensor) else value for name, value in self.optimizer.state[parameter].items()}
+        if state:
+            self.optimizer.state[piece] = state
+        with only(self.optimizer, piece, group):
+            self.optimizer.step()
+        self.optimizer.state[parameter] = self.optimizer.state.pop(piece, {})
+        if parameter.device.type != "cpu":
+            parameter.copy_(piece)
+
+
+class Moments:
+    """What a run says of its moments on disk."""
+
+    def __init__(self, parked: Parked) -> None:
+        self.shelf = parked.shelf
+        self.buffers = [buffer.bytes for buffer in parked.ring.buffers] if parked.ring else []
+
+    @property
+    def moved(self) -> int:
+        return self.shelf.moved
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.shelf.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.shelf.load_state_dict(state)
+
+    def saved(self) -> None:
+        self.shelf.pin()
