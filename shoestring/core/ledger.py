@@ -33,6 +33,8 @@ class Block:
     backward_flops: float = 0.0    # operations of its backward, with all that is computed again
     scratch: float = 0.0           # bytes that kernels take for themselves at the highest point of its forward
     backward_scratch: float = 0.0
+    spilled: float = 0.0           # bytes that are not kept because they wait on disk,
+    ahead: float = 0.0             # and of the block before it, in memory again ahead of need
 
 
 NUMBERS = tuple(field.name for field in fields(Block) if field.name not in ("name", "inside", "gradient", "forward", "backward"))

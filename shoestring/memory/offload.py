@@ -20,6 +20,8 @@ from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.ledger import Ledger
 from shoestring.core.run import Run
+from shoestring.core.technique import Exactness
+from shoestring.memory import eight_bits
 from shoestring.memory.parked import BUFFERS, CHUNK, SMALL, Deputy, Parked
 from shoestring.memory.shelf import Shelf
 from shoestring.memory.step_in_backward import only
@@ -30,18 +32,23 @@ PLACES = ("disk", "host")
 @dataclass(frozen=True)
 class OffloadOptimizer:
     to: str = "disk"
+    moments: str = ""     # "8bit": in 8 bits, which is not exact
 
     stage: ClassVar[int] = 47
     exact: ClassVar[bool] = True
     why: ClassVar[str] = "the optimizer's moments wait on disk, not in memory"
 
     def __post_init__(self) -> None:
-        if self.to not in PLACES:
-            raise Mistake(f"OffloadOptimizer(to={self.to!r}): there are {', '.join(PLACES)}")
+        if self.to not in PLACES or self.moments not in ("", "8bit") or (self.moments and self.to == "host"):
+            raise Mistake(f"OffloadOptimizer(to={self.to!r}, moments={self.moments!r}): there are to='disk' and 'host', and on disk "
+                          f"moments='8bit' or none")
 
     @classmethod
     def choices(cls, ledger: Ledger) -> tuple[OffloadOptimizer, ...]:
-        return tuple(cls(place) for place in PLACES)
+        return (*(cls(place) for place in PLACES), cls(moments="8bit"))
+
+    def exactness(self, ledger: Ledger) -> Exactness:
+        return Exactness.CHANGED if self.moments else Exactness.BITS
 
     def refusal(self, ledger: Ledger) -> str:
         if self.to == "host":
@@ -55,9 +62,10 @@ class OffloadOptimizer:
     def cost(self, ledger: Ledger) -> Ledger:
         share = ledger.optimizer / ledger.parameters if ledger.parameters else 0.0
         standing = BUFFERS * min(4.0 * CHUNK, max((block.gradient for block in ledger.blocks), default=0.0)) * share
-        moving = 2 * ledger.optimizer * ledger.per_streamed
+        traffic = 2 * ledger.optimizer * (eight_bits.SHARE if self.moments else 1.0)
+        moving = traffic * ledger.per_streamed
         return replace(ledger, optimizer=min(standing, ledger.optimizer), waiting=ledger.waiting + max(moving - ledger.update, 0.0),
-                       traffic=ledger.traffic + 2 * ledger.optimizer)
+                       traffic=ledger.traffic + traffic)
 
     def apply(self, run: Run) -> Run:
         if self.to == "host":
@@ -67,7 +75,7 @@ class OffloadOptimizer:
                  if parameter.requires_grad and parameter.numel() >= SMALL}
         kind = next(run.model.parameters()).data.new_empty(0)
         shelf = Shelf(run.folder / "moments.bin" if run.folder else None, kind)
-        parked = Parked(run.optimizer, shelf, large)
+        parked = Parked(run.optimizer, shelf, large, coded=bool(self.moments))
         shelf.open()
 
         def gradients(now: Run, batch: Batch) -> Tensor:

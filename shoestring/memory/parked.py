@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn, optim
 
+from shoestring.memory import eight_bits
 from shoestring.memory.shelf import Buffer, Shelf
 from shoestring.memory.step_in_backward import only
 
@@ -96,13 +97,26 @@ class Chunk:
     end: int
     shape: tuple[int, ...]                       # of the whole parameter, or of the stretch
 
+    @property
+    def count(self) -> int:
+        return self.end - self.begin
+
+    def size(self, moments: Mapping[str, torch.dtype], coded: bool) -> int:
+        """Bytes of its moments."""
+        return sum(eight_bits.size(self.count) if coded else self.count * dtype.itemsize for dtype in moments.values())
+
     def views(self, buffer: Buffer, moments: Mapping[str, torch.dtype]) -> dict[str, Tensor]:
         """The moments in a buffer, by name."""
         found, begin = {}, 0
         for name, dtype in moments.items():
             found[name] = buffer.part(begin, dtype, self.shape)
-            begin += (self.end - self.begin) * dtype.itemsize
+            begin += self.count * dtype.itemsize
         return found
+
+    def codes(self, buffer: Buffer, moments: Mapping[str, torch.dtype]) -> dict[str, Tensor]:
+        """The bytes of the moments' 8-bit codes in a buffer, by name."""
+        each = eight_bits.size(self.count)
+        return {name: buffer.bytes[number * each: (number + 1) * each] for number, name in enumerate(moments)}
 
 
 class Deputy:
@@ -127,21 +141,21 @@ class Parked(Deputy):
     """Stands for an optimizer; `names` are the parameters whose moments are parked, `rows` those that are cut by rows."""
 
     def __init__(self, optimizer: optim.Optimizer, shelf: Shelf, names: Mapping[nn.Parameter, str],
-                 rows: Mapping[nn.Parameter, int] | None = None) -> None:
+                 rows: Mapping[nn.Parameter, int] | None = None, coded: bool = False) -> None:
         super().__init__(optimizer)
-        self.shelf = shelf
+        self.shelf, self.coded = shelf, coded   # coded: in 8 bits
         self.group_of = {one: group for group in optimizer.param_groups for one in group["params"] if one.requires_grad}
         self.moments = {id(group): moments_of(optimizer, group) for group in optimizer.param_groups}
         self.chunks: dict[nn.Parameter, list[Chunk]] = {}
         largest = 0
         for parameter, name in names.items():
-            width = sum(dtype.itemsize for dtype in self.moments[id(self.group_of[parameter])].values())
-            if not width and parameter not in (rows or {}):
+            moments = self.moments[id(self.group_of[parameter])]
+            if not moments and parameter not in (rows or {}):
                 continue
             self.chunks[parameter] = chunks(parameter, name, (rows or {}).get(parameter), isinstance(optimizer, ELEMENTWISE))
             for chunk in self.chunks[parameter]:
-                shelf.place(chunk.region, (chunk.end - chunk.begin) * width)
-                largest = max(largest, (chunk.end - chunk.begin) * width)
+                shelf.place(chunk.region, chunk.size(moments, coded))
+                largest = max(largest, chunk.size(moments, coded))
         self.ring = Ring(shelf, largest) if largest else None
 
     def turn(self) -> None:
@@ -181,21 +195,30 @@ class Parked(Deputy):
         buffer = self.ring.fetch(chunk.region) if moments and self.ring else None
         piece = nn.Parameter(weights.to("cpu").view(chunk.shape))
         piece.grad = gradient.to("cpu").view(chunk.shape)
-        views = chunk.views(buffer, moments) if buffer else {}
+        views: dict[str, Tensor] = {}
+        if buffer and not self.coded:
+            views = chunk.views(buffer, moments)
+        elif buffer and known:
+            views = {name: eight_bits.unpack(held, chunk.count, name in eight_bits.SQUARES).view(chunk.shape)
+                     for name, held in chunk.codes(buffer, moments).items()}
         if known:
             rest = {name: value.clone() if isinstance(value, Tensor) else value for name, value in self.optimizer.state[parameter].items()}
             self.optimizer.state[piece] = rest | views
         with torch.no_grad(), only(self.optimizer, piece, group):
             self.optimizer.step()
             after = self.optimizer.state.pop(piece, {})
-            for name, view in views.items():
-                if after.get(name) is not view:
-                    view.copy_(after[name].view(chunk.shape))
+            if buffer and self.coded:
+                for name, held in chunk.codes(buffer, moments).items():
+                    eight_bits.pack(after[name], held, name in eight_bits.SQUARES)
+            else:
+                for name, view in views.items():
+                    if after.get(name) is not view:
+                        view.copy_(after[name].view(chunk.shape))
             if weights.device.type != "cpu":
                 weights.copy_(piece.view(-1))
         if buffer:
             self.shelf.write(chunk.region, buffer)
-        self.after = {name: value for name, value in after.items() if name not in views}
+        self.after = {name: value for name, value in after.items() if name not in moments}
 
     def finish(self, parameter: nn.Parameter) -> None:
         """All chunks of a parameter were stepped."""

@@ -102,7 +102,7 @@ class Shelf:
 
     def open(self) -> None:
         """Reserve the room on disk; refused with what is missing before anything is written."""
-        if self.imagined or self.threads is not None:
+        if self.imagined or self.threads is not None or not self.end:
             return
         directory = self.path.parent if self.path else Path(tempfile.gettempdir())
         there = self.path.stat().st_blocks * 512 if self.path and self.path.exists() else 0

@@ -64,7 +64,7 @@ class Spill:
             before = max((p for p in spilled if p < position), default=None)
             ahead = 0.0 if before is None else ledger.blocks[before].kept - ledger.blocks[before].output
             blocks[position] = replace(block, kept=block.output, rise=block.rise + ahead,
-                                       spike=block.spike + inner + ahead)
+                                       spike=block.spike + inner + ahead, spilled=inner, ahead=ahead)
         traffic = 2 * moved * ledger.pieces
         compute = ledger.pieces * sum(block.forward + block.backward for block in blocks)
         moving = traffic * ledger.per_spilled
@@ -74,10 +74,10 @@ class Spill:
 
     def apply(self, run: Run) -> Run:
         chosen = list(run.blocks.values())[: self.blocks or None]
-        own = {parameter.untyped_storage()._cdata for parameter in run.model.parameters()}
-        spool = Spool(self.to or tempfile.gettempdir(), own)
+        spool = Spool(self.to or tempfile.gettempdir())
 
         def forward(model: nn.Module, batch: Batch) -> Any:
+            spool.own = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
             spool.rewind()
             with patched({block: spool.wrapper(block.forward) for block in chosen}):
                 output = run.forward(model, batch)
@@ -103,8 +103,9 @@ class Parcel:
 class Spool:
     """The file, and what is under way between it and memory."""
 
-    def __init__(self, directory: str, own: set[int]) -> None:
-        self.directory, self.own = directory, own
+    def __init__(self, directory: str) -> None:
+        self.directory = directory
+        self.own: set[int] = set()             # storages of weights, which stay
         self.file = -1
         self.moved = 0                         # bytes that were asked to move, both ways
         self.threads: ThreadPoolExecutor | None = None

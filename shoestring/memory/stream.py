@@ -25,10 +25,11 @@ from torch import Tensor, nn
 
 from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
-from shoestring.core.ledger import Ledger
+from shoestring.core.ledger import Block, Ledger
 from shoestring.core.private import DispatchMode, tree_leaves
 from shoestring.core.run import Run
 from shoestring.core.technique import Exactness
+from shoestring.memory import eight_bits
 from shoestring.memory.checkpoint import Checkpoint
 from shoestring.memory.cut import Cut, can_be_cut, rows_of
 from shoestring.memory.parked import BUFFERS, CHUNK, ELEMENTWISE, SMALL, Habit, Parked, Ring
@@ -44,14 +45,19 @@ NAME = "stream.bin"
 @dataclass(frozen=True)
 class Stream:
     to: str = "disk"
+    moments: str = ""     # "8bit": in 8 bits, which is not exact
 
     stage: ClassVar[int] = 48
     exact: ClassVar[bool] = True
     why: ClassVar[str] = "weights, gradients and moments live on disk and pass through memory block by block"
 
     def __post_init__(self) -> None:
-        if self.to != "disk":
-            raise Mistake(f"Stream(to={self.to!r}): there is 'disk'")
+        if self.to != "disk" or self.moments not in ("", "8bit"):
+            raise Mistake(f"Stream(to={self.to!r}, moments={self.moments!r}): there is to='disk', and moments='8bit' or none")
+
+    @classmethod
+    def choices(cls, ledger: Ledger) -> tuple[Stream, ...]:
+        return (cls(), cls(moments="8bit"))
 
     def refusal(self, ledger: Ledger) -> str:
         if "clips" in ledger.traits:
@@ -61,6 +67,8 @@ class Stream:
         return "" if "own process" in ledger.traits else "state on disk needs a run of its own: use a job file"
 
     def exactness(self, ledger: Ledger) -> Exactness:
+        if self.moments:
+            return Exactness.CHANGED
         return Exactness.ROUNDING if any(block.gradient > 4 * CHUNK for block in ledger.blocks[1:] if not block.inside) else Exactness.BITS
 
     def making(self) -> AbstractContextManager[object]:
@@ -68,10 +76,10 @@ class Stream:
         return Swap()
 
     def cost(self, ledger: Ledger) -> Ledger:
-        again = Checkpoint(every=1).cost(ledger)
+        again = Checkpoint(every=1).cost(replace(ledger, blocks=tuple(map(unspilled, ledger.blocks))))
         inside = [block.gradient for block in again.blocks if block.inside]
         most, whole = max(inside, default=0.0), sum(block.gradient for block in again.blocks)
-        share = ledger.optimizer / ledger.parameters if ledger.parameters else 0.0
+        share = ledger.optimizer / ledger.parameters * (eight_bits.SHARE if self.moments else 1.0) if ledger.parameters else 0.0
         traffic = whole * (3 + 2 * share)
         speed = 1 / ledger.per_streamed if ledger.per_streamed else float("inf")
         waiting = 0.0
@@ -88,7 +96,13 @@ class Stream:
                        waiting=again.waiting + waiting, traffic=again.traffic + traffic)
 
     def apply(self, run: Run) -> Run:
-        return Streaming(run).run
+        return Streaming(run, coded=bool(self.moments)).run
+
+
+def unspilled(block: Block) -> Block:
+    """A block that was spilled, as it is when it is computed again: then only what goes into it waits on disk."""
+    return replace(block, kept=block.kept + block.spilled, rise=block.rise - block.ahead,
+                   spike=block.spike - block.spilled - block.ahead, spilled=0.0, ahead=0.0)
 
 
 class Unit:
@@ -119,7 +133,7 @@ class Unit:
 class Streaming:
     """What moves: a run's weights between the shelf and memory."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, coded: bool) -> None:
         parameters = list(run.model.parameters())
         self.device = parameters[0].device
         self.plain = run
@@ -133,7 +147,7 @@ class Streaming:
         self.cuts = {weight: Cut(weight, self.names[weight], self.shelf) for weight in dict.fromkeys(self.cut_modules.values())}
         trained = {parameter: self.names[parameter] for group in run.optimizer.param_groups for parameter in group["params"]
                    if parameter.requires_grad and (parameter.numel() >= SMALL or parameter in self.cuts)}
-        self.parked = Parked(run.optimizer, self.shelf, trained, {weight: rows_of(weight) for weight in self.cuts})
+        self.parked = Parked(run.optimizer, self.shelf, trained, {weight: rows_of(weight) for weight in self.cuts}, coded)
         self.shelf.open()
         self.desks = [self.shelf.buffer(max(unit.size for unit in units)) for _ in range(DESKS)] if units else []
         self.order: list[Unit] = []                 # those in memory, longest unused first

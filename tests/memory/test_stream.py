@@ -9,8 +9,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy
 from torch import Tensor, nn
 
 from shoestring.core import chance
@@ -20,7 +24,7 @@ from shoestring.core.run import Run, brought_home
 from shoestring.core.technique import Technique
 from shoestring.loop import steps
 from shoestring.measure.timeline import peak
-from shoestring.memory import cut, offload, parked, shelf, stream
+from shoestring.memory import cut, eight_bits, offload, parked, shelf, stream
 from shoestring.memory.accumulate import Accumulate
 from shoestring.memory.fused import Fused
 from shoestring.memory.offload import OffloadOptimizer
@@ -97,6 +101,30 @@ def test_bytes_in_memory_and_bytes_on_the_way_are_as_predicted(name: str, techni
     predicted, measured = rehearse(made, (technique,)), tracked(made, (technique,), seeded(made))
     assert peak(predicted).bytes == peak(measured).bytes
     assert predicted.moved == measured.moved and predicted.moved[1] > 0
+
+
+@given(numpy.arrays(np.float32, st.integers(1, 700), elements=st.floats(-1e6, 1e6, width=32, allow_subnormal=False)))
+def test_eight_bits_keep_to_the_error_that_they_state(drawn: np.ndarray) -> None:
+    numbers = torch.from_numpy(drawn.copy())
+    for positive, error in ((False, eight_bits.SIGNED), (True, eight_bits.POSITIVE)):
+        given_ones = numbers.abs() if positive else numbers
+        held = torch.empty(eight_bits.size(len(numbers)), dtype=torch.uint8)
+        eight_bits.pack(given_ones, held, positive)
+        found = eight_bits.unpack(held, len(numbers), positive)
+        for begin in range(0, len(numbers), eight_bits.BLOCK):
+            part, other = given_ones[begin: begin + eight_bits.BLOCK], found[begin: begin + eight_bits.BLOCK]
+            assert (part - other).abs().max() <= error * part.abs().max() + 1e-30
+            if positive:
+                assert (other >= part * (1 - 1e-5) - 1e-36).all()
+
+
+@pytest.mark.parametrize("technique", [Stream(moments="8bit"), OffloadOptimizer(moments="8bit")])
+def test_moments_in_eight_bits_train_nearly_as_well(technique: Technique, tiny: None) -> None:
+    made = job("chain", optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3))
+    plans: tuple[tuple[Technique, ...], ...] = ((), (technique,))
+    losses = [[float(loss) for loss in steps(prepared(made, plan, seeded(made)), islice(made.batches(), 12))] for plan in plans]
+    assert losses[0][-1] < 0.5 * losses[0][0]
+    assert abs(losses[1][-1] - losses[0][-1]) <= 0.05 * losses[0][0]
 
 
 def test_a_weight_that_is_used_outside_of_its_module_is_noticed_in_the_rehearsal() -> None:
