@@ -26,7 +26,7 @@ from shoestring.core.technique import (
 )
 from shoestring.core.units import bytes_text, seconds_text
 from shoestring.measure.process import memory_free, status
-from shoestring.measure.timeline import last_step, peak, stretches
+from shoestring.measure.timeline import filled, last_step, peak, stretches
 from shoestring.measure.tracker import Log
 from shoestring.memory.accumulate import Accumulate
 from shoestring.memory.allocator import Allocator, following
@@ -140,7 +140,7 @@ class Planner:
             found[key] = Anchor(
                 timed[key]["times"], tuple(map(tuple, timed[key]["paces"])), timed[key]["adding"], timed[key].get("call", 0.0),
                 timed[key].get("fused"), sized[""]["times"]["step"],
-                timed[""]["process"], tensors, sized[""]["overheads"], pieces, bool(extra),
+                timed[""]["process"], tensors, sized[""]["overheads"], sized[""]["filled"], pieces, bool(extra),
             )
         return found, failed
 
@@ -226,7 +226,8 @@ class Planner:
             return one.process, "estimated: no real step could be run here"
         if allocator is not None and allocator.predictable:
             base = min(anchor.overheads.values())
-            most = max(stretch.top + anchor.overheads.get(" ".join(stretch.moment), base) for stretch in stretches(log, paged))
+            most = max(stretch.top + anchor.overheads.get(" ".join(stretch.moment), base)
+                       for stretch in stretches(filled(log, anchor.filled), paged))
             return most * MARGIN, "from the anchor step and every tensor's pages"
         if not one.techniques and not anchor.eased:
             return anchor.process * MARGIN, "from the anchor step"
