@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 
 from shoestring.core.errors import Mistake, OverBudget
@@ -18,7 +19,25 @@ if TYPE_CHECKING:
 DONE, MISTAKE, OVER_BUDGET, FAULT, STOPPED = 0, 2, 3, 1, 130
 
 
+class Formatter(argparse.HelpFormatter):
+    """argparse's own imports a dozen modules to learn how wide the terminal is."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, width=terminal_width())
+
+
+def terminal_width() -> int:
+    """Characters of a line of help."""
+    try:
+        return os.get_terminal_size().columns - 2
+    except OSError:
+        return 78
+
+
 class Parser(argparse.ArgumentParser):
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings, formatter_class=Formatter)
+
     def error(self, message: str) -> NoReturn:
         raise Mistake(f"{message}; see {self.prog} --help")
 
@@ -92,20 +111,20 @@ def run(words: list[str]) -> int:
             if rest:
                 raise Mistake(f"{rest[0]!r} is no option of {options.command}; see shoestring {options.command} --help")
             return alone[options.command](options)
-        from pathlib import Path
-
         from shoestring.core.units import parse_bytes
         from shoestring.jobfile import job_path, parsed_flags
 
-        path = job_path(options.job)
-        flags = parsed_flags(path, rest)
+        file = job_path(options.job)
+        flags = parsed_flags(file, rest)
         memory = None if options.memory is None else parse_bytes(options.memory)
         if options.plan and options.use:
             raise Mistake("--plan and --use say two different things: give one of them")
-        for file in filter(None, (options.plan,)):
-            if not Path(file).exists():
-                raise Mistake(f"there is no plan file {file}; save one with: shoestring plan JOB --memory 2GiB --save {file}")
-        return {"plan": plan, "train": train, "verify": verify}[options.command](options, path, flags, memory)
+        if options.plan and not os.path.exists(options.plan):
+            raise Mistake(f"there is no plan file {options.plan}; save one with: "
+                          f"shoestring plan JOB --memory 2GiB --save {options.plan}")
+        from pathlib import Path
+
+        return {"plan": plan, "train": train, "verify": verify}[options.command](options, Path(file), flags, memory)
     except OverBudget as error:
         return refused(error, "--json" in words)
     except Mistake as error:
@@ -200,6 +219,11 @@ def plan(options: argparse.Namespace, path: Path, flags: dict[str, Any], memory:
 
 
 def train(options: argparse.Namespace, path: Path, flags: dict[str, Any], memory: int | None) -> int:
+    if (options.fresh or options.adopt or options.replan) and not options.run:
+        raise Mistake("--fresh, --adopt and --replan are about a run that is there: name it with --run")
+    if options.fresh and (options.adopt or options.replan):
+        raise Mistake("--fresh begins anew, --adopt and --replan go on: give one of them")
+    cadence = cadence_of(options)
     from pathlib import Path
 
     from shoestring.runs.board import needs_tensorboard
@@ -207,11 +231,6 @@ def train(options: argparse.Namespace, path: Path, flags: dict[str, Any], memory
     from shoestring.runs.folder import asked_for
     from shoestring.runs.resume import new_folder, opened
 
-    if (options.fresh or options.adopt or options.replan) and not options.run:
-        raise Mistake("--fresh, --adopt and --replan are about a run that is there: name it with --run")
-    if options.fresh and (options.adopt or options.replan):
-        raise Mistake("--fresh begins anew, --adopt and --replan go on: give one of them")
-    cadence = cadence_of(options)
     if options.tensorboard:
         needs_tensorboard()
     asked = asked_for(path, flags, memory, options.use, options.inexact, options.plan)
@@ -456,13 +475,13 @@ def plan_line(plan: dict[str, Any]) -> str:
 
 
 def verify(options: argparse.Namespace, path: Path, flags: dict[str, Any], memory: int | None) -> int:
+    if options.check_steps < 1:
+        raise Mistake(f"--check-steps {options.check_steps}: compare at least one step")
     import json
 
     from shoestring.api import verified
     from shoestring.terminal import beside, table
 
-    if options.check_steps < 1:
-        raise Mistake(f"--check-steps {options.check_steps}: compare at least one step")
     job = loaded(options, path, flags)
     chosen, _ = planned(options, job, memory)
     say(options, f"training {options.check_steps} steps plainly and with {chosen} …")

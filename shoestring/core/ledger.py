@@ -12,8 +12,7 @@ rounds up and keeps back of the bytes that come and go, and the base that the in
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
-from typing import NamedTuple
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 
@@ -36,24 +35,19 @@ class Block:
     spilled: float = 0.0           # bytes that are not kept because they wait on disk,
     ahead: float = 0.0             # and of the block before it, in memory again ahead of need
 
+    def but(self, **changes: float) -> Block:
+        """`replace`, in half the time: a ranking makes tens of thousands of blocks."""
+        return Block(**(vars(self) | changes))
+
 
 NUMBERS = tuple(field.name for field in fields(Block) if field.name not in ("name", "inside", "gradient", "forward", "backward"))
 
 
 def between(none: Block, full: Block, share: float) -> Block:
     """The block at a share of the batch: what does not depend on the batch, and that share of the rest."""
-    return replace(full, **{
+    return full.but(**{
         name: getattr(none, name) + share * (getattr(full, name) - getattr(none, name)) for name in NUMBERS
     })
-
-
-class Point(NamedTuple):
-    """One moment of the step, with the bytes alive at its highest point."""
-
-    phase: str
-    block: str
-    tensors: float
-    process: float
 
 
 @dataclass(frozen=True)
@@ -93,30 +87,30 @@ class Ledger:
     def standing(self) -> float:
         return self.parameters + self.buffers + self.inputs + self.optimizer + self.gradients
 
-    def points(self) -> Iterator[Point]:
-        """The step's timeline."""
+    def tops(self) -> Iterator[tuple[float, float]]:
+        """The step's timeline: bytes of tensors and of the process at the highest point of every moment."""
         above, share = self.base + self.retention * self.fresh / self.pieces, 1 + self.slack
         alive = self.standing
         for block in self.blocks:
             top = alive + block.rise
-            yield Point("forward", block.name, top, above + top * share + block.scratch)
+            yield top, above + top * share + block.scratch
             alive += block.kept
         for block in reversed(self.blocks):
             top = alive + block.spike
-            yield Point("backward", block.name, top, above + top * share + block.backward_scratch)
+            yield top, above + top * share + block.backward_scratch
             alive += block.gradient - block.kept
         top = alive + self.update_rise
-        yield Point("update", "", top, above + top * share + self.update_scratch)
+        yield top, above + top * share + self.update_scratch
 
     @property
     def peak(self) -> float:
         """Highest number of tensor bytes alive at once."""
-        return max(point.tensors for point in self.points())
+        return max(tensors for tensors, _ in self.tops())
 
     @property
     def process(self) -> float:
         """Highest number of bytes of the whole process."""
-        return max(point.process for point in self.points())
+        return max(process for _, process in self.tops())
 
     @property
     def seconds(self) -> float:

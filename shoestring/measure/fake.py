@@ -263,3 +263,4 @@ PROBED = {
     aten.mkldnn_rnn_layer.default, aten.mkldnn_rnn_layer_backward.default,
     aten._ctc_loss.default, aten._ctc_loss.Tensor,
 }
+WORKSPACES = {aten.mkldnn_rnn_layer.default: 3}   # which of an operation's results a library keeps for itself, and may not fill

@@ -3,11 +3,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from shoestring.core.ledger import Block
-from shoestring.measure.tracker import Log, Moment
+from shoestring.measure.tracker import Event, Log, Moment
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,12 @@ def stretches(log: Log, size: Callable[[int], int] = int) -> Iterator[Stretch]:
             alive += size(now) - size(before)
             top = max(top, alive)
         yield Stretch(moment, start, top, alive)
+
+
+def filled(log: Log, share: float) -> Log:
+    """The log as the kernel sees it, when libraries write to this share of their workspaces: what nobody touches takes no memory."""
+    return replace(log, events=[Event(event.storage, int(share * event.bytes)) if event.storage in log.workspaces else event
+                                for event in log.events]) if share < 1 else log
 
 
 def peak(log: Log) -> Peak:

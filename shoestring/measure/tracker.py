@@ -21,7 +21,7 @@ from torch.utils.flop_counter import flop_registry
 from shoestring.core.batch import Batch, tensors
 from shoestring.core.private import DispatchMode, next_node_number, node_number, tree_leaves
 from shoestring.core.run import Run
-from shoestring.measure.fake import Stage
+from shoestring.measure.fake import WORKSPACES, Stage
 
 
 class Moment(NamedTuple):
@@ -42,6 +42,7 @@ class Log:
     marks: list[tuple[int, Moment]] = field(default_factory=list)   # (events so far, the moment that begins)
     roles: dict[int, str] = field(default_factory=dict)             # storage -> "parameters", "gradients", ...
     outputs: dict[str, list[int]] = field(default_factory=dict)     # block -> storages of its latest result
+    workspaces: set[int] = field(default_factory=set)               # storages that a library keeps for itself
     flops: Counter[Moment] = field(default_factory=Counter)         # operations, over all steps
     draws: bool = False                                             # a random operation was seen
     mixes: bool = False                                             # a layer mixes samples (batch norm)
@@ -49,13 +50,14 @@ class Log:
 
     def as_json(self) -> dict[str, Any]:
         return {"events": self.events, "marks": self.marks, "roles": list(self.roles.items()), "outputs": self.outputs,
-                "flops": [(list(moment), count) for moment, count in self.flops.items()], "draws": self.draws, "mixes": self.mixes,
-                "moved": self.moved}
+                "workspaces": sorted(self.workspaces), "moved": self.moved,
+                "flops": [(list(moment), count) for moment, count in self.flops.items()], "draws": self.draws, "mixes": self.mixes}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Log:
         return cls([Event(*event) for event in data["events"]],
                    [(position, Moment(*moment)) for position, moment in data["marks"]], dict(data["roles"]), data["outputs"],
+                   set(data["workspaces"]),
                    Counter({Moment(*moment): count for moment, count in data["flops"]}), data["draws"], data["mixes"], data["moved"])
 
     def moments(self) -> Iterator[tuple[Moment, list[Event]]]:
@@ -106,6 +108,10 @@ class Tracker(DispatchMode):
             if role:
                 self.log.roles.setdefault(serial, role)
 
+    def workspace(self, tensor: Tensor) -> None:
+        """A library made this for itself."""
+        self.log.workspaces.add(self.see(tensor))
+
     def see(self, tensor: Tensor) -> int:
         """Serial number of a tensor's storage, new or known; a storage that was resized is logged as such."""
         storage = tensor.untyped_storage()
@@ -150,6 +156,8 @@ class Tracker(DispatchMode):
             for leaf in tree_leaves(out):
                 if isinstance(leaf, Tensor):
                     self.see(leaf)
+        if func in WORKSPACES:
+            self.workspace(out[WORKSPACES[func]])
         count = flop_registry.get(func._overloadpacket)
         if count is not None:
             self.log.flops[self.moment] += count(*args, **kwargs, out_val=out)

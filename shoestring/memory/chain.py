@@ -13,7 +13,6 @@ Beaumont, Eyraud-Dubois, Herrmann, Joly, Shilova: Optimal checkpointing for hete
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -28,44 +27,44 @@ Table = np.ndarray[Any, Any]
 
 def forgotten(blocks: Sequence[Block], schedule: Schedule) -> tuple[Block, ...]:
     """The blocks as they cost under a schedule over all of them (numbers are positions in `blocks`)."""
-    after = list(blocks)
+    changes: list[dict[str, Any]] = [{} for _ in blocks]
     for item in schedule:
         if not isinstance(item, int):
             members = flat(item)
-            for number in members:
-                after[number] = replace(blocks[number], kept=0.0)
             last = members[-1]
-            after[last] = replace(after[last], kept=blocks[last].output)
-            replayed(blocks, after, item, 0.0, blocks[last].output)
-    return tuple(after)
+            for number in members:
+                changes[number] = {"kept": 0.0}
+            changes[last] = {"kept": blocks[last].output}
+            replayed(blocks, changes, item, 0.0, blocks[last].output)
+    return tuple(block.but(**change) if change else block for block, change in zip(blocks, changes, strict=True))
 
 
-def replayed(blocks: Sequence[Block], after: list[Block], items: Schedule, alive: float, counted: float) -> None:
-    """Write the cost of computing a group again into `after`; `counted` bytes of its last block are in `kept` already."""
+def replayed(blocks: Sequence[Block], changes: list[dict[str, Any]], items: Schedule, alive: float, counted: float) -> None:
+    """Write the cost of computing a group again into `changes`; `counted` bytes of its last block are in `kept` already."""
     members = flat(items)
     last = members[-1]
     top = 0.0
     starts = []
     for item in items:
         starts.append(alive)
-        inner = flat((item,))
-        for position, number in enumerate(inner):
-            carried = blocks[inner[position - 1]].output if position else 0.0
+        inner = [item] if isinstance(item, int) else flat(item)
+        carried = 0.0
+        for number in inner:
             top = max(top, alive + carried + blocks[number].rise)
+            carried = blocks[number].output
         alive += blocks[inner[0]].kept if isinstance(item, int) else blocks[inner[-1]].output
     for item, start in zip(reversed(items), reversed(starts), strict=True):
         if isinstance(item, int):
-            needed = start + blocks[item].kept + blocks[item].spike - (counted if item == last else 0.0)
-            after[item] = replace(after[item], spike=needed)
+            changes[item]["spike"] = start + blocks[item].kept + blocks[item].spike - (counted if item == last else 0.0)
         else:
-            replayed(blocks, after, item, start, counted if flat(item)[-1] == last else 0.0)
+            replayed(blocks, changes, item, start, counted if flat(item)[-1] == last else 0.0)
     # All members run forward again while the last one waits to go backward.
-    again, waiting = [blocks[number] for number in members], after[last]
-    after[last] = replace(
-        waiting, spike=max(waiting.spike, top - counted), backward=waiting.backward + sum(block.forward for block in again),
-        backward_flops=waiting.backward_flops + sum(block.flops for block in again),
-        backward_scratch=max(waiting.backward_scratch, *(block.scratch for block in again)),
-    )
+    again, waiting = [blocks[number] for number in members], vars(blocks[last]) | changes[last]
+    changes[last] |= {
+        "spike": max(waiting["spike"], top - counted), "backward": waiting["backward"] + sum(block.forward for block in again),
+        "backward_flops": waiting["backward_flops"] + sum(block.flops for block in again),
+        "backward_scratch": max(waiting["backward_scratch"], *(block.scratch for block in again)),
+    }
 
 
 def best_schedules(blocks: Sequence[Block], limits: Sequence[float]) -> list[Schedule]:
@@ -74,18 +73,20 @@ def best_schedules(blocks: Sequence[Block], limits: Sequence[float]) -> list[Sch
     step = most / LEVELS
 
     def units(size: Any) -> Any:
-        """Levels that so many bytes take."""
-        return np.ceil(np.maximum(size, 0.0) / step - 1e-9).astype(int)
+        """Levels that so many bytes take; one more than there are, if they are too many."""
+        return np.minimum(np.ceil(np.maximum(size, 0.0) / step - 1e-9), LEVELS + 1).astype(np.int16)
 
-    time, cut = solved(blocks, units)
+    kept = units([block.kept for block in blocks]).tolist()
+    outputs = units([block.output for block in blocks]).tolist()
+    time, cut = solved(blocks, units, kept, outputs)
 
     def schedule(s: int, t: int, m: int) -> Schedule:
         if s > t:
             return ()
         r = int(cut[s, t, m])
         if r < 0:
-            return (s, *schedule(s + 1, t, m - units(blocks[s].kept)))
-        return (schedule(s, r, m), *schedule(r + 1, t, m - units(blocks[r].output)))
+            return (s, *schedule(s + 1, t, m - kept[s]))
+        return (schedule(s, r, m), *schedule(r + 1, t, m - outputs[r]))
 
     found = []
     for limit in limits:
@@ -95,43 +96,39 @@ def best_schedules(blocks: Sequence[Block], limits: Sequence[float]) -> list[Sch
     return list(dict.fromkeys(found))
 
 
-def solved(blocks: Sequence[Block], units: Callable[[Any], Any]) -> tuple[Table, Table]:
-    """Tables over (s, t, m): the least time, and where the first group ends (-1: the first block is kept)."""
+def solved(blocks: Sequence[Block], units: Callable[[Any], Any], kept: list[int], outputs: list[int]) -> tuple[Table, Table]:
+    """Tables over (s, t, m): the least time, and where the first group ends (-1: the first block is kept).
+
+    From the last s to the first; for every s, from the smallest group to the largest; for all t and m at once.
+    """
     count = len(blocks)
     later = np.concatenate([np.cumsum([block.gradient for block in blocks][::-1])[::-1], [0.0]])   # gradients of blocks >= i
     forward = np.array([block.forward for block in blocks])
-    outputs = [min(units(block.output), LEVELS + 1) for block in blocks]
-    kept = [min(units(block.kept), LEVELS + 1) for block in blocks]
-    rises = np.array([(blocks[r - 1].output if r else 0.0, blocks[r].rise) for r in range(count)])
+    carried = np.array([0.0, *(block.output for block in blocks[:-1])])
+    rises = np.array([block.rise for block in blocks])
     spikes = np.array([block.kept + block.spike for block in blocks]) + later[1:]
-    needs = np.maximum(units(rises[:, 1:] + later[None, 1:]), units(spikes)[:, None])   # of keeping s, with t to run
-    levels = np.arange(LEVELS + 1)
+    needs = np.maximum(units(rises[:, None] + later[None, 1:]), units(spikes)[:, None])   # of keeping s, with t to run
+    levels = np.arange(LEVELS + 1, dtype=np.int16)
     time = np.full((count, count, LEVELS + 1), np.inf)
-    paid = np.full((count, count, LEVELS + 1), np.inf)     # the time of r+1..t when r's output is held
-    cut = np.full((count, count, LEVELS + 1), -1, dtype=np.int32)
-    for length in range(count):
-        for s in range(count - length):
-            t = s + length
-            block = blocks[s]
-            own = block.forward + block.backward
-            time[s, t, needs[s, t]:] = own
-            if s < t:
-                time[s, t, kept[s]:] += time[s + 1, t, :LEVELS + 1 - kept[s]]
-                time[s, t, :kept[s]] = np.inf
-            if s < t and block.inside:
-                stop = next((r for r in range(s, t) if not blocks[r].inside), t)
-                # Run s..r forward and forget them, one input and one block's rise at a time, for every r at once.
-                tops = rises[s:stop].sum(axis=1) + later[t + 1]
-                tops[0] -= rises[s, 0]
-                through = units(np.maximum.accumulate(tops))
-                options = np.cumsum(forward[s:stop])[:, None] + paid[s:stop, t]
-                options += time[s, s:stop]
-                np.putmask(options, levels < through[:, None], np.inf)
-                best = options.argmin(axis=0)
-                value = options[best, levels]
-                better = value < time[s, t]
-                time[s, t][better] = value[better]
-                cut[s, t][better] = best[better] + s
-            if s:
-                paid[s - 1, t, outputs[s - 1]:] = time[s, t, :LEVELS + 1 - outputs[s - 1]]
+    cut = np.full((count, count, LEVELS + 1), -1, dtype=np.int16)
+    for s in reversed(range(count)):
+        block = blocks[s]
+        np.copyto(time[s, s:], block.forward + block.backward, where=levels >= needs[s, s:, None])
+        if s + 1 < count:
+            time[s, s + 1:, kept[s]:] += time[s + 1, s + 1:, :LEVELS + 1 - kept[s]]
+            time[s, s + 1:, :kept[s]] = np.inf
+        stop = next((r for r in range(s, count - 1) if not blocks[r].inside), count - 1)
+        # Run s..r forward and forget them, one input and one block's rise at a time.
+        tops = (carried + rises)[s:stop, None] + later[1:]
+        tops[:1] -= carried[s]
+        through = units(np.maximum.accumulate(tops))
+        spent = np.cumsum(forward[s:stop])
+        for r in range(s, stop):
+            least = max(through[r - s, -1], outputs[r])
+            value = spent[r - s] + time[r + 1, r + 1:, least - outputs[r]:LEVELS + 1 - outputs[r]]
+            value += time[s, r, least:]
+            better = value < time[s, r + 1:, least:]
+            better &= levels[least:] >= through[r - s, r + 1:, None]
+            np.copyto(time[s, r + 1:, least:], value, where=better)
+            np.copyto(cut[s, r + 1:, least:], r, where=better)
     return time, cut

@@ -37,8 +37,8 @@ class StepInBackward:
     def cost(self, ledger: Ledger) -> Ledger:
         whole = sum(block.gradient for block in ledger.blocks) or 1.0
         blocks = tuple(
-            replace(block, gradient=0.0, spike=max(block.spike, 0.0) + ledger.update_rise * bool(block.gradient),
-                    backward=block.backward + (ledger.update + ledger.calls) * block.gradient / whole)
+            block.but(gradient=0.0, spike=max(block.spike, 0.0) + ledger.update_rise * bool(block.gradient),
+                      backward=block.backward + (ledger.update + ledger.calls) * block.gradient / whole)
             for block in ledger.blocks
         )
         return replace(ledger, blocks=blocks, update=0.0, update_rise=0.0)

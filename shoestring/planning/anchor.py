@@ -23,8 +23,8 @@ from shoestring.core.private import tree_leaves
 from shoestring.core.run import Run
 from shoestring.core.technique import Technique
 from shoestring.loop import steps
-from shoestring.measure.process import forget_peak, status
-from shoestring.measure.timeline import stretches
+from shoestring.measure.process import forget_peak, status, touched
+from shoestring.measure.timeline import filled, stretches
 from shoestring.measure.tracker import Tracker, watched
 from shoestring.memory.accumulate import Accumulate
 from shoestring.memory.fused import HAS_KERNEL, Fused
@@ -115,16 +115,24 @@ def step_times(run: Run, feeds: Sequence[Sequence[Batch]], count: int) -> list[d
             for clock, spent in zip(clocks, whole, strict=True)]
 
 
-def overheads(run: Run, batches: Iterable[Batch]) -> dict[str, int]:
-    """By "phase place": bytes that the process has above its tensors at the highest point of that moment."""
+def overheads(run: Run, batches: Iterable[Batch]) -> tuple[dict[str, int], float]:
+    """By "phase place": bytes that the process has above its tensors at the highest point of that moment; and the share of
+    libraries' workspaces that was written to, which is all of them that counts."""
     found: dict[str, int] = {}
     marks: list[int] = []
+    written = whole = 0   # bytes of workspaces
 
     class Gauge(Tracker):
         def mark(self, phase: str, block: str = "") -> None:
             marks.append(status("VmHWM"))
             forget_peak()
             super().mark(phase, block)
+
+        def workspace(self, tensor: Tensor) -> None:
+            nonlocal written, whole
+            written += touched(tensor)
+            whole += tensor.nbytes
+            super().workspace(tensor)
 
     gauge = Gauge()
     watch = watched(run, gauge)
@@ -133,11 +141,12 @@ def overheads(run: Run, batches: Iterable[Batch]) -> dict[str, int]:
         for _ in steps(watch, islice(batches, 1)):
             pass
     marks.append(status("VmHWM"))
-    for stretch, most in zip(stretches(gauge.log, paged), marks, strict=True):
+    share = written / whole if whole else 1.0
+    for stretch, most in zip(stretches(filled(gauge.log, share), paged), marks, strict=True):
         if stretch.moment.phase:
             name = " ".join(stretch.moment)
             found[name] = max(found.get(name, -(1 << 62)), most - stretch.top)
-    return found
+    return found, share
 
 
 def paged(size: int) -> int:
@@ -153,7 +162,9 @@ def anchored(job: Job, techniques: tuple[Technique, ...], model: nn.Module, memo
     endless = times["step"] > ENDLESS
     count = min(max(int(ENOUGH / times["step"]), 2), TIMED)
     if memory:
-        return {"times": times if endless else step_times(run, [feed], count)[0], "overheads": overheads(run, feed)}
+        times = times if endless else step_times(run, [feed], count)[0]
+        above, share = overheads(run, feed)
+        return {"times": times, "overheads": above, "filled": share}
     smaller = {} if endless or any(isinstance(one, Accumulate) for one in techniques) else pieces_of(feed)
     if not endless:
         times, *others = step_times(run, [feed, *smaller.values()], count)

@@ -27,7 +27,7 @@ from shoestring.core.technique import (
 )
 from shoestring.core.units import bytes_text, seconds_text
 from shoestring.measure.process import address_limit, memory_free, status
-from shoestring.measure.timeline import blocks_of, last_step, peak, stretches
+from shoestring.measure.timeline import blocks_of, filled, last_step, peak, stretches
 from shoestring.measure.tracker import Log
 from shoestring.memory.accumulate import Accumulate
 from shoestring.memory.allocator import Allocator, following
@@ -144,7 +144,7 @@ class Planner:
             found[key] = Anchor(
                 timed[key]["times"], tuple(map(tuple, timed[key]["paces"])), timed[key]["adding"], timed[key].get("call", 0.0),
                 timed[key].get("fused"), sized[""]["times"]["step"],
-                timed[""]["process"], tensors, sized[""]["overheads"], pieces, bool(extra),
+                timed[""]["process"], tensors, sized[""]["overheads"], sized[""]["filled"], pieces, bool(extra),
             )
         return found, failed
 
@@ -240,7 +240,8 @@ class Planner:
             return one.process, "estimated: no real step could be run here"
         if allocator is not None and allocator.predictable:
             base = min(anchor.overheads.values())
-            most = max(stretch.top + anchor.overheads.get(" ".join(stretch.moment), base) for stretch in list(stretches(log, paged))[1:])
+            most = max(stretch.top + anchor.overheads.get(" ".join(stretch.moment), base)
+                       for stretch in list(stretches(filled(log, anchor.filled), paged))[1:])
             return most * MARGIN, "from the anchor step and every tensor's pages"
         if not one.techniques and not anchor.eased:
             return anchor.process * MARGIN, "from the anchor step"

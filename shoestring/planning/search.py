@@ -20,9 +20,8 @@ class Candidate:
 
 
 def candidate(techniques: tuple[Technique, ...], ledger: Ledger, level: Exactness) -> Candidate:
-    points = list(ledger.points())
-    return Candidate(techniques, ledger, level, max(point.tensors for point in points),
-                     max(point.process for point in points), ledger.seconds)
+    tensors, process = map(max, zip(*ledger.tops(), strict=True))
+    return Candidate(techniques, ledger, level, tensors, process, ledger.seconds)
 
 
 def candidates(ledger: Ledger, catalogue: tuple[type[Technique], ...], most: Exactness) -> Iterator[Candidate]:

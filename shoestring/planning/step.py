@@ -17,7 +17,7 @@ from shoestring.core.hardware import Hardware
 from shoestring.core.job import Job
 from shoestring.core.ledger import Block, Ledger, between
 from shoestring.core.technique import Technique
-from shoestring.measure.timeline import blocks_of, last_step, peak
+from shoestring.measure.timeline import blocks_of, filled, last_step, peak
 from shoestring.measure.tracker import Log
 from shoestring.memory.fused import HAS_KERNEL
 from shoestring.planning.rehearse import rehearse
@@ -38,6 +38,7 @@ class Anchor:
     process: int                      # bytes of the process under the default allocator
     tensors: int                      # bytes of tensors at its peak
     overheads: Mapping[str, int]      # bytes above the tensors by "phase place", under that allocator
+    filled: float = 1.0               # share of libraries' workspaces that is written to
     pieces: int = 1                   # pieces that the anchor step was run in, where the whole batch was too much
     eased: bool = False               # whether it needed techniques to fit this machine
     sampled: bool = False             # whether it was put together from one block of each kind
@@ -46,6 +47,8 @@ class Anchor:
 def plain_ledger(job: Job, log: Log, half: Log | None, hardware: Hardware, anchor: Anchor | None,
                  traits: Iterable[str]) -> Ledger:
     """The ledger of the step in `log`; `half` is the log of the same step with half the batch."""
+    if anchor is not None:
+        log, half = filled(log, anchor.filled), half and filled(half, anchor.filled)
     blocks = tuple(block for block in blocks_of(log) if block.inside or any((block.kept, block.rise, block.spike, block.flops)))
     batch = first_batch(job)
     count = samples(batch) if "can't be split" not in traits else 1
