@@ -92,21 +92,28 @@ class Hosted(Deputy):
     @torch.no_grad()
     def step(self) -> None:
         for group in list(self.optimizer.param_groups):
-            for parameter in list(group["params"]):
-                if parameter.grad is not None:
-                    self.step_one(parameter, group)
+            block: list[nn.Parameter] = []
+            for parameter in [one for one in group["params"] if one.grad is not None]:
+                block.append(parameter)
+                if sum(one.numel() for one in block) >= CHUNK:
+                    self.step_block(block, group)
+                    block = []
+            self.step_block(block, group)
 
-    def step_one(self, parameter: nn.Parameter, group: dict[str, Any]) -> None:
-        piece = nn.Parameter(parameter.detach().to("cpu"))
-        piece.grad = parameter.grad.to("cpu") if parameter.grad is not None else None
-        state = {name: value.to("cpu") if isinstance(value, Tensor) else value for name, value in self.optimizer.state[parameter].items()}
-        if state:
-            self.optimizer.state[piece] = state
-        with only(self.optimizer, piece, group):
+    def step_block(self, block: list[nn.Parameter], group: dict[str, Any]) -> None:
+        """Step a few parameters, enough that one call of the optimizer is worth it."""
+        pieces = [nn.Parameter(one.detach().to("cpu")) for one in block]
+        for one, piece in zip(block, pieces, strict=True):
+            piece.grad = one.grad.to("cpu") if one.grad is not None else None
+            state = {name: value.to("cpu") if isinstance(value, Tensor) else value for name, value in self.optimizer.state[one].items()}
+            if state:
+                self.optimizer.state[piece] = state
+        with only(self.optimizer, pieces, group):
             self.optimizer.step()
-        self.optimizer.state[parameter] = self.optimizer.state.pop(piece, {})
-        if parameter.device.type != "cpu":
-            parameter.copy_(piece)
+        for one, piece in zip(block, pieces, strict=True):
+            self.optimizer.state[one] = self.optimizer.state.pop(piece, {})
+            if one.device.type != "cpu":
+                one.copy_(piece)
 
 
 class Moments:

@@ -8,13 +8,13 @@ Lv et al.: Full Parameter Fine-tuning for Large Language Models with Limited Res
 """
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from shoestring.core.batch import Batch
 from shoestring.core.ledger import Ledger
@@ -64,10 +64,10 @@ class StepInBackward:
 
 
 @contextmanager
-def only(optimizer: torch.optim.Optimizer, parameter: nn.Parameter | Tensor, group: dict[str, object]) -> Iterator[None]:
-    """The optimizer knows of one parameter for a while; settings that a schedule changes are still seen."""
+def only(optimizer: torch.optim.Optimizer, parameters: Tensor | Sequence[Tensor], group: dict[str, object]) -> Iterator[None]:
+    """The optimizer knows of one parameter, or of a few of a group, for a while; settings that a schedule changes are still seen."""
     groups, members = optimizer.param_groups, group["params"]
-    group["params"] = [parameter]
+    group["params"] = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     optimizer.param_groups = [group]
     try:
         yield
