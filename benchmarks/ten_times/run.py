@@ -231,7 +231,7 @@ def measured(part: str, folder: Path) -> Any:
         from shoestring.memory.allocator import following
 
         code = f"import sys, json; sys.path.insert(0, {str(HERE)!r}); import run; print(json.dumps(run.overlap()))"
-        child = subprocess.run([sys.executable, "-c", code], env=os.environ | following().environment, capture_output=True, text=True, check=True)
+        child = subprocess.run([sys.executable, "-c", code], env=os.environ | following().environment, stdout=subprocess.PIPE, check=True)
         return json.loads(child.stdout)
     return budgets()
 
