@@ -76,7 +76,8 @@ class Ledger:
     fresh: float = 0.0                 # bytes of tensors born per step
     per_fresh: float = 0.0             # seconds that the allocator takes more per byte of them than at the anchor
     per_spilled: float = 0.0           # seconds per byte written to or read from disk
-    per_streamed: float = 0.0          # the same by direct I/O
+    per_streamed: float = 0.0          # the same by direct I/O,
+    per_moved: float = 0.0             # and seconds of a core that it takes
     cores: int = 1                     # that compute and copying share
     allocators: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)   # kind -> slack, retention, per_fresh
     traits: frozenset[str] = frozenset()   # what the model does that techniques care about: "draws", "mixes samples", ...

@@ -89,14 +89,16 @@ def disk_speed(directory: str, size: int = 1 << 27) -> float:
         return 2 * size / (time.perf_counter() - start)
 
 
-def direct_speed(directory: str, size: int = 1 << 28) -> float:
-    """Bytes per second past the page cache, as streamed weights go: written and read in turns, the second time round."""
+def direct_speed(directory: str, size: int = 1 << 28) -> tuple[float, float]:
+    """Bytes per second past the page cache, as streamed weights go, and seconds of a core per byte, with checksums."""
+    from xxhash import xxh3_64
+
     block = mmap.mmap(-1, 1 << 24)
     path = os.path.join(directory, f".shoestring-probe-{os.getpid()}")
     try:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_DIRECT", 0), 0o600)
     except OSError:
-        return disk_speed(directory)
+        return disk_speed(directory), 0.0
     try:
         def there_and_back() -> None:
             for start in range(0, size, len(block)):
@@ -105,9 +107,12 @@ def direct_speed(directory: str, size: int = 1 << 28) -> float:
                 os.preadv(file, [block], start)
 
         there_and_back()
-        return 2 * size / best_time(there_and_back, 2)
+        begun = time.process_time()
+        speed = 2 * size / best_time(there_and_back, 2)
+        spent = (time.process_time() - begun) / (4 * size)
+        return speed, spent + best_time(lambda: xxh3_64(block).digest()) / len(block)
     except OSError:
-        return disk_speed(directory)
+        return disk_speed(directory), 0.0
     finally:
         os.close(file)
         os.unlink(path)
@@ -140,9 +145,10 @@ def measured_hardware(dtypes: bool) -> Hardware:
     """This machine, measured now; with the dtypes it takes some ten seconds."""
     import torch
 
+    direct, moving = direct_speed(os.getcwd())
     hardware = Hardware(
         name=processor(), cores=torch.get_num_threads(), memory=memory_all(), torch=torch.__version__,
-        flops=matrix_speed("cpu"), disk=disk_speed(tempfile.gettempdir()), direct=direct_speed(os.getcwd()), fault=fault_price(huge=False),
+        flops=matrix_speed("cpu"), disk=disk_speed(tempfile.gettempdir()), direct=direct, moving=moving, fault=fault_price(huge=False),
         huge_fault=fault_price(huge=True),
     )
     if dtypes:
@@ -170,7 +176,7 @@ def remember(found: dict[str, Any]) -> None:
 def known_hardware(dtypes: bool = False) -> Hardware:
     """This machine, from the file if it was measured before; `dtypes`: also which of them work."""
     found = Hardware.load(hardware_file())
-    if found is None or not found.direct or (dtypes and not found.dtypes):
+    if found is None or not found.moving or (dtypes and not found.dtypes):
         found = measured_hardware(dtypes)
         remember(asdict(found))
     return found

@@ -63,9 +63,9 @@ class OffloadOptimizer:
         share = ledger.optimizer / ledger.parameters if ledger.parameters else 0.0
         standing = BUFFERS * min(4.0 * CHUNK, max((block.gradient for block in ledger.blocks), default=0.0)) * share
         traffic = 2 * ledger.optimizer * (eight_bits.SHARE if self.moments else 1.0)
-        moving = traffic * ledger.per_streamed
-        return replace(ledger, optimizer=min(standing, ledger.optimizer), waiting=ledger.waiting + max(moving - ledger.update, 0.0),
-                       traffic=ledger.traffic + traffic)
+        moving, copying = traffic * ledger.per_streamed, traffic * ledger.per_moved / ledger.cores
+        return replace(ledger, optimizer=min(standing, ledger.optimizer), traffic=ledger.traffic + traffic,
+                       waiting=ledger.waiting + copying + max(moving - ledger.update, 0.0))
 
     def apply(self, run: Run) -> Run:
         if self.to == "host":

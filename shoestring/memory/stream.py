@@ -5,7 +5,7 @@
     moments      sum_i m_i  ->  a few chunks
     activations  sum_i a_i  ->  what goes into each block, and all of one: blocks are computed again in backward
     traffic      read w for the forward, w again and m for the backward; write w and m: 28 bytes a parameter with Adam in float32
-    time         max(traffic / disk speed, compute)
+    time         max(traffic / disk speed, compute), and what moving and checking take of the cores
 
 A block is read ahead of its forward and of its backward, in the order of the step before; its backward computes it again, and every
 parameter is stepped as soon as its gradient is there. An embedding or head larger than a block, or shared, is cut by rows (cut.py). What
@@ -81,15 +81,14 @@ class Stream:
         most, whole = max(inside, default=0.0), sum(block.gradient for block in again.blocks)
         share = ledger.optimizer / ledger.parameters * (eight_bits.SHARE if self.moments else 1.0) if ledger.parameters else 0.0
         traffic = whole * (3 + 2 * share)
-        speed = 1 / ledger.per_streamed if ledger.per_streamed else float("inf")
-        waiting = 0.0
+        waiting = traffic * ledger.per_moved / ledger.cores
         blocks = []
         for block in again.blocks:
-            step = (ledger.update + ledger.calls) * block.gradient / (whole or 1.0)
-            backward = block.backward + step
-            waiting += max(block.gradient / speed - block.forward, 0.0)
-            waiting += max(block.gradient * (2 + 2 * share) / speed - backward, 0.0)
-            blocks.append(replace(block, gradient=0.0, spike=max(block.spike, 0.0) + block.gradient, backward=backward))
+            backward = block.backward + (ledger.update + ledger.calls) * block.gradient / (whole or 1.0)
+            waiting += max(block.gradient * ledger.per_streamed - block.forward, 0.0)
+            waiting += max(block.gradient * (2 + 2 * share) * ledger.per_streamed - backward, 0.0)
+            cut = block.gradient if block.gradient > most else 0.0   # a weight that is never there whole
+            blocks.append(replace(block, gradient=0.0, spike=max(block.spike - cut, 0.0), backward=backward))
         wide = max((block.gradient for block in again.blocks if not block.inside), default=0.0)
         standing = DESKS * most + BUFFERS * min(4.0 * CHUNK, most) * share + 2 * BUFFERS * min(4.0 * CHUNK, wide) * (wide > most)
         return replace(again, blocks=tuple(blocks), parameters=standing, optimizer=0.0, gradients=0.0, update=0.0, update_rise=0.0,

@@ -271,8 +271,10 @@ class Planner:
         found = list(candidates(ledger, self.catalogue, most))
         ranked = best_first(found, budget * 1.03)
         best, passed = self.first_fitting(ranked, budget, plain)
-        if best is None:
-            raise self.over_budget(found, budget, passed)
+        if best is None:   # the ledger may have been too careful
+            best = self.nearest(found, passed)
+        if best.process_bytes > budget:
+            raise self.over_budget(found, budget, best)
         return Outcome(
             best, plain, self.runners_up(ranked, best, passed), len(found), len(ranked), self.elapsed(), budget,
             self.more(found, best, budget), self.refusals(ledger, most),
@@ -353,15 +355,18 @@ class Planner:
                 found.append((kind.__name__, reasons[0]))
         return tuple(found)
 
-    def over_budget(self, found: list[Candidate], budget: int, passed: list[tuple[Plan, str]]) -> OverBudget:
-        """The refusal, with the least demanding plan there is."""
+    def nearest(self, found: list[Candidate], passed: list[tuple[Plan, str]]) -> Plan:
+        """The least demanding plan there is, rehearsed."""
         least = sorted(found, key=lambda one: (one.process, one.seconds))
         sure = [one for one in least if not self.unpredictable(one)] or least
         plans = [plan for plan, why in passed if why.startswith("needs ")]
         for one in sure[:3]:
             with suppress(Mistake):
                 plans.append(self.rehearsed(one))
-        nearest = min(plans, key=lambda plan: plan.process_bytes)
+        return min(plans, key=lambda plan: plan.process_bytes)
+
+    def over_budget(self, found: list[Candidate], budget: int, nearest: Plan) -> OverBudget:
+        """The refusal, with the least demanding plan."""
         hint = "" if self.inexact else "; --inexact allows 16-bit precision as well"
         return OverBudget(
             f"nothing fits {bytes_text(budget)}: {len(found):,} combinations were tried and the least that works is "

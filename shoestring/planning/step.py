@@ -66,7 +66,7 @@ def plain_ledger(job: Job, log: Log, half: Log | None, hardware: Hardware, ancho
         blocks=blocks, still=still, batch=count, parameters=parts["parameters"], buffers=parts["buffers"],
         inputs=parts["inputs"], optimizer=parts["optimizer"], update_rise=update - tensors - gradients,
         fresh=float(sum(size for _, size in born.values())), per_spilled=1 / hardware.disk,
-        per_streamed=1 / hardware.direct if hardware.direct else 1 / hardware.disk, cores=hardware.cores,
+        per_streamed=1 / (hardware.direct or hardware.disk), per_moved=hardware.moving, cores=hardware.cores,
         update=update_seconds(anchor, tensors, hardware), fused_update=anchor.fused if anchor else None,
         paces=((1.0, 1.0), *anchor.paces) if anchor else ((1.0, 1.0),), adding=anchor.adding if anchor else 0.0,
         calls=anchor.call * sum(role == "parameters" for role in log.roles.values()) if anchor else 0.0,
