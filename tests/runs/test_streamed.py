@@ -1,0 +1,92 @@
+"""Runs whose state is on disk: exported, refused under another plan, checked when it is read, and trained where nothing else fits."""
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from shoestring.core.errors import Mistake
+from shoestring.launch import run_worker
+from shoestring.runs.checkpoints import newest_good
+from shoestring.runs.export import export_weights
+from shoestring.runs.tensors import TensorFile
+
+JOB = """
+import torch
+from torch import nn
+from shoestring import Job
+
+def data():
+    draw = torch.Generator().manual_seed(0)
+    while True:
+        x = torch.randn(8, 130, generator=draw)
+        yield x, x[:, :10].argmax(1)
+
+def job(steps: int = 4) -> Job:
+    block = lambda: nn.Sequential(nn.Linear(130, 130), nn.GELU())
+    return Job(model=lambda: nn.Sequential(*(block() for _ in range(5)), nn.Linear(130, 10)), data=data, steps=steps)
+"""
+STREAM = {"name": "Stream", "knobs": {}}
+OFFLOAD = {"name": "OffloadOptimizer", "knobs": {}}
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("job") / "job.py"
+    path.write_text(JOB)
+    return path
+
+
+def trained(job: Path, folder: Path, *techniques: dict[str, Any], steps: int = 4, **more: Any) -> dict[str, Any]:
+    folder.mkdir(exist_ok=True)
+    return run_worker({"task": "train", "file": str(job), "flags": {}, "techniques": techniques, "steps": steps, "folder": str(folder),
+                       "cadence": {"steps": 2}} | more, {})
+
+
+def test_the_weights_of_a_streamed_run_are_exported(job: Path, tmp_path: Path) -> None:
+    plain = trained(job, tmp_path / "plain", weights=str(tmp_path / "plain.safetensors"))
+    streamed = trained(job, tmp_path / "run", STREAM)
+    assert streamed["weights_sha256"] == plain["weights_sha256"] and streamed["measured"]["traffic_bytes"] > 0
+    checkpoint, damaged = newest_good(tmp_path / "run" / "checkpoints")
+    assert checkpoint is not None and not damaged and len(list((tmp_path / "run" / "checkpoints").iterdir())) == 1
+    export_weights(checkpoint, tmp_path / "out.safetensors")
+    out, expected = TensorFile(tmp_path / "out.safetensors"), TensorFile(tmp_path / "plain.safetensors")
+    assert set(out) == set(expected) and all(torch.equal(out[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("technique", [STREAM, OFFLOAD])
+def test_it_goes_on_with_the_same_bits_and_not_under_another_plan(technique: dict[str, Any], job: Path, tmp_path: Path) -> None:
+    whole = trained(job, tmp_path / "whole", technique, steps=6)
+    trained(job, tmp_path / "run", technique)
+    with pytest.raises(Mistake, match="made by another plan"):
+        trained(job, tmp_path / "run", steps=6)
+    assert trained(job, tmp_path / "run", technique, steps=6)["weights_sha256"] == whole["weights_sha256"]
+
+
+def test_a_bit_that_flipped_while_nothing_ran_is_noticed(job: Path, tmp_path: Path) -> None:
+    trained(job, tmp_path / "run", STREAM)
+    path = tmp_path / "run" / "stream.bin"
+    held = bytearray(path.read_bytes())
+    for offset in range(100, len(held), 8192):   # in both slots of every region
+        held[offset] ^= 1
+    path.write_bytes(held)
+    with pytest.raises(Mistake, match=r"stream.bin is not what was written there"):
+        trained(job, tmp_path / "run", STREAM, steps=6)
+
+
+@pytest.mark.slow
+def test_a_model_that_fits_in_no_other_way_is_made_planned_and_trained_under_a_limit(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "shoestring", "train", "gpt", "--width", "768", "--depth", "20", "--heads", "8", "--batch", "1",
+             "--steps", "2", "--run", str(tmp_path / "run"), "--json"]
+    child = subprocess.run(["sh", "-c", 'ulimit -v 1500000; exec "$@"', "sh", *words], capture_output=True, text=True, check=False)
+    assert child.returncode == 0, child.stderr
+    report = json.loads(child.stdout)
+    assert "Stream" in [one["name"] for one in report["techniques"]]
+    assert report["predicted"]["peak_bytes"] == report["measured"]["peak_bytes"]
+    assert report["predicted"]["traffic_bytes"] == report["measured"]["traffic_bytes"]
+    assert abs(report["predicted"]["process_bytes"] / report["measured"]["process_bytes"] - 1) <= 0.06
