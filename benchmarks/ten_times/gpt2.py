@@ -8,7 +8,7 @@ from shoestring import Job
 from shoestring.jobs.gpt import batches
 
 
-def job(layers: int = 32, width: int = 1600, batch: int = 1, context: int = 128, steps: int = 3, rate: float = 1e-4) -> Job:
+def job(layers: int = 32, width: int = 1600, batch: int = 1, context: int = 128, steps: int = 3, rate: float = 1e-5) -> Job:
     config = transformers.GPT2Config(n_layer=layers, n_embd=width, n_head=width // 64)
     return Job(model=lambda: transformers.GPT2LMHeadModel(config),
                data=lambda: ({"input_ids": text, "labels": text} for text, _ in batches(batch, context, 0)),

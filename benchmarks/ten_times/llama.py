@@ -8,7 +8,7 @@ from shoestring import Job
 from shoestring.jobs.gpt import batches
 
 
-def job(layers: int = 22, width: int = 2048, batch: int = 1, context: int = 128, steps: int = 3, rate: float = 1e-4) -> Job:
+def job(layers: int = 22, width: int = 2048, batch: int = 1, context: int = 128, steps: int = 3, rate: float = 1e-5) -> Job:
     config = transformers.LlamaConfig(num_hidden_layers=layers, hidden_size=width, intermediate_size=width * 11 // 4,
                                       num_attention_heads=width // 64, num_key_value_heads=4, vocab_size=32000)
     return Job(model=lambda: transformers.LlamaForCausalLM(config),

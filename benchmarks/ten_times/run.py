@@ -1,6 +1,6 @@
 """The largest model that trains in 2 GiB of address space, plainly and by `shoestring train`; writes the tables and plot of README.md.
 
-    python benchmarks/ten_times/run.py [plain] [large] [same] [others] [overlap] [budgets]     (all of them by default)
+    python benchmarks/ten_times/run.py [plain] [same] [large] [llama] [gpt2] [overlap] [budgets]     (all of them by default)
 
 Every process runs under a hard limit of its address space (RLIMIT_AS), which counts all memory but the kernel's page cache; the state on
 disk passes by direct I/O, so that the page cache does not help either. Needs about 60 GB of free disk for the model of two billion weights.
@@ -207,7 +207,7 @@ def budgets() -> dict[str, Any]:
 def main(parts: list[str]) -> None:
     kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     kept["machine"] = f"{platform.machine()}, {os.cpu_count()} cores"
-    for part in parts or ["plain", "same", "large", "others", "overlap", "budgets"]:
+    for part in parts or ["plain", "same", "large", "llama", "gpt2", "overlap", "budgets"]:
         folder = Path(tempfile.mkdtemp(dir="."))
         try:
             kept[part] = measured(part, folder)
@@ -225,8 +225,8 @@ def measured(part: str, folder: Path) -> Any:
         return ours("gpt", LARGE, LIMIT, folder / "run")
     if part == "same":
         return ours("gpt", SAME, LIMIT, folder / "run") | {"plain_sha256": plain(SAME, None, "sha").stdout.strip()}
-    if part == "others":
-        return {job: killed_and_resumed(job, folder / job) for job in ("llama", "gpt2")}
+    if part in ("llama", "gpt2"):
+        return killed_and_resumed(part, folder / part)
     if part == "overlap":   # in a process like the one that trains
         from shoestring.memory.allocator import following
 
@@ -261,8 +261,8 @@ def written(kept: dict[str, Any]) -> None:
         equal = kept["same"]["weights_sha256"] == kept["same"]["plain_sha256"]
         rows += [line("gpt", parameters(**{name: SAME[name] for name in ("width", "depth")}), kept["same"],
                       "the same bits as plain without the limit" if equal else "**other bits than plain**")]
-    for job, one in kept.get("others", {}).items():
-        rows += [line(f"transformers' {job}", one["weights"], one, f"killed, resumed at step {one['resumed_at']}")]
+    for job, one in ((job, kept[job]) for job in ("llama", "gpt2") if job in kept):
+        rows += [line(f"transformers' {job}", one["weights"], one, f"killed, resumed after step {one['resumed_at']}")]
     if "overlap" in kept:
         one = kept["overlap"]
         most = max(one["compute"], one["traffic"])
