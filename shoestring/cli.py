@@ -449,14 +449,15 @@ def export(options: argparse.Namespace) -> int:
     import json
     from pathlib import Path
 
-    from shoestring.jobfile import loaded_job
-    from shoestring.runs.export import checkpoint_of, export_hugging_face, export_steps, export_weights
     from shoestring.runs.folder import Folder, source_of
 
     folder = Folder(Path(options.run))
     asked = folder.read("run.json")
     if not asked:
         raise Mistake(f"{options.run} is not a run of shoestring: give the folder that `shoestring train` named")
+    from shoestring.jobfile import loaded_job
+    from shoestring.runs.export import checkpoint_of, export_hugging_face, export_steps, export_weights
+
     target = Path(options.out) if options.out else folder.path / ("export-hf" if options.to == "hf" else f"export.{options.to}")
     if options.to == "safetensors":
         made = export_weights(checkpoint_of(folder, options.step), target)
