@@ -30,10 +30,14 @@ def batches(batch, width):
         x = torch.randn(batch, width, generator=draw)
         yield {"x": x, "y": x[:, :10].argmax(1)}
 
+def elsewhere(net):
+    net.extra = nn.Parameter(torch.empty(3, device="meta"))
+    return net
+
 def job(width: int = 64, batch: int = 512, fault: str = "") -> Job:
     if fault == "raises":
         raise KeyError("nothing here")
-    model = (lambda: Net(width).to("meta")) if fault == "device" else (lambda: Net(width))
+    model = (lambda: elsewhere(Net(width))) if fault == "device" else (lambda: Net(width))
     loss = lambda output, batch: nn.functional.cross_entropy(output, batch["y"])
     return Job(
         model=model, data=lambda: batches(batch, width), forward=lambda model, batch: model(batch["x"]),

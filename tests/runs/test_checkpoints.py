@@ -279,7 +279,7 @@ def test_a_damaged_newest_checkpoint_is_told_of_and_kept_aside(tmp_path: Path) -
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         keeper = Keeper({"folder": str(tmp_path), "steps": 9}, told.append)
-        assert keeper.resume(run, feed) == 1
+        assert keeper.look() and keeper.resume(run, feed) == 1
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
