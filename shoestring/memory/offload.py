@@ -91,6 +91,9 @@ class Hosted(Deputy):
 
     @torch.no_grad()
     def step(self) -> None:
+        if all(one.device.type == "cpu" for group in self.optimizer.param_groups for one in group["params"]):
+            self.optimizer.step()   # everything is here already
+            return
         for group in list(self.optimizer.param_groups):
             block: list[nn.Parameter] = []
             for parameter in [one for one in group["params"] if one.grad is not None]:
