@@ -26,7 +26,7 @@ from shoestring.terminal import bar
 HERE = Path(__file__).parent
 KEPT = HERE / "measured.json"
 LIMIT = 2 << 30
-BUDGETS = tuple(int(gib * (1 << 30)) for gib in (1.5, 2.0, 3.0, 4.0))
+BUDGETS = tuple(int(gib * (1 << 30)) for gib in (1.5, 2.0, 3.0))
 LARGE = {"width": 1536, "depth": 71, "heads": 12, "batch": 4, "steps": 3, "rate": 5e-6}
 SAME = {"width": 1024, "depth": 32, "heads": 8, "batch": 1, "steps": 3, "rate": 3e-5}
 PLAIN = """
@@ -262,7 +262,8 @@ def written(kept: dict[str, Any]) -> None:
         rows += [line("gpt", parameters(**{name: SAME[name] for name in ("width", "depth")}), kept["same"],
                       "the same bits as plain without the limit" if equal else "**other bits than plain**")]
     for job, one in ((job, kept[job]) for job in ("llama", "gpt2") if job in kept):
-        rows += [line(f"transformers' {job}", one["weights"], one, f"killed, resumed after step {one['resumed_at']}")]
+        rows += [line(f"transformers' {job}", one["weights"], one, f"killed, resumed after step {one['resumed_at']}"
+                      + one.get("remark", ""))]
     if "overlap" in kept:
         one = kept["overlap"]
         most = max(one["compute"], one["traffic"])

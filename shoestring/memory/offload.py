@@ -93,7 +93,11 @@ class Hosted(Deputy):
     def step(self) -> None:
         if all(one.device.type == "cpu" for group in self.optimizer.param_groups for one in group["params"]):
             self.optimizer.step()   # everything is here already
-            return
+        else:
+            self.step_in_blocks()
+
+    @torch.no_grad()
+    def step_in_blocks(self) -> None:
         for group in list(self.optimizer.param_groups):
             block: list[nn.Parameter] = []
             for parameter in [one for one in group["params"] if one.grad is not None]:

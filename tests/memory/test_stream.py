@@ -27,7 +27,7 @@ from shoestring.measure.timeline import peak
 from shoestring.memory import cut, eight_bits, offload, parked, shelf, stream
 from shoestring.memory.accumulate import Accumulate
 from shoestring.memory.fused import Fused
-from shoestring.memory.offload import OffloadOptimizer
+from shoestring.memory.offload import Hosted, OffloadOptimizer
 from shoestring.memory.parked import Habit
 from shoestring.memory.shelf import PAGE, Shelf
 from shoestring.memory.step_in_backward import StepInBackward
@@ -84,6 +84,19 @@ def test_moments_elsewhere_give_the_same_bits(technique: Technique, more: tuple[
     for name in ("chain", "gpt2"):
         made = job(name, clip=0.0 if StepInBackward() in more else 0.5)
         assert apart(trained(made, more)[0], trained(made, (*more, technique))[0]) == 0.0
+
+
+def test_an_update_in_blocks_on_the_host_gives_the_same_bits(tiny: None) -> None:
+    made = job("gpt2")
+    model, other = seeded(made), seeded(made)
+    plain, hosted = made.optimizer(list(model.parameters())), Hosted(made.optimizer(list(other.parameters())))
+    for number in range(3):
+        for one, two in zip(model.parameters(), other.parameters(), strict=True):
+            one.grad = torch.full_like(one, 0.1 * (number + 1))
+            two.grad = one.grad.clone()
+        plain.step()
+        hosted.step_in_blocks()
+    assert apart(model.state_dict(), other.state_dict()) == 0.0
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bert", "t5", "whisper"])
