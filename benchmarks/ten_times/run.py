@@ -27,7 +27,7 @@ HERE = Path(__file__).parent
 KEPT = HERE / "measured.json"
 LIMIT = 2 << 30
 BUDGETS = tuple(int(gib * (1 << 30)) for gib in (1.5, 2.0, 3.0))
-LARGE = {"width": 1536, "depth": 71, "heads": 12, "batch": 4, "steps": 3, "rate": 5e-6}
+LARGE = {"width": 1536, "depth": 71, "heads": 12, "batch": 1, "steps": 3, "rate": 1e-6}
 SAME = {"width": 1024, "depth": 32, "heads": 8, "batch": 1, "steps": 3, "rate": 3e-5}
 PLAIN = """
 import sys, torch
