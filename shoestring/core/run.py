@@ -22,6 +22,7 @@ class Stateful(Protocol):
         saved    to be called when a checkpoint with its state is safe; it is saved before the next step
         moved    bytes that it moved to and from the disk so far
         buffers  tensors that it holds for that
+        remark   something that the user should know
     """
 
     def state_dict(self) -> dict[str, Any]: ...

@@ -20,10 +20,13 @@ from shoestring.memory.parked import CHUNK, Parked, Ring
 from shoestring.memory.recompute import autocast_as, autocast_state
 from shoestring.memory.shelf import Buffer, Shelf
 
+VECTOR = 16   # numbers that kernels take at once
+
 
 def rows_of(weight: nn.Parameter) -> int:
-    """Rows of a weight that are brought through memory at once."""
-    return max(CHUNK // weight.shape[1], 1)
+    """Rows of a weight that are brought through memory at once: whole vectors of numbers, because kernels round the rest of a
+    stretch in another way than its vectors."""
+    return max(CHUNK // weight.shape[1] // VECTOR * VECTOR, VECTOR)
 
 
 def can_be_cut(module: nn.Module) -> bool:

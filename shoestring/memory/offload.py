@@ -23,7 +23,7 @@ from shoestring.core.run import Run
 from shoestring.core.technique import Exactness
 from shoestring.memory import eight_bits
 from shoestring.memory.parked import BUFFERS, CHUNK, SMALL, Deputy, Parked
-from shoestring.memory.shelf import Shelf
+from shoestring.memory.shelf import OnDisk, Shelf
 from shoestring.memory.step_in_backward import only
 
 PLACES = ("disk", "host")
@@ -123,22 +123,9 @@ class Hosted(Deputy):
                 one.copy_(piece)
 
 
-class Moments:
+class Moments(OnDisk):
     """What a run says of its moments on disk."""
 
     def __init__(self, parked: Parked) -> None:
         self.shelf = parked.shelf
         self.buffers = [buffer.bytes for buffer in parked.ring.buffers] if parked.ring else []
-
-    @property
-    def moved(self) -> int:
-        return self.shelf.moved
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.shelf.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.shelf.load_state_dict(state)
-
-    def saved(self) -> None:
-        self.shelf.pin()

@@ -14,9 +14,10 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -59,13 +60,10 @@ class Buffer:
             finished(self.pending)
             self.pending = None
 
-    def part(self, begin: int, dtype: torch.dtype, shape: Iterable[int], stride: Iterable[int] | None = None) -> Tensor:
+    def part(self, begin: int, dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...] | None = None) -> Tensor:
         """A tensor in the buffer, from a byte on."""
-        size = 1
-        for side in shape:
-            size *= side
-        flat = self.bytes[begin: begin + size * dtype.itemsize].view(dtype)
-        return flat.view(tuple(shape)) if stride is None else flat.as_strided(tuple(shape), tuple(stride), flat.storage_offset())
+        flat = self.bytes[begin: begin + prod(shape) * dtype.itemsize].view(dtype)
+        return flat.view(shape) if stride is None else flat.as_strided(shape, stride, flat.storage_offset())
 
 
 @dataclass
@@ -242,6 +240,33 @@ class Shelf:
 
     def __del__(self) -> None:
         self.close(wait=False)   # a request holds on to us, so none is left
+
+
+class OnDisk:
+    """A part of a run whose state is on a shelf."""
+
+    shelf: Shelf
+
+    @property
+    def moved(self) -> int:
+        return self.shelf.moved
+
+    @property
+    def remark(self) -> str:
+        if self.shelf.imagined or self.shelf.direct or not self.shelf.end:
+            return ""
+        return (f"the file system of {self.shelf.path or tempfile.gettempdir()} has no direct I/O: what is streamed also fills the "
+                f"kernel's page cache, which other programs may miss")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"regions": self.shelf.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.shelf.load_state_dict(state["regions"])
+
+    def saved(self) -> None:
+        """A checkpoint with this state is safe."""
+        self.shelf.pin()
 
 
 class Reader:

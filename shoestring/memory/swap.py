@@ -94,7 +94,7 @@ class Swap(DispatchMode):
 
     def __exit__(self, *problem: Any) -> None:
         super().__exit__(*problem)   # type: ignore[no-untyped-call]
-        for large in [large for large in self.known.values() if large.away]:
+        for large in [large for large in self.known.values() if large.away and not any(problem)]:
             storage = large.storage()
             if storage is not None:
                 self.bring(large, storage)

@@ -262,7 +262,9 @@ class Planner:
         """The outcome for a ledger that was measured; several budgets can be asked for, one after the other."""
         self.trials = 0
         budget = memory if memory is not None else int(0.9 * memory_free())
-        budget = min(budget, (address_limit() or budget + self.reserved) - self.reserved)
+        limit = address_limit()
+        if limit is not None:
+            budget = min(budget, limit - self.reserved)
         plain = self.rehearsed(candidate((), ledger, Exactness.BITS))
         if forced is not None:
             chosen = self.forced(ledger, forced)

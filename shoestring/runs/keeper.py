@@ -10,7 +10,7 @@ from typing import Any
 from shoestring.core.feed import Feed
 from shoestring.core.run import Run
 from shoestring.core.units import bytes_text
-from shoestring.runs.checkpoints import clear_drafts, move_aside, newest_good
+from shoestring.runs.checkpoints import Checkpoint, clear_drafts, move_aside, newest_good
 from shoestring.runs.events import Events
 from shoestring.runs.folder import Folder
 from shoestring.runs.saver import Cadence, Saver
@@ -28,6 +28,7 @@ class Keeper:
         self.send = send
         self.events = Events(self.folder.path)
         self.saver = Saver(self.folder.checkpoints, Cadence(**task.get("cadence", {})), self.tell)
+        self.checkpoint: Checkpoint | None = None   # that the run goes on from
         self.step = 0
         self.stop = ""          # why to stop; empty: go on
         self.warned = False
@@ -60,6 +61,8 @@ class Keeper:
     def resume(self, run: Run, feed: Feed) -> int:
         """Bring the run to the checkpoint that was found; gives the step it stands at, 0 for a new run."""
         self.saver.on_disk = [part.saved for part in run.state.values() if hasattr(part, "saved")]
+        for text in filter(None, (getattr(part, "remark", "") for part in run.state.values())):
+            self.tell("warning", text=text)
         if self.checkpoint is not None:
             state = put_back(self.checkpoint, run, feed)
             self.step = self.saver.saved_step = state["step"]

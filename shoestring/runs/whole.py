@@ -12,7 +12,6 @@ from shoestring.core.run import Run, kept
 from shoestring.runs.checkpoints import Checkpoint
 from shoestring.runs.saver import Snapshot
 
-ON_DISK = {"stream", "moments"}  # parts whose state is a file that only they can read
 KERNELS = ("fused", "foreach")   # the plan's to choose, not the checkpoint's
 
 
@@ -33,6 +32,7 @@ def taken(run: Run, feed: Feed, step: int, best: tuple[float, int] | None) -> Sn
     state = {
         "step": step, "model": other, "optimizer": run.optimizer.state_dict(), "feed": feed.state_dict(), "chance": chance.state(),
         "parts": {name: part.state_dict() for name, part in run.state.items()}, "best": best,
+        "on_disk": on_disk(run),
     }
     return Snapshot(step, weights, aliases, state)
 
@@ -40,7 +40,7 @@ def taken(run: Run, feed: Feed, step: int, best: tuple[float, int] | None) -> Sn
 def put_back(checkpoint: Checkpoint, run: Run, feed: Feed) -> dict[str, Any]:
     """Bring a run to where a checkpoint was taken; gives what else it says. The random states are set last."""
     state, weights = checkpoint.state(), checkpoint.weights()
-    if differ := {name for name, part in run.state.items() if hasattr(part, "saved")} ^ (set(state["parts"]) & ON_DISK):
+    if differ := set(on_disk(run)) ^ set(state.get("on_disk", ())):
         raise Mistake(f"the checkpoint {checkpoint.path} was made by another plan, with other state on disk ({', '.join(sorted(differ))}): "
                       f"go on with the plan it was begun with, or give --fresh")
     for name, value in in_memory(run).items():
@@ -66,6 +66,11 @@ def put_back(checkpoint: Checkpoint, run: Run, feed: Feed) -> dict[str, Any]:
     feed.load_state_dict(state["feed"])
     chance.restore(state["chance"])
     return state
+
+
+def on_disk(run: Run) -> list[str]:
+    """The parts whose state is a file that only they can read."""
+    return [name for name, part in run.state.items() if hasattr(part, "saved")]
 
 
 def in_memory(run: Run) -> dict[str, Any]:

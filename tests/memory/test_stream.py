@@ -24,7 +24,7 @@ from shoestring.core.run import Run, brought_home
 from shoestring.core.technique import Technique
 from shoestring.loop import steps
 from shoestring.measure.timeline import peak
-from shoestring.memory import cut, eight_bits, offload, parked, shelf, stream
+from shoestring.memory import cut, eight_bits, offload, parked, shelf, stream, streaming
 from shoestring.memory.accumulate import Accumulate
 from shoestring.memory.fused import Fused
 from shoestring.memory.offload import Hosted, OffloadOptimizer
@@ -54,9 +54,9 @@ def apart(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     """So small that the smallest models are cut into chunks and rows."""
-    for module in (parked, offload, stream):
+    for module in (parked, offload, streaming):
         monkeypatch.setattr(module, "SMALL", 256)
-    for module in (parked, cut, stream):
+    for module in (parked, cut, stream, offload):
         monkeypatch.setattr(module, "CHUNK", 4096)
 
 
@@ -105,6 +105,39 @@ def test_a_large_head_and_a_tied_one_are_cut_and_stay_within_rounding(name: str,
     after, run = trained(made, (Stream(),))
     assert run.state["stream"].cuts   # type: ignore[attr-defined]
     assert apart(trained(made, ())[0], after) <= 1e-4
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
+def test_a_tied_head_in_one_slice_gives_the_same_bits(optimizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (parked, streaming):
+        monkeypatch.setattr(module, "SMALL", 256)
+    made = job("gpt2", optimizer=lambda parameters: optimizer(parameters, lr=1e-3, fused=True))
+    after, run = trained(made, (Stream(),))
+    (whole,) = run.state["stream"].cuts.values()   # type: ignore[attr-defined]
+    assert len(whole.spans) == 1
+    assert apart(trained(made, ())[0], after) == 0.0
+
+
+@given(st.integers(1, 100_000), st.integers(1, 1 << 24))
+def test_a_slice_is_whole_vectors_and_no_more_than_a_chunk(width: int, chunk: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cut, "CHUNK", chunk)
+        rows = cut.rows_of(nn.Parameter(torch.empty(3, width, device="meta")))
+    assert rows >= 1 and rows * width % cut.VECTOR == 0 and rows * width <= max(chunk, cut.VECTOR * width)
+
+
+def test_a_file_system_without_direct_input_and_output_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert trained(job("chain"), (Stream(),), folder=tmp_path)[1].state["stream"].remark == ""   # type: ignore[attr-defined]
+    real = os.open
+
+    def refused(name: Any, flags: int, *mode: int) -> int:
+        if flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return real(name, flags, *mode)
+
+    monkeypatch.setattr(os, "open", refused)
+    run = trained(job("chain"), (Stream(),), folder=tmp_path)[1]
+    assert "has no direct I/O" in run.state["stream"].remark   # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("technique", [Stream(), OffloadOptimizer()])
