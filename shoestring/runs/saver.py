@@ -56,10 +56,10 @@ class Saver:
 
     def due(self, step: int) -> bool:
         """Whether to save after this step."""
-        if self.pending is not None and not self.pending.done():
-            return False
         if self.cadence.steps:
             return step % self.cadence.steps == 0
+        if self.pending is not None and not self.pending.done():
+            return False
         return time.monotonic() - self.last >= max(self.cadence.seconds, self.pause / SHARE)
 
     def save(self, take: Callable[[], Snapshot]) -> None:
