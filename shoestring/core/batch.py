@@ -70,8 +70,12 @@ def split(batch: Batch, pieces: int) -> list[Batch]:
     if pieces > count:
         raise Mistake(f"{pieces} pieces of a batch of {count} samples: a piece needs a sample; "
                       f"ask for {count} pieces or fewer, or make the batch bigger")
-    cuts = [count * k // pieces for k in range(pieces + 1)]
-    return [mapped(partial(cut, start=start, stop=stop, count=count), batch) for start, stop in pairwise(cuts)]
+    return [mapped(partial(cut, start=start, stop=stop, count=count), batch) for start, stop in cuts(count, pieces)]
+
+
+def cuts(count: int, pieces: int) -> list[tuple[int, int]]:
+    """Where consecutive pieces begin and end, as equal as they can be."""
+    return list(pairwise(count * number // pieces for number in range(pieces + 1)))
 
 
 def cut(leaf: Any, start: int, stop: int, count: int) -> Any:

@@ -6,6 +6,9 @@ between (dropout), and a run that was stopped can go on where it was:
     data with state_dict and load_state_dict    from that state, at once
     a map-style Dataset                         from the position, at once: its order follows from the seed
     any other iterable                          fast-forwarded: its first batches are fetched and dropped
+
+In a group every worker gets its own samples of each batch, and all samples of it are somebody's. Of a Dataset only those are fetched;
+what is drawn on the way (augmentation) follows from the seed, the batch and the worker.
 """
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DataLoader
 
-from shoestring.core.batch import Batch
+from shoestring.core.batch import Batch, cuts, samples, split
 from shoestring.core.chance import Stream
 from shoestring.core.errors import Mistake
 
@@ -29,7 +32,7 @@ class Feed:
     """An iterator over a job's batches that knows its position."""
 
     def __init__(self, job: Job) -> None:
-        self.job = job
+        self.job, self.link = job, job.link
         self.taken = 0
         self.chance = Stream((job.seed + APART) % 2**32)
         with self.chance.drawing():
@@ -43,22 +46,34 @@ class Feed:
         return self
 
     def __next__(self) -> Batch:
+        if self.mapped and self.link.world > 1:
+            self.chance = Stream(hash((self.job.seed, self.taken, self.link.rank)) % 2**32)
         with self.chance.drawing():
             if self.source is None:
                 self.source = self.epochs(0) if self.mapped else iter(self.data)
             batch = next(self.source)
         self.taken += 1
-        return batch
+        return batch if self.mapped or self.link.world == 1 else self.own(batch)
+
+    def own(self, batch: Batch) -> Batch:
+        """This worker's samples of a batch. One that gets none takes part with a sample that does not count."""
+        count = samples(batch)
+        self.link.idle = self.link.rank >= count
+        return split(batch, min(self.link.world, count))[0 if self.link.idle else self.link.rank]
 
     def epochs(self, skipped: int) -> Iterator[Batch]:
         """Batches of a Dataset, shuffled anew each time round by the job's seed, for ever."""
         count, size = len(self.data), self.job.batch
         if count < size:
             raise Mistake(f"a data set of {count} samples for batches of {size}: give more data or a smaller batch")
+        if size < self.link.world:
+            raise Mistake(f"batches of {size} samples for {self.link.world} workers: some would have none; "
+                          f"give a batch of {self.link.world} samples or more, or fewer --devices")
+        begin, end = cuts(size, self.link.world)[self.link.rank]
         order = torch.Generator().manual_seed(self.job.seed)
         while True:
             shuffled = torch.randperm(count, generator=order).tolist()
-            rounds = [shuffled[start:start + size] for start in range(0, count - size + 1, size)]
+            rounds = [shuffled[start + begin:start + end] for start in range(0, count - size + 1, size)]
             if skipped < len(rounds):
                 # A loader draws a seed for its workers. Not from the data's stream: going on would draw it once more.
                 own = torch.Generator().manual_seed(self.job.seed)

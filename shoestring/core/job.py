@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from shoestring.core.batch import Batch, samples
 from shoestring.core.errors import Mistake
 from shoestring.core.feed import Feed
+from shoestring.core.link import ALONE, Link
 
 
 def default_forward(model: nn.Module, batch: Batch) -> Any:
@@ -57,6 +58,7 @@ class Job:
     weights: str = ""                                    # a safetensors file that the model begins from
     show: Callable[[nn.Module], str] | None = None       # something to look at after training
     origin: Origin | None = None                         # set when the job was read from a file
+    link: Link = ALONE                                   # set where its batches are split between workers
 
     def __post_init__(self) -> None:
         for name, least in (("batch", 1), ("steps", 1), ("clip", 0)):

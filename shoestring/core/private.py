@@ -16,8 +16,11 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 UNTRACEABLE = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
 
-__all__ = ["UNTRACEABLE", "DispatchMode", "FakeTensor", "FakeTensorMode", "next_node_number", "node_number",
-           "tree_flatten", "tree_leaves", "tree_map", "tree_unflatten"]
+# torch 2.13 renamed it
+all_gather: Any = getattr(torch.distributed, "all_gather_single", None) or torch.distributed.all_gather_into_tensor
+
+__all__ = ["UNTRACEABLE", "DispatchMode", "FakeTensor", "FakeTensorMode", "all_gather", "next_node_number",
+           "node_number", "tree_flatten", "tree_leaves", "tree_map", "tree_unflatten"]
 
 
 class DispatchMode(TorchDispatchMode):

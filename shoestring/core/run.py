@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from shoestring.core.batch import Batch, moved
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
+from shoestring.core.link import ALONE, Link
 
 
 class Stateful(Protocol):
@@ -47,9 +48,13 @@ class Run:
     loss: Callable[[Any, Batch], Tensor]                # a mean over the batch's weight
     weight: Callable[[Batch], float]
     gradients: Callable[[Run, Batch], Tensor]           # adds to every .grad, returns the loss
+    backward: Callable[[Run, Tensor], None]             # a part of that: from the loss to every .grad
     update: Callable[[Run], None]                       # moves the weights
     state: Mapping[str, Stateful] = field(default_factory=dict)   # what must survive a restart, beside model and optimizer
     usable: Callable[[], AbstractContextManager[object]] = nullcontext   # while inside, the model can be called outside of a step
+    link: Link = ALONE                                  # to the other workers, where there are some
+    last: bool = True                                   # no more gradients follow in this step
+    clip: float = 0.0                                   # largest global norm of the gradients; 0: no clipping
     folder: Path | None = None                          # where files can be kept that must survive a restart
     resumed: bool = False                               # what is kept there is to be gone on with
 
@@ -90,12 +95,16 @@ def plain_run(job: Job, model: nn.Module, blocks: Mapping[str, nn.Module]) -> Ru
         if not isinstance(value, Tensor) or value.numel() != 1:
             found = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
             raise Mistake(f"the job's loss gave {found}: it must be one number, the mean over the batch")
-        value.backward()
+        run.backward(run, value)
         return value.detach()
 
+    def backward(run: Run, value: Tensor) -> None:
+        value.backward()
+
     def update(run: Run) -> None:
-        if job.clip:
-            nn.utils.clip_grad_norm_(parameters, job.clip)
+        if run.clip:
+            nn.utils.clip_grad_norm_(parameters, run.clip)
         run.optimizer.step()
 
-    return Run(model, job.optimizer(parameters), blocks, job.forward, job.loss, job.weight, gradients, update)
+    return Run(model, job.optimizer(parameters), blocks, job.forward, job.loss, job.weight, gradients, backward, update,
+               link=job.link, clip=job.clip)

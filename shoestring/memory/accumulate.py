@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from shoestring.core.batch import Batch, split
+from shoestring.core.batch import Batch, samples, split
 from shoestring.core.errors import Mistake
 from shoestring.core.ledger import Ledger, between
 from shoestring.core.run import Run
@@ -65,16 +65,22 @@ class Accumulate:
         )
         return replace(ledger, blocks=blocks, gradients=ledger.gradients + held, batch=largest, pieces=self.pieces)
 
+    def pieces_of(self, run: Run, batch: Batch) -> int:
+        """In a group, a worker may have a sample less than others."""
+        return min(self.pieces, samples(batch)) if run.link.world > 1 else self.pieces
+
     def apply(self, run: Run) -> Run:
         def gradients(now: Run, batch: Batch) -> Tensor:
             whole = float(now.weight(batch))
             if not whole > 0:
                 raise Mistake(f"the batch has the weight {whole}: a mean over nothing; check the job's weight")
             total = torch.zeros(())
-            for piece in split(batch, self.pieces):
-                share = float(now.weight(piece)) / whole
+            shares = [(piece, float(now.weight(piece)) / whole) for piece in split(batch, self.pieces_of(now, batch))]
+            last = max(number for number, (_, share) in enumerate(shares) if share)
+            for number, (piece, share) in enumerate(shares):
                 if share:
-                    total = total + run.gradients(replace(now, loss=scaled(now.loss, share)), piece)
+                    part = replace(now, loss=scaled(now.loss, share), last=now.last and number == last)
+                    total = total + run.gradients(part, piece)
             return total
 
         return replace(run, gradients=gradients)

@@ -11,6 +11,7 @@ from shoestring.memory.precision import Precision
 from shoestring.memory.spill import Spill
 from shoestring.memory.step_in_backward import StepInBackward
 from shoestring.memory.stream import Stream
+from shoestring.parallel.average import Average
 
 CATALOGUE: tuple[type[Technique], ...] = (
     Precision,
@@ -21,5 +22,6 @@ CATALOGUE: tuple[type[Technique], ...] = (
     OffloadOptimizer,
     Stream,
     StepInBackward,
+    Average,
     Allocator,
 )

@@ -7,6 +7,8 @@ from itertools import combinations
 
 from shoestring.core.technique import Technique
 
+WHOLE = "a gradient is whole only when all workers have added theirs; {} moves a weight before"
+
 CONFLICTS: dict[frozenset[str], str] = {
     frozenset({"StepInBackward", "Accumulate"}):
         "StepInBackward updates and frees a gradient at once; Accumulate needs it to stay until the last piece",
@@ -20,6 +22,8 @@ CONFLICTS: dict[frozenset[str], str] = {
         "Stream computes every block again itself, when its weights are in memory",
     frozenset({"Stream", "Accumulate"}):
         "Stream updates a block when its gradient is there; Accumulate needs it to stay until the last piece",
+    frozenset({"Average", "StepInBackward"}): WHOLE.format("StepInBackward"),
+    frozenset({"Average", "Stream"}): WHOLE.format("Stream"),
     frozenset({"Stream", "Precision(fp16)"}):
         "fp16 must look at all gradients for overflow before any weight moves; Stream moves them block by block",
 }

@@ -1,0 +1,91 @@
+"""The link: what a worker says to the others of its group, and how many bytes that is.
+
+    operation    bytes that each of w workers sends, of n bytes in all
+    sum          2 (w - 1) / w  n        ring all-reduce (Patarasuk, Yuan: Bandwidth optimal all-reduce algorithms, 2009)
+    scatter      (w - 1) / w  n          everybody sends every other worker its part of the sum
+    gather       (w - 1) / w  n          everybody sends its part round
+    collect      (w - 1)  m              everybody gets everybody's message of m bytes
+
+This class imagines the group: nothing is sent, everything is counted. A rehearsal runs on it, so that the bytes of a step are
+predicted by the same program that sends them. `parallel/link.py` has the one that sends.
+"""
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+
+class Sending(Protocol):
+    """What was begun and may not be done yet."""
+
+    def wait(self) -> object: ...
+
+
+class Done:
+    def wait(self) -> None:
+        pass
+
+
+class Lost(ConnectionError):
+    """A worker of the group can't be reached any more."""
+
+
+class Link:
+    """A worker's place in its group. Imagined: it is one of `world`, and the others say nothing."""
+
+    imagined = True
+
+    def __init__(self, rank: int = 0, world: int = 1) -> None:
+        self.rank, self.world = rank, world
+        self.sent = 0         # bytes so far
+        self.calls = 0        # messages so far
+        self.idle = False     # the batch of this step has fewer samples than there are workers, and none for this one
+
+    def sum(self, tensor: Tensor) -> Sending:
+        """Add up a tensor over all workers, in place."""
+        self.count(2 * (self.world - 1) * tensor.nbytes // self.world)
+        return self.begin_sum(tensor)
+
+    def scatter(self, whole: Tensor, part: Tensor) -> Sending:
+        """Add up `whole`, which is `world` parts, over all workers; each keeps its part of the sum."""
+        self.count((self.world - 1) * part.nbytes)
+        return self.begin_scatter(whole, part)
+
+    def gather(self, part: Tensor, whole: Tensor) -> Sending:
+        """Put everybody's part into everybody's whole."""
+        self.count((self.world - 1) * part.nbytes)
+        return self.begin_gather(part, whole)
+
+    def objects(self, mine: Any) -> list[Any]:
+        """What each worker gave, for all of them; for small things at the beginning and when saving."""
+        return [mine] * self.world
+
+    def count(self, size: int) -> None:
+        self.sent += size
+        self.calls += 1
+
+    def begin_sum(self, tensor: Tensor) -> Sending:
+        return Done()
+
+    def begin_scatter(self, whole: Tensor, part: Tensor) -> Sending:
+        return Received(torch.empty_like(whole) if self.world > 1 else whole, part)
+
+    def begin_gather(self, part: Tensor, whole: Tensor) -> Sending:
+        return Done()
+
+
+class Received:
+    """Everybody's contribution to a part, to be added up when all are there; in the order of ranks, so that sums are the same."""
+
+    def __init__(self, others: Tensor, part: Tensor, sending: Sending | None = None) -> None:
+        self.others, self.part, self.sending = others, part, sending
+
+    def wait(self) -> None:
+        if self.sending is not None:
+            self.sending.wait()
+        torch.sum(self.others.view(-1, len(self.part)), 0, out=self.part)
+
+
+ALONE = Link()

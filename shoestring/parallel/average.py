@@ -1,0 +1,181 @@
+"""Average: every worker trains on its own samples of each batch; their gradients are added up while backward runs.
+
+    sent       2 (w - 1) / w  g            g: bytes of all gradients; and a few bytes a weight
+    memory     + one bucket                gradients live in the buckets that are sent
+
+The loss is a mean over the batch's weight W, so worker r counts W_r / W, whatever its share of the samples is: equal to one process with
+the whole batch, up to the order of the sum, as long as no layer mixes samples (batch norm does) and none draws (dropout then draws other
+masks of the same distribution). Statistics that layers keep are averaged. With a batch that grows with the number of workers, the rate
+can be multiplied by it (`linear`), and reached from the job's own in some first steps (`warmup`).
+Goyal et al.: Accurate, Large Minibatch SGD, 2017, arXiv 1706.02677.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from shoestring.core.batch import Batch
+from shoestring.core.errors import Mistake
+from shoestring.core.ledger import Ledger
+from shoestring.core.link import Link
+from shoestring.core.run import Run
+from shoestring.core.technique import Exactness
+from shoestring.parallel.reducer import BUCKET, Reducer, Send
+
+
+@dataclass(frozen=True)
+class Average:
+    linear: bool = False   # multiply the optimizer's rate by the number of workers
+    warmup: int = 0        # steps from the job's own rate to that
+
+    stage: ClassVar[int] = 60
+    exact: ClassVar[bool] = True
+    unites: ClassVar[bool] = True
+    why: ClassVar[str] = "every worker trains on a part of each batch; gradients are added up"
+
+    def __post_init__(self) -> None:
+        if self.warmup < 0 or (self.warmup and not self.linear):
+            raise Mistake(f"Average(linear={self.linear}, warmup={self.warmup}): a warm-up leads, in at least one step, to the rate "
+                          f"that linear=True asks for")
+
+    def refusal(self, ledger: Ledger) -> str:
+        return alone(ledger)
+
+    def exactness(self, ledger: Ledger) -> Exactness:
+        return Exactness.CHANGED if self.linear else split_exactness(ledger)
+
+    def cost(self, ledger: Ledger) -> Ledger:
+        held = ledger.gradients + sum(block.gradient for block in ledger.blocks)
+        return told(with_buckets(ledger), 2 * (ledger.world - 1) / ledger.world * held, held / BUCKET + 3)
+
+    def apply(self, run: Run) -> Run:
+        averaged = united(run, lambda number, flat: run.link.sum(flat))
+        return paced(averaged, run.link.world, self.warmup) if self.linear else averaged
+
+
+def alone(ledger: Ledger) -> str:
+    return "" if ledger.world > 1 else "there is one worker: --devices gives more"
+
+
+def split_exactness(ledger: Ledger) -> Exactness:
+    """How close training stays when every worker has a part of each batch."""
+    if "mixes samples" in ledger.traits:
+        return Exactness.CHANGED
+    return Exactness.DRAWS if "draws" in ledger.traits else Exactness.ROUNDING
+
+
+def told(ledger: Ledger, sent: float, messages: float) -> Ledger:
+    """The ledger of a step that sends so many bytes in so many messages."""
+    return replace(ledger, sent=ledger.sent + sent, waiting=ledger.waiting + sent * ledger.per_sent + messages * ledger.per_message)
+
+
+def with_buckets(ledger: Ledger) -> Ledger:
+    """A bucket is there whole when its first gradient is."""
+    blocks = tuple(block.but(spike=block.spike + min(BUCKET, max(block.gradient, 0.0))) for block in ledger.blocks)
+    return replace(ledger, blocks=blocks)
+
+
+def trained(run: Run) -> list[nn.Parameter]:
+    return [parameter for group in run.optimizer.param_groups for parameter in group["params"] if parameter.requires_grad]
+
+
+def united(run: Run, send: Send) -> Run:
+    """The run in which gradients are the sum over all workers. `send` is how a bucket gets to be that."""
+    reducer = Reducer(trained(run), run.link, send)
+    statistics = Statistics(run.model, run.link)
+
+    def backward(now: Run, value: Tensor) -> None:
+        if not now.last:
+            run.backward(now, value)
+            return
+        with reducer.listening():
+            run.backward(now, value)
+
+    def gradients(now: Run, batch: Batch) -> Tensor:
+        share = share_of(now, batch)
+        statistics.begin()
+        loss = run.gradients(replace(now, loss=lambda output, part: share() * now.loss(output, part)), batch)
+        total = reducer.finish(loss)
+        statistics.average()
+        return total
+
+    return replace(run, gradients=gradients, backward=backward)
+
+
+def share_of(run: Run, batch: Batch) -> Callable[[], float]:
+    """This worker's share of the batch's weight, to be asked when it is needed: the others' weights are on their way meanwhile."""
+    own = 0.0 if run.link.idle else float(run.weight(batch))
+    whole = torch.tensor([own], dtype=torch.float64)
+    sending = run.link.sum(whole)
+    found: list[float] = []
+
+    def share() -> float:
+        if not found:
+            sending.wait()
+            if not whole.item() > 0:
+                raise Mistake(f"the batch has the weight {whole.item()}: a mean over nothing; check the job's weight")
+            found.append(own / whole.item())
+        return found[0]
+
+    return share
+
+
+class Statistics:
+    """Numbers that layers keep beside weights (batch norm's means): averaged after every step in which they changed."""
+
+    def __init__(self, model: nn.Module, link: Link) -> None:
+        self.link = link
+        self.buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+        self.silent = {buffer for part in model.modules() if isinstance(part, nn.modules.batchnorm._NormBase)
+                       for buffer in part.buffers(recurse=False)}   # their kernels change them without a word
+
+    def begin(self) -> None:
+        self.versions = [buffer._version for buffer in self.buffers]
+
+    def average(self) -> None:
+        changed = [buffer for buffer, version in zip(self.buffers, self.versions, strict=True)
+                   if buffer._version != version or buffer in self.silent]
+        if not changed:
+            return
+        with torch.no_grad():
+            flat = torch.cat([buffer.reshape(-1).float() for buffer in changed])
+            self.link.sum(flat).wait()
+            flat.div_(self.link.world)
+            for buffer, mean in zip(changed, flat.split([buffer.numel() for buffer in changed]), strict=True):
+                buffer.copy_(mean.view(buffer.shape))
+
+
+class Pace:
+    """How many steps were taken."""
+
+    def __init__(self) -> None:
+        self.step = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"step": self.step}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.step = state["step"]
+
+
+def paced(run: Run, world: int, warmup: int) -> Run:
+    """The run with its rate multiplied by the number of workers, reached step by step."""
+    pace = Pace()
+
+    def update(now: Run) -> None:
+        pace.step += 1
+        factor = 1 + (world - 1) * min(pace.step / warmup, 1.0) if warmup else float(world)
+        rates = [group["lr"] for group in now.optimizer.param_groups]
+        for group, rate in zip(now.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate * factor
+        try:
+            run.update(now)
+        finally:
+            for group, rate in zip(now.optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate
+
+    return replace(run, update=update, state={**run.state, "pace": pace})
