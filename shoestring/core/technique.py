@@ -2,7 +2,7 @@
 
 Only `cost`, `apply`, `exact` and `why` are required. A technique may also have
 
-    stage          where in the order of techniques it stands (default: last)
+    order          where among the techniques of a plan it stands (default: last)
     choices        classmethod: the settings worth trying for a ledger (default: the one without arguments)
     refusal        why it can't work for this ledger, as text (default: it can)
     exactness      how close it stays for this ledger (default: from `exact`)
@@ -42,8 +42,8 @@ class Technique(Protocol):
     def apply(self, run: Run) -> Run: ...
 
 
-def stage(technique: Technique | type[Technique]) -> int:
-    return getattr(technique, "stage", 100)
+def order(technique: Technique | type[Technique]) -> int:
+    return getattr(technique, "order", 100)
 
 
 def refusal(technique: Technique, ledger: Ledger) -> str:
@@ -76,7 +76,7 @@ def making(techniques: Iterable[Technique]) -> Iterator[None]:
 
 
 def in_order(techniques: Iterable[Technique]) -> tuple[Technique, ...]:
-    return tuple(sorted(techniques, key=stage))
+    return tuple(sorted(techniques, key=order))
 
 
 def total_cost(techniques: Iterable[Technique], ledger: Ledger) -> Ledger:

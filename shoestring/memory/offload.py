@@ -34,7 +34,7 @@ class OffloadOptimizer:
     to: str = "disk"
     moments: str = ""     # "8bit": in 8 bits, which is not exact
 
-    stage: ClassVar[int] = 47
+    order: ClassVar[int] = 47
     exact: ClassVar[bool] = True
     why: ClassVar[str] = "the optimizer's moments wait on disk, not in memory"
 

@@ -37,7 +37,7 @@ class Spill:
     blocks: int = 0   # the first so many blocks, whose tensors wait longest; 0: all
     to: str = ""      # a directory on the disk to use; "": the system's temporary one
 
-    stage: ClassVar[int] = 30
+    order: ClassVar[int] = 30
     exact: ClassVar[bool] = True
     why: ClassVar[str] = "activations wait on disk, not in memory"
 

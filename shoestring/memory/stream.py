@@ -35,7 +35,7 @@ class Stream:
     to: str = "disk"
     moments: str = ""     # "8bit": in 8 bits, which is not exact
 
-    stage: ClassVar[int] = 48
+    order: ClassVar[int] = 48
     exact: ClassVar[bool] = True
     why: ClassVar[str] = "weights, gradients and moments live on disk and pass through memory block by block"
 

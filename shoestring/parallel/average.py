@@ -24,7 +24,7 @@ from shoestring.core.ledger import Ledger
 from shoestring.core.link import Link
 from shoestring.core.run import Run
 from shoestring.core.technique import Exactness
-from shoestring.parallel.reducer import BUCKET, Reducer, Send
+from shoestring.parallel.reducer import BUCKET, Bucket, Reducer, Send, bucketed
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Average:
     linear: bool = False   # multiply the optimizer's rate by the number of workers
     warmup: int = 0        # steps from the job's own rate to that
 
-    stage: ClassVar[int] = 60
+    order: ClassVar[int] = 60
     exact: ClassVar[bool] = True
     unites: ClassVar[bool] = True
     why: ClassVar[str] = "every worker trains on a part of each batch; gradients are added up"
@@ -53,7 +53,7 @@ class Average:
         return told(with_buckets(ledger), 2 * (ledger.world - 1) / ledger.world * held, held / BUCKET + 3)
 
     def apply(self, run: Run) -> Run:
-        averaged = united(run, lambda number, flat: run.link.sum(flat))
+        averaged = united(run, lambda bucket: run.link.sum(bucket.filled))
         return paced(averaged, run.link.world, self.warmup) if self.linear else averaged
 
 
@@ -85,7 +85,7 @@ def trained(run: Run) -> list[nn.Parameter]:
 
 def united(run: Run, send: Send) -> Run:
     """The run in which gradients are the sum over all workers. `send` is how a bucket gets to be that."""
-    reducer = Reducer(trained(run), run.link, send)
+    reducer = Reducer([Bucket(members) for members in bucketed(trained(run))], run.link, send)
     statistics = Statistics(run.model, run.link)
 
     def backward(now: Run, value: Tensor) -> None:
@@ -99,7 +99,9 @@ def united(run: Run, send: Send) -> Run:
         share = share_of(now, batch)
         statistics.begin()
         loss = run.gradients(replace(now, loss=lambda output, part: share() * now.loss(output, part)), batch)
-        total = reducer.finish(loss)
+        total, unused = reducer.tally(loss)
+        for parameter in unused:
+            parameter.grad = None
         statistics.average()
         return total
 

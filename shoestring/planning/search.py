@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from shoestring.core.ledger import Ledger
-from shoestring.core.technique import Exactness, Technique, choices, exactness, refusal, stage
+from shoestring.core.technique import Exactness, Technique, choices, exactness, order, refusal
 from shoestring.planning.conflicts import clash
 
 
@@ -26,7 +26,7 @@ def candidate(techniques: tuple[Technique, ...], ledger: Ledger, level: Exactnes
 
 def candidates(ledger: Ledger, catalogue: tuple[type[Technique], ...], most: Exactness) -> Iterator[Candidate]:
     """All allowed combinations up to an inexactness, each ledger computed from the one it extends."""
-    rows = sorted(catalogue, key=stage)
+    rows = sorted(catalogue, key=order)
 
     def below(start: int, chosen: tuple[Technique, ...], now: Ledger, level: Exactness) -> Iterator[Candidate]:
         yield candidate(chosen, now, level)

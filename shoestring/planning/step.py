@@ -20,6 +20,7 @@ from shoestring.core.technique import Technique
 from shoestring.measure.timeline import blocks_of, filled, last_step, peak
 from shoestring.measure.tracker import Log
 from shoestring.memory.fused import HAS_KERNEL
+from shoestring.memory.parked import ELEMENTWISE
 from shoestring.planning.rehearse import rehearse
 
 CAUTION = 1.1   # what a plan keeps back against what the anchor did: the ledger should not promise too little
@@ -182,6 +183,8 @@ def traits_of(job: Job, log: Log, own_process: bool) -> set[str]:
         optimizer = job.optimizer([nn.Parameter(torch.empty(1))])
     if isinstance(optimizer, HAS_KERNEL):
         traits.add("fused already" if optimizer.param_groups[0].get("fused") else "has a fused kernel")
+    if not isinstance(optimizer, ELEMENTWISE):
+        traits.add("optimizer looks at whole weights")
     if isinstance(optimizer, torch.optim.LBFGS):
         traits.add("optimizer needs a closure")
     return traits
