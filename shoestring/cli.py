@@ -527,6 +527,7 @@ def doctor(options: argparse.Namespace) -> int:
             ["memory", bytes_text(found["memory"])], ["torch", found["torch"]],
             ["matrix products", f"{found['flops'] / 1e9:.0f} GFLOP/s in float32"],
             ["disk", f"{bytes_text(found['disk'])}/s, written and read back"],
+            ["disk, direct", f"{bytes_text(found['direct'])}/s past the page cache" if found["direct"] else "no direct I/O here"],
             ["fresh memory", f"{found['fault'] * 2**30:.2f} s per GiB in small pages, {found['huge_fault'] * 2**30:.2f} in huge ones"]]
     rows += [[f"dtype {name}", what or "works"] for name, what in found["dtypes"].items()]
     if found["environment"]:

@@ -2,12 +2,15 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from shoestring.core.units import bytes_text
 
 NET = """
 import torch
@@ -54,9 +57,9 @@ def net(tmp_path: Path) -> Path:
     return path
 
 
-def shoestring(*words: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+def shoestring(*words: object, cwd: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "shoestring", *map(str, words)], capture_output=True, text=True, timeout=300,
-                          cwd=cwd)
+                          cwd=cwd, env=os.environ | variables)
 
 
 def answer(*words: object, cwd: Path) -> dict[str, Any]:
@@ -123,6 +126,16 @@ def test_help_and_argument_errors_import_nothing_heavy(net: Path) -> None:
         code = (f"import sys\nbefore = set(sys.modules)\nimport shoestring.cli as c\ntry: c.run({words!r})\nexcept SystemExit: pass\n"
                 f"assert not {{'torch', 'pathlib', 'typing', 'inspect', 'shutil'}} & (set(sys.modules) - before)")
         assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0, words
+
+
+def test_doctor_shows_both_speeds_of_the_disk_and_keeps_them(tmp_path: Path) -> None:
+    done = shoestring("doctor", cwd=tmp_path, HOME=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    rows = {line.partition("  ")[0]: line.partition("  ")[2].strip() for line in done.stdout.splitlines()}
+    (kept,) = (json.loads(path.read_text()) for path in (tmp_path / ".cache" / "shoestring").iterdir())
+    assert rows["disk"] == f"{bytes_text(kept['disk'])}/s, written and read back"
+    assert rows["disk, direct"] == (f"{bytes_text(kept['direct'])}/s past the page cache" if kept["direct"] else "no direct I/O here")
+    assert [path.name for path in tmp_path.iterdir()] == [".cache"]
 
 
 def test_traceback_shows_where_a_job_raised(net: Path) -> None:

@@ -70,6 +70,7 @@ class Ledger:
     calls: float = 0.0                 # seconds of calling the optimizer for every weight alone, beside its work
     waiting: float = 0.0               # seconds in which the step waits for the disk or a link
     traffic: float = 0.0               # bytes sent or written per step
+    disk_seconds: float = 0.0          # that the disk takes for it at its measured speed, hidden or not
     base: float = 0.0                  # bytes of the process before any tensor
     slack: float = 0.0                 # bytes that the allocator rounds up per byte of tensors
     retention: float = 0.0             # bytes that the allocator keeps back per byte of tensors born

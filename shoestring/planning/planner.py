@@ -226,7 +226,7 @@ class Planner:
             one.techniques, highest.bytes, int(predicted), one.seconds, one.exactness <= Exactness.ROUNDING,
             sum(log.flops.values()) / max(steps, 1), float(log.moved[-1]) if log.moved else one.ledger.traffic,
             f"{highest.moment.phase} of {highest.moment.block or 'all weights'}",
-            highest.parts, f"{one.ledger.sure}; process {how}", by_block(log),
+            highest.parts, f"{one.ledger.sure}; process {how}", disk_speed(one.ledger), by_block(log),
         )
 
     def process(self, one: Candidate, log: Log) -> tuple[float, str]:
@@ -387,7 +387,12 @@ def kind_of(techniques: tuple[Technique, ...]) -> frozenset[str]:
 def sketched(one: Candidate) -> Plan:
     """A candidate with the ledger's figures."""
     return Plan(one.techniques, int(one.peak), int(one.process), one.seconds, one.exactness <= Exactness.ROUNDING,
-                one.ledger.flops, one.ledger.traffic, sure="by the ledger alone, not rehearsed")
+                one.ledger.flops, one.ledger.traffic, sure="by the ledger alone, not rehearsed", disk_speed=disk_speed(one.ledger))
+
+
+def disk_speed(ledger: Ledger) -> float:
+    """Bytes per second at which a step's traffic passes, by what was measured of the disk; 0 if there is none."""
+    return ledger.traffic / ledger.disk_seconds if ledger.disk_seconds else 0.0
 
 
 def by_block(log: Log) -> tuple[tuple[str, int], ...]:
