@@ -113,6 +113,8 @@ def test_a_budget_that_nothing_meets_is_refused_with_the_least_that_works(net: P
     (["train", "NET", "--fault", "nan", "--use", "Fused()"], "the loss became nan in step 1"),
     (["train", "NET", "--fault", "device", "--use", "Fused()"], "device"),
     (["dance"], "invalid choice"),
+    (["watch", "missing"], "there is no missing"),
+    (["export", "missing", "--to", "csv"], "missing is not a run of shoestring"),
 ])
 def test_a_mistake_gets_one_clear_message_exit_code_2_and_no_traceback(words: list[str], said: str, net: Path, tmp_path: Path) -> None:
     done = shoestring(*(net if word == "NET" else word for word in words), cwd=tmp_path)
@@ -121,11 +123,31 @@ def test_a_mistake_gets_one_clear_message_exit_code_2_and_no_traceback(words: li
     assert len([line for line in done.stderr.splitlines() if line.startswith("shoestring:")]) == 1
 
 
+QUICK = [["--help"], ["plan", "--help"], ["plan", "NET", "--widht", "3"], ["plan", "NET", "--memory", "6 bananas"],
+         ["plan", "NET", "--use", "Checkpont(every=2)"], ["plan", "NET", "--use", "Checkpoint(evry=2)"],
+         ["train", "NET", "--use", "Checkpoint(every=2"], ["watch", "missing"], ["export", "missing", "--to", "csv"]]
+
+
 def test_help_and_argument_errors_import_nothing_heavy(net: Path) -> None:
-    for words in (["--help"], ["plan", "--help"], ["plan", str(net), "--widht", "3"], ["plan", str(net), "--memory", "6 bananas"]):
+    for words in QUICK:
+        words = [str(net) if word == "NET" else word for word in words]
         code = (f"import sys\nbefore = set(sys.modules)\nimport shoestring.cli as c\ntry: c.run({words!r})\nexcept SystemExit: pass\n"
-                f"assert not {{'torch', 'pathlib', 'typing', 'inspect', 'shutil'}} & (set(sys.modules) - before)")
+                f"assert not {{'torch', 'pathlib', 'typing', 'inspect', 'shutil', 'json'}} & (set(sys.modules) - before)")
         assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0, words
+
+
+def test_help_and_argument_errors_take_at_most_five_times_bare_python(net: Path) -> None:
+    def spent(*words: str) -> float:
+        """Seconds of a core."""
+        child = subprocess.Popen([sys.executable, *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        _, status, usage = os.wait4(child.pid, 0)
+        child.returncode = os.waitstatus_to_exitcode(status)
+        return usage.ru_utime + usage.ru_stime
+
+    for words in QUICK:
+        command = ["-m", "shoestring", *(str(net) if word == "NET" else word for word in words)]
+        bare, ours = zip(*((spent("-c", "pass"), spent(*command)) for _ in range(9)), strict=True)   # in turns: others share the machine
+        assert min(ours) <= 5 * min(bare), words
 
 
 def test_doctor_shows_both_speeds_of_the_disk_and_keeps_them(tmp_path: Path) -> None:
