@@ -16,8 +16,8 @@ class Hardware:
     torch: str = ""                 # build
     flops: float = 5e10             # operations per second of a float32 matrix product, all cores
     disk: float = 5e8               # bytes per second, write then read back
-    direct: float = 0.0             # the same without the page cache; 0: not measured
-    moving: float = 0.0             # seconds of a core per byte of that, with its checksum
+    direct: float = 0.0             # the same without the page cache; 0: there is no direct I/O
+    moving: float = 0.0             # seconds of a core per byte of that, with its checksum; 0: not measured yet
     fault: float = 6e-11            # seconds per byte of fresh memory in ordinary pages
     huge_fault: float = 2e-11       # the same in huge pages
     dtypes: Mapping[str, str] = field(default_factory=dict)       # name -> "" if it works, else what happened

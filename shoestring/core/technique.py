@@ -11,7 +11,6 @@ Only `cost`, `apply`, `exact` and `why` are required. A technique may also have
 """
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, fields, is_dataclass
@@ -22,6 +21,7 @@ from typing import Any, Protocol
 from shoestring.core.errors import Mistake
 from shoestring.core.ledger import Ledger
 from shoestring.core.run import Run
+from shoestring.core.written import call_of, check_knobs, check_name
 
 
 class Exactness(IntEnum):
@@ -102,13 +102,9 @@ def text(technique: Technique) -> str:
 
 def built(name: str, knobs: Mapping[str, Any], catalogue: Iterable[type[Technique]]) -> Technique:
     kinds = {kind.__name__: kind for kind in catalogue}
-    if name not in kinds:
-        raise Mistake(f"no technique is called {name!r}; there are {', '.join(sorted(kinds))}")
+    check_name(name, kinds)
     kind: Any = kinds[name]
-    known = [field.name for field in fields(kind)] if is_dataclass(kind) else []
-    for knob in knobs:
-        if knob not in known:
-            raise Mistake(f"{name} has no knob {knob!r}; it has {', '.join(known) or 'none'}")
+    check_knobs(name, knobs, [field.name for field in fields(kind)] if is_dataclass(kind) else [])
     try:
         made: Technique = kind(**knobs)
         return made
@@ -118,15 +114,5 @@ def built(name: str, knobs: Mapping[str, Any], catalogue: Iterable[type[Techniqu
 
 def parsed(written: str, catalogue: Iterable[type[Technique]]) -> Technique:
     """The technique that a user wrote, such as Checkpoint(every=2)."""
-    try:
-        call = ast.parse(written.strip(), mode="eval").body
-        if isinstance(call, ast.Name):
-            return built(call.id, {}, catalogue)
-        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
-            raise ValueError
-        knobs = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
-    except Mistake:
-        raise
-    except (SyntaxError, ValueError):
-        raise Mistake(f"{written!r} is not a technique: write a name and its knobs, such as Checkpoint(every=2)") from None
-    return built(call.func.id, knobs, catalogue)
+    name, knobs = call_of(written)
+    return built(name, knobs, catalogue)

@@ -23,6 +23,7 @@ class Plan:
     where: str = ""                # the moment of the peak
     parts: tuple[tuple[str, int], ...] = ()   # what the peak is made of
     sure: str = ""                 # how these figures were found
+    disk_speed: float = 0.0        # bytes per second, measured, at which the traffic passes; 0: there is none
     blocks: tuple[tuple[str, int], ...] = field(default=(), compare=False)   # highest bytes while each block runs
 
     def __str__(self) -> str:
@@ -32,7 +33,8 @@ class Plan:
         return {
             "techniques": [described(technique) for technique in self.techniques], "peak_bytes": self.peak_bytes,
             "process_bytes": self.process_bytes, "step_seconds": self.step_seconds, "exact": self.exact, "flops": self.flops,
-            "traffic_bytes": self.traffic, "where": self.where, "parts": dict(self.parts), "sure": self.sure,
+            "traffic_bytes": self.traffic, "disk_bytes_per_second": self.disk_speed, "where": self.where, "parts": dict(self.parts),
+            "sure": self.sure,
         }
 
     def save(self, path: Path) -> None:
@@ -51,7 +53,7 @@ def load_plan(path: Path) -> Plan:
         return Plan(
             techniques_in(chosen["techniques"]), chosen["peak_bytes"], chosen["process_bytes"], chosen["step_seconds"],
             chosen["exact"], chosen.get("flops", 0.0), chosen.get("traffic_bytes", 0.0), chosen.get("where", ""),
-            tuple(chosen.get("parts", {}).items()), chosen.get("sure", ""),
+            tuple(chosen.get("parts", {}).items()), chosen.get("sure", ""), chosen.get("disk_bytes_per_second", 0.0),
         )
     except Mistake:
         raise

@@ -226,7 +226,7 @@ class Planner:
             one.techniques, highest.bytes, int(predicted), one.seconds, one.exactness <= Exactness.ROUNDING,
             sum(log.flops.values()) / max(steps, 1), float(log.moved[-1]) if log.moved else one.ledger.traffic,
             f"{highest.moment.phase} of {highest.moment.block or 'all weights'}",
-            highest.parts, f"{one.ledger.sure}; process {how}", by_block(log),
+            highest.parts, f"{one.ledger.sure}; process {how}", disk_speed(one.ledger), by_block(log),
         )
 
     def process(self, one: Candidate, log: Log) -> tuple[float, str]:
@@ -299,10 +299,10 @@ class Planner:
         worse: dict[object, float] = {}   # kind of plan -> how much more it needed than the ledger said
         sure = next((one.seconds for one in ranked if not self.unpredictable(one)), float("inf"))
         for one in ranked:
+            needs_trial = self.unpredictable(one)
             # What the default allocator keeps back is a guess, and a trial of one plan tells of all of them.
-            kind: object = "unpredictable" if self.unpredictable(one) else kind_of(one.techniques)
-            trials = 0 if self.found_anchors and self.found_anchors[""].sampled else MORE_TRIALS if one.seconds * WORTH < sure else TRIALS
-            if one.process * worse.get(kind, 1.0) > budget or (self.unpredictable(one) and self.trials >= trials):
+            kind: object = "unpredictable" if needs_trial else kind_of(one.techniques)
+            if one.process * worse.get(kind, 1.0) > budget or (needs_trial and self.trials >= self.trials_worth(one, sure)):
                 continue
             try:
                 plan = self.rehearsed(one) if one.techniques else plain
@@ -318,6 +318,12 @@ class Planner:
             if len(passed) > FINALISTS:
                 break
         return None, passed
+
+    def trials_worth(self, one: Candidate, sure: float) -> int:
+        """Real trials to spend before a candidate is passed over; `sure`: seconds of the best plan that needs none."""
+        if self.found_anchors[""].sampled:   # a whole step can't be run here, so nothing can be tried
+            return 0
+        return MORE_TRIALS if one.seconds * WORTH < sure else TRIALS
 
     def unpredictable(self, one: Candidate) -> bool:
         return "" in self.found_anchors and not any(getattr(technique, "predictable", False) for technique in one.techniques)
@@ -387,7 +393,12 @@ def kind_of(techniques: tuple[Technique, ...]) -> frozenset[str]:
 def sketched(one: Candidate) -> Plan:
     """A candidate with the ledger's figures."""
     return Plan(one.techniques, int(one.peak), int(one.process), one.seconds, one.exactness <= Exactness.ROUNDING,
-                one.ledger.flops, one.ledger.traffic, sure="by the ledger alone, not rehearsed")
+                one.ledger.flops, one.ledger.traffic, sure="by the ledger alone, not rehearsed", disk_speed=disk_speed(one.ledger))
+
+
+def disk_speed(ledger: Ledger) -> float:
+    """Bytes per second at which a step's traffic passes, by what was measured of the disk; 0 if there is none."""
+    return ledger.traffic / ledger.disk_seconds if ledger.disk_seconds else 0.0
 
 
 def by_block(log: Log) -> tuple[tuple[str, int], ...]:
