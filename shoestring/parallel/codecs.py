@@ -20,10 +20,12 @@ from torch import Tensor
 
 from shoestring.core.errors import Mistake
 
-TINY = torch.finfo(torch.float32).tiny   # below it numbers lose digits, and bounds in shares of a number end
-
 
 class Codec(Protocol):
+    """Bounds are those of numbers above 1e-38: below, float32 itself loses digits. A message is made by `numbers.new_empty`,
+    so that it is fake where the numbers are.
+    """
+
     @property
     def error(self) -> float: ...                                                  # a bound; each codec says of what
     def size(self, count: int) -> int: ...                                         # bytes of the message of so many numbers
@@ -69,7 +71,7 @@ class Int8:
 
     @property
     def error(self) -> float:
-        """Of the largest of the number's block (of 1e-38 where that is more)."""
+        """Of the largest of the number's block."""
         return 1 / 254
 
     def size(self, count: int) -> int:
@@ -81,8 +83,8 @@ class Int8:
 
     def encode(self, numbers: Tensor, into: Tensor) -> None:
         for scales, codes, rows in self.parts(into, numbers):
-            scales.copy_(torch.linalg.vector_norm(rows, inf, dim=1, keepdim=True).clamp_min_(TINY))
-            codes.copy_((rows / scales).mul_(127).round_())
+            scales.copy_(torch.linalg.vector_norm(rows, inf, dim=1, keepdim=True))
+            codes.copy_((rows / scales).mul_(127).round_())   # NaN may become any code: the scale is then zero or not finite, and decides
         into[4 * ceil(numbers.numel() / self.block) + numbers.numel():].zero_()
 
     def decode(self, message: Tensor, count: int) -> Tensor:

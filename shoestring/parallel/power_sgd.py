@@ -35,7 +35,7 @@ class Matrix(NamedTuple):
 class PowerSGD:
     """The codec of a bucket that holds the gradients of these shapes, one after another."""
 
-    error = 1.0   # of each matrix, in the Euclidean norm: a projection leaves out at most the whole, and nothing of rank r or less
+    error = 1.0   # of each matrix, in the Euclidean norm: it leaves out at most the whole; of rank r or less, nothing but rounding
 
     def __init__(self, shapes: Sequence[Sequence[int]], rank: int = 4, seed: int = 0) -> None:
         if rank < 1:

@@ -12,11 +12,13 @@ from torch import Tensor
 
 from shoestring.core.errors import Mistake
 from shoestring.core.private import FakeTensor, FakeTensorMode
-from shoestring.parallel.codecs import CODECS, PAGE, TINY, Cast, Codec, Int8, TopK
+from shoestring.measure.fake import Stage
+from shoestring.parallel.codecs import CODECS, PAGE, Cast, Codec, Int8, TopK
 from shoestring.parallel.feedback import ErrorFeedback
 
 KINDS: dict[str, Codec] = {**CODECS, "topk of a third": TopK(1 / 3), "topk of all": TopK(1.0), "int8 in sevens": Int8(7)}
 LENGTHS = st.one_of(st.integers(1, 60), st.sampled_from([1023, 1024, 1025, 3000, PAGE - 1, PAGE, PAGE + 1, 2 * PAGE + 77]))
+TINY = torch.finfo(torch.float32).tiny
 every = pytest.mark.parametrize("kind", KINDS)
 
 
@@ -164,13 +166,16 @@ def test_buckets_are_kept_apart_and_come_back_only_for_as_many_workers() -> None
 
 @every
 def test_codecs_can_be_rehearsed_on_fake_tensors(kind: str) -> None:
-    codec = KINDS[kind]
-    with FakeTensorMode():
-        numbers, into = torch.empty(70_001), torch.empty(codec.size(70_001), dtype=torch.uint8)
-        ErrorFeedback().encode("b", numbers, codec, into)
-        back = codec.decode(into, 70_001)
-        codec.add(into, numbers)
-    assert isinstance(back, FakeTensor) and back.shape == (70_001,) and back.dtype is torch.float32
+    codec, stage, feedback = KINDS[kind], Stage(), ErrorFeedback()
+    fake = FakeTensorMode()
+    for mode, numbers in ((fake, fake.from_tensor(torch.ones(70_001))), (stage, stage.fake.from_tensor(torch.ones(70_001)))):
+        with mode:      # torch's, and the planner's
+            feedback.kept.clear()
+            into = numbers.new_empty(codec.size(70_001), dtype=torch.uint8)
+            feedback.encode("b", numbers, codec, into)
+            back = codec.decode(into, 70_001)
+            codec.add(into, numbers)
+        assert isinstance(back, FakeTensor) and back.shape == (70_001,) and back.dtype is torch.float32
 
 
 def distance_after(sent: Callable[[int, Tensor], Tensor], steps: int = 1500) -> float:

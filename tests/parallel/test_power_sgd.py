@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from shoestring.core.errors import Mistake
-from shoestring.core.private import FakeTensor, FakeTensorMode
+from shoestring.core.private import FakeTensor
+from shoestring.measure.fake import Stage
 from shoestring.parallel.feedback import ErrorFeedback
 from shoestring.parallel.power_sgd import PowerSGD
 
@@ -48,11 +49,13 @@ def of_rank(rank: int, rows: int, columns: int, seed: int) -> Tensor:
 @given(rank=st.integers(1, 4), rows=st.integers(12, 40), columns=st.integers(12, 40), seed=st.integers(0, 1000),
        scale=st.sampled_from([1e-20, 1.0, 1e30]))
 def test_a_matrix_of_that_rank_arrives_whole(rank: int, rows: int, columns: int, seed: int, scale: float) -> None:
-    power = PowerSGD([(rows, columns)], rank)
-    for step in range(2):      # from the seeded Q, then from a warm one
-        matrix = of_rank(rank, rows, columns, seed + step)
+    """From the seeded Q up to rounding and how near M Q is to less rank (a Q by chance nearly at right angles to M); warm, to 1e-5."""
+    power, matrix = PowerSGD([(rows, columns)], rank), of_rank(rank, rows, columns, seed)
+    seeded = power.right[0]
+    stretch = float(matrix.norm() * seeded.norm() / torch.linalg.svdvals((matrix @ seeded).double())[-1])
+    for allowed in (32 * 2**-24 * stretch, 1e-5):
         mean, = mean_of([power], [matrix.flatten() * scale])
-        assert float((mean / scale - matrix.flatten()).abs().max()) < 1e-4 * float(matrix.abs().max())
+        assert float((mean / scale - matrix.flatten()).abs().max()) < allowed * float(matrix.abs().max())
 
 
 def test_more_rank_leaves_out_less_and_steps_find_the_best() -> None:
@@ -120,12 +123,14 @@ def test_state_comes_back() -> None:
 
 
 def test_it_can_be_rehearsed_on_fake_tensors() -> None:
-    real = PowerSGD(SHAPES, 2)
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        for power in (real, PowerSGD(SHAPES, 2)):
-            for _ in range(2):
-                mean, = mean_of([power], [torch.empty(COUNT)], owed=True)
-                assert isinstance(mean, FakeTensor) and mean.shape == (COUNT,)
+    stage = Stage()
+    for mode, fake in ((stage, stage.fake), (stage.fake, stage.fake)):   # the planner's, and torch's
+        numbers, before = fake.from_tensor(torch.ones(COUNT)), PowerSGD(SHAPES, 2)
+        with mode:
+            for power in (before, PowerSGD(SHAPES, 2)):
+                for _ in range(2):
+                    mean, = mean_of([power], [numbers], owed=True)
+                    assert isinstance(mean, FakeTensor) and mean.shape == (COUNT,)
 
 
 def test_descent_with_feedback_reaches_the_optimum() -> None:
