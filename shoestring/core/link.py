@@ -32,6 +32,10 @@ class Lost(ConnectionError):
     """A worker of the group can't be reached any more."""
 
 
+class Over(Exception):
+    """The group has done what it was to do; raised in a worker that is not the one to count steps."""
+
+
 class Link:
     """A worker's place in its group. Imagined: it is one of `world`, and the others say nothing."""
 
@@ -42,6 +46,7 @@ class Link:
         self.sent = 0         # bytes so far
         self.calls = 0        # messages so far
         self.idle = False     # the batch of this step has fewer samples than there are workers, and none for this one
+        self.loose = False    # workers do not wait for each other: what all of them must do together is not done
 
     def sum(self, tensor: Tensor) -> Sending:
         """Add up a tensor over all workers, in place."""
