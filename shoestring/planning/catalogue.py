@@ -11,7 +11,9 @@ from shoestring.memory.precision import Precision
 from shoestring.memory.spill import Spill
 from shoestring.memory.step_in_backward import StepInBackward
 from shoestring.memory.stream import Stream
+from shoestring.parallel.asynchronous import Asynchronous
 from shoestring.parallel.average import Average
+from shoestring.parallel.drop_stragglers import DropStragglers
 from shoestring.parallel.shard import Shard
 
 CATALOGUE: tuple[type[Technique], ...] = (
@@ -25,5 +27,7 @@ CATALOGUE: tuple[type[Technique], ...] = (
     StepInBackward,
     Average,
     Shard,
+    Asynchronous,
+    DropStragglers,
     Allocator,
 )

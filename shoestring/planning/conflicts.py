@@ -7,6 +7,7 @@ from itertools import combinations
 
 from shoestring.core.technique import Technique
 
+UNITED = "both unite the workers: choose one"
 WHOLE = "a gradient is whole only when all workers have added theirs; {} moves a weight before"
 
 CONFLICTS: dict[frozenset[str], str] = {
@@ -24,6 +25,12 @@ CONFLICTS: dict[frozenset[str], str] = {
         "Stream updates a block when its gradient is there; Accumulate needs it to stay until the last piece",
     frozenset({"Average", "StepInBackward"}): WHOLE.format("StepInBackward"),
     frozenset({"Average", "Stream"}): WHOLE.format("Stream"),
+    **{frozenset({served, other}): reason for served in ("Asynchronous", "DropStragglers") for other, reason in (
+        ("StepInBackward", "gradients are pushed when backward is done, and move the weights then; StepInBackward moves them before"),
+        ("Stream", "every worker gets all weights, which Stream keeps on disk"),
+        ("OffloadOptimizer", "weights are stepped whenever a gradient arrives; OffloadOptimizer's file has one step after the other"),
+        ("Precision(fp16)", "fp16 must look at all gradients of a step for overflow; here every worker has its own, and its own scale"),
+    )},
     frozenset({"Stream", "Precision(fp16)"}):
         "fp16 must look at all gradients for overflow before any weight moves; Stream moves them block by block",
 }
@@ -36,7 +43,8 @@ def label(technique: Technique) -> str:
 
 def clash(one: Technique, other: Technique) -> str:
     """Why two techniques can't be combined; empty if they can."""
-    return known_clash(type(one).__name__, label(one), type(other).__name__, label(other))
+    known = known_clash(type(one).__name__, label(one), type(other).__name__, label(other))
+    return known or (UNITED if getattr(one, "unites", False) and getattr(other, "unites", False) else "")
 
 
 @cache

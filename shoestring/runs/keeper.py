@@ -85,7 +85,7 @@ class Keeper:
     def after(self, run: Run, feed: Feed, event: dict[str, Any]) -> bool:
         """A step is done; gives whether to go on."""
         self.step = event["step"]
-        stop, due = bool(self.stop), self.saver.due(self.step)
+        stop, due = bool(self.stop) and self.link.counts, self.saver.due(self.step)
         if self.link.world > 1 and not self.link.loose:
             stop, due = self.agreed(stop, due, event)
         self.saver.losses.append(event["loss"])
@@ -95,7 +95,8 @@ class Keeper:
             self.tell("warning", text=f"the process has {bytes_text(event['most'])} of its {bytes_text(self.budget)} after step "
                                       f"{self.step}, more than the {bytes_text(self.predicted)} that were predicted: "
                                       f"it may run out of memory")
-        if stop or self.step >= self.steps or due:
+        last = stop or self.step >= self.steps
+        if (due or last) and not (last and self.link.loose):   # a loose group saves at the end, when nobody computes any more
             self.save(run, feed)
         return not stop
 
@@ -148,8 +149,8 @@ class Meter:
     def step(self) -> dict[str, int]:
         """What the step that is done took; what workers then agree on belongs to it."""
         moved, sent, world = traffic(self.run), self.run.link.sent, self.run.link.world
-        self.last = ({"moved": moved - self.moved} if moved else {}) | (
-            {"sent": sent - self.sent + agreement_bytes(world)} if world > 1 else {})
+        agreed = 0 if self.run.link.loose else agreement_bytes(world)
+        self.last = ({"moved": moved - self.moved} if moved else {}) | ({"sent": sent - self.sent + agreed} if world > 1 else {})
         return self.last
 
 
