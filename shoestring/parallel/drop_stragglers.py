@@ -58,7 +58,7 @@ class DropStragglers:
         return client_run(run, Client(run)) if run.link.rank else self.server_run(run)
 
     def server_run(self, run: Run) -> Run:
-        server, pushes = Server(run, Rounds()), Pushes(corrected=False)
+        server, pushes = Server(run, Rounds()), Pushes(corrected=None)
         run.link.desk = server
 
         def gradients(now: Run, batch: Batch) -> Tensor:

@@ -12,8 +12,8 @@ from typing import Any
 class Pushes:
     """What was pushed so far. Part of the run's state, and so of its report."""
 
-    def __init__(self, corrected: bool) -> None:
-        self.corrected = corrected                  # the rate of a step was divided by its staleness
+    def __init__(self, corrected: bool | None) -> None:
+        self.corrected = corrected                  # the rate of a step was divided by its staleness; None: nothing stale was used
         self.staleness: Counter[int] = Counter()    # pushes that were applied, by staleness,
         self.applied: Counter[int] = Counter()      # and by worker
         self.dropped: Counter[int] = Counter()      # pushes that came too late, by worker
