@@ -4,7 +4,7 @@
     sum          2 (w - 1) / w  n        ring all-reduce (Patarasuk, Yuan: Bandwidth optimal all-reduce algorithms, 2009)
     scatter      (w - 1) / w  n          everybody sends every other worker its part of the sum
     gather       (w - 1) / w  n          everybody sends its part round
-    collect      (w - 1)  m              everybody gets everybody's message of m bytes
+    exchange     (w - 1) / w  n          everybody sends every other worker a part of its own
 
 This class imagines the group: nothing is sent, everything is counted. A rehearsal runs on it, so that the bytes of a step are
 predicted by the same program that sends them. `parallel/link.py` has the one that sends.
@@ -47,6 +47,7 @@ class Link:
         self.calls = 0        # messages so far
         self.idle = False     # the batch of this step has fewer samples than there are workers, and none for this one
         self.loose = False    # workers do not wait for each other: what all of them must do together is not done
+        self.meets = True     # after this step workers do such things; between two meetings each is on its own
 
     def sum(self, tensor: Tensor) -> Sending:
         """Add up a tensor over all workers, in place."""
@@ -63,6 +64,11 @@ class Link:
         self.count((self.world - 1) * part.nbytes)
         return self.begin_gather(part, whole)
 
+    def exchange(self, outgoing: Tensor, incoming: Tensor) -> Sending:
+        """Send each worker its part of what goes out; what comes in are the parts that they have for this one."""
+        self.count((self.world - 1) * (outgoing.nbytes // self.world))
+        return self.begin_exchange(outgoing, incoming)
+
     def objects(self, mine: Any) -> list[Any]:
         """What each worker gave, for all of them; for small things at the beginning and when saving."""
         return [mine] * self.world
@@ -78,6 +84,9 @@ class Link:
         return Received(torch.empty_like(whole) if self.world > 1 else whole, part)
 
     def begin_gather(self, part: Tensor, whole: Tensor) -> Sending:
+        return Done()
+
+    def begin_exchange(self, outgoing: Tensor, incoming: Tensor) -> Sending:
         return Done()
 
 

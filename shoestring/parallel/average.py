@@ -83,9 +83,10 @@ def trained(run: Run) -> list[nn.Parameter]:
     return [parameter for group in run.optimizer.param_groups for parameter in group["params"] if parameter.requires_grad]
 
 
-def united(run: Run, send: Send) -> Run:
-    """The run in which gradients are the sum over all workers. `send` is how a bucket gets to be that."""
-    reducer = Reducer([Bucket(members) for members in bucketed(trained(run))], run.link, send)
+def united(run: Run, send: Send, multiple: int = 1) -> Run:
+    """The run in which gradients are the sum over all workers. `send` is how a bucket, of a multiple of some size, gets to be that."""
+    buckets = [Bucket(members, multiple, str(number)) for number, members in enumerate(bucketed(trained(run)))]
+    reducer = Reducer(buckets, run.link, send)
     statistics = Statistics(run.model, run.link)
 
     def backward(now: Run, value: Tensor) -> None:

@@ -85,8 +85,9 @@ class Keeper:
     def after(self, run: Run, feed: Feed, event: dict[str, Any]) -> bool:
         """A step is done; gives whether to go on."""
         self.step = event["step"]
-        stop, due = bool(self.stop), self.saver.due(self.step)
-        if self.link.world > 1 and not self.link.loose:
+        meets = self.link.meets or self.step >= self.steps
+        stop, due = meets and bool(self.stop), meets and self.saver.due(self.step)
+        if meets and self.link.world > 1 and not self.link.loose:
             stop, due = self.agreed(stop, due, event)
         self.saver.losses.append(event["loss"])
         self.tell("step", **event)
