@@ -70,7 +70,9 @@ def split_exactness(ledger: Ledger) -> Exactness:
 
 def told(ledger: Ledger, sent: float, messages: float) -> Ledger:
     """The ledger of a step that sends so many bytes in so many messages."""
-    return replace(ledger, sent=ledger.sent + sent, waiting=ledger.waiting + sent * ledger.per_sent + messages * ledger.per_message)
+    seconds = sent * ledger.per_sent + messages * ledger.per_message
+    hidden = ledger.pieces * sum(block.backward for block in ledger.blocks) if ledger.hides else 0.0
+    return replace(ledger, sent=ledger.sent + sent, waiting=ledger.waiting + max(seconds - hidden, 0.0))
 
 
 def with_buckets(ledger: Ledger) -> Ledger:
