@@ -12,19 +12,26 @@ from contextlib import suppress
 from itertools import islice
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shoestring.core.errors import Mistake
+
+if TYPE_CHECKING:
+    from shoestring.core.link import Link
 
 SHOWN = 1 << 28   # bytes of weights on disk: of more, nothing is shown
 
 Send = Callable[[dict[str, Any]], None]
 
 
-def job_of(task: dict[str, Any]) -> Any:
+def job_of(task: dict[str, Any], link: Link | None = None) -> Any:
+    """The job of a task; in a group, or as one of a group that is imagined (`place`: rank and world)."""
+    from dataclasses import replace
+
+    from shoestring.core.link import Link
     from shoestring.jobfile import loaded_job
 
-    return loaded_job(Path(task["file"]), task["flags"])
+    return replace(loaded_job(Path(task["file"]), task["flags"]), link=link or Link(*task.get("place", (0, 1))))
 
 
 def fresh_model(job: Any) -> Any:
@@ -41,7 +48,7 @@ def fresh_model(job: Any) -> Any:
         raise
     except Exception as error:
         raise Mistake(f"the job's model could not be made: {type(error).__name__}: {error}") from error
-    chance.seed(job.seed)
+    chance.seed_worker(job.seed, job.link.rank)
     return model.to("cuda") if torch.cuda.is_available() else model
 
 
@@ -81,26 +88,26 @@ def trial(task: dict[str, Any], send: Send) -> dict[str, Any]:
     return train(task | {"trial": True}, send)
 
 
-def train(task: dict[str, Any], send: Send) -> dict[str, Any]:
-    """Train; with a run folder in the task, keep it there and go on from what is there."""
-    from shoestring.core.run import traffic
+def train(task: dict[str, Any], send: Send, link: Link | None = None) -> dict[str, Any]:
+    """Train, alone or as a worker of a group; with a run folder in the task, keep it there and go on from what is there."""
     from shoestring.loop import finite, steps
     from shoestring.measure.process import status
     from shoestring.measure.timeline import peak
     from shoestring.measure.tracker import Tracker, watched
     from shoestring.planning.plan import techniques_in
     from shoestring.planning.rehearse import tracked_steps
-    from shoestring.runs.keeper import Keeper
+    from shoestring.runs.keeper import Keeper, Meter
 
-    job, techniques = job_of(task), techniques_in(task["techniques"])
-    keeper = Keeper(task, send) if "folder" in task else None
+    job, techniques = job_of(task, link), techniques_in(task["techniques"])
+    link = job.link
+    keeper = Keeper(task, send, link) if "folder" in task else None
     tracker = Tracker()
     run = made(job, techniques, keeper, tracker)
     feed = job.batches()
     number = keeper.resume(run, feed) if keeper else 0
     losses: list[float] = []
     seconds: list[float] = []
-    moved: list[int] = [traffic(run)]   # bytes to and from the disk, after every step
+    meter = Meter(run)
     measured: dict[str, Any] = {}
     begun = time.perf_counter()
 
@@ -109,13 +116,12 @@ def train(task: dict[str, Any], send: Send) -> dict[str, Any]:
         nonlocal begun, number
         number += 1
         losses.append(finite(float(loss), number))
-        moved.append(traffic(run))
         now = time.perf_counter()
         seconds.append(now - begun)
         event = {"step": number, "loss": losses[-1], "seconds": seconds[-1], "process": status("VmRSS"), "most": status("VmHWM")}
-        if moved[-1]:
-            event["moved"] = moved[-1] - moved[-2]
+        event |= meter.step()
         more = keeper.after(run, feed, event) if keeper else True
+        meter.begin()
         if keeper is None:
             send({"event": "step"} | event)
         begun = time.perf_counter()
@@ -125,7 +131,7 @@ def train(task: dict[str, Any], send: Send) -> dict[str, Any]:
     going = until_stopped(tracked_steps(watched(run, tracker), islice(batches, 2), tracker), go_on)
     if losses:
         highest = peak(tracker.log)
-        measured = {"peak_bytes": highest.bytes, "flops": sum(tracker.log.flops.values()) / len(losses),
+        measured = {"peak_bytes": max(link.objects(highest.bytes)), "flops": sum(tracker.log.flops.values()) / len(losses),
                     "where": str(highest.moment), "parts": dict(highest.parts)}
         if keeper:
             keeper.tell("measured", **measured)
@@ -141,7 +147,8 @@ def train(task: dict[str, Any], send: Send) -> dict[str, Any]:
         "steps": number, "losses": losses, "state": {name: part.state_dict() for name, part in run.state.items()
                                                                 if not hasattr(part, "saved")},
         "measured": measured | {"process_bytes": status("VmHWM"), "step_seconds": calm[len(calm) // 2],
-                                "traffic_bytes": moved[-1] - moved[-2] if losses else 0},
+                                "traffic_bytes": meter.last.get("moved", 0), "sent_bytes": meter.last.get("sent", 0)},
+        "world": link.world,
     } | ({} if task.get("trial") else shown(task, job, run))
 
 
@@ -175,6 +182,8 @@ def shown(task: dict[str, Any], job: Any, run: Any) -> dict[str, Any]:
     from shoestring.state import weights_sha256
 
     found = {name: value for name, value in weights(run).items() if hasattr(value, "dtype")}
+    if run.link.rank and not kept(run):   # the first worker has the same weights and tells of them
+        return {}
     result = {"weights_sha256": weights_sha256(found)}
     absent = sum(prod(one.shape) * one.dtype.itemsize for one in kept(run).values())
     if job.show is not None and absent > SHOWN:
@@ -183,7 +192,7 @@ def shown(task: dict[str, Any], job: Any, run: Any) -> dict[str, Any]:
     elif job.show is not None:
         run.model.eval()
         with torch.no_grad(), run.usable():
-            result["shown"] = job.show(run.model)
+            result["shown"] = job.show(run.model) if run.link.rank == 0 else ""
     if task.get("weights"):
         write_tensors(Path(task["weights"]), found)
     return result

@@ -19,6 +19,11 @@ def seed(number: int) -> None:
     torch.manual_seed(number)
 
 
+def seed_worker(number: int, rank: int, step: int = 0) -> None:
+    """Begin anew as one worker of a group; the first begins as a process alone does."""
+    seed(number if rank == step == 0 else hash((number, rank, step)) % 2**32)
+
+
 def state() -> State:
     """Where all generators stand."""
     kind, keys, *rest = np.random.get_state()

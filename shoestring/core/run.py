@@ -24,6 +24,7 @@ class Stateful(Protocol):
         moved    bytes that it moved to and from the disk so far
         buffers  tensors that it holds for that
         remark   something that the user should know
+        whole_optimizer, put_optimizer    the optimizer's state as one process would have it, where workers hold parts of it
     """
 
     def state_dict(self) -> dict[str, Any]: ...
@@ -36,7 +37,7 @@ class Kept(Protocol):
     dtype: torch.dtype
     shape: torch.Size
 
-    def pieces(self) -> Iterator[Tensor]: ...   # its numbers in order, some at a time
+    def pieces(self) -> Iterator[Tensor]: ...   # its numbers in order, some at a time; asked of all workers that hold parts of it
 
 
 @dataclass(frozen=True)

@@ -47,10 +47,11 @@ class Log:
     draws: bool = False                                             # a random operation was seen
     mixes: bool = False                                             # a layer mixes samples (batch norm)
     moved: list[int] = field(default_factory=list)                  # of each step, bytes to and from the disk
+    sent: list[int] = field(default_factory=list)                   # of each step, bytes to other workers
 
     def as_json(self) -> dict[str, Any]:
         return {"events": self.events, "marks": self.marks, "roles": list(self.roles.items()), "outputs": self.outputs,
-                "workspaces": sorted(self.workspaces), "moved": self.moved,
+                "workspaces": sorted(self.workspaces), "moved": self.moved, "sent": self.sent,
                 "flops": [(list(moment), count) for moment, count in self.flops.items()], "draws": self.draws, "mixes": self.mixes}
 
     @classmethod
@@ -58,7 +59,8 @@ class Log:
         return cls([Event(*event) for event in data["events"]],
                    [(position, Moment(*moment)) for position, moment in data["marks"]], dict(data["roles"]), data["outputs"],
                    set(data["workspaces"]),
-                   Counter({Moment(*moment): count for moment, count in data["flops"]}), data["draws"], data["mixes"], data["moved"])
+                   Counter({Moment(*moment): count for moment, count in data["flops"]}), data["draws"], data["mixes"],
+                   data["moved"], data["sent"])
 
     def moments(self) -> Iterator[tuple[Moment, list[Event]]]:
         """The log in consecutive stretches of one moment each."""

@@ -49,10 +49,11 @@ def tracked(job: Job, techniques: Iterable[Technique], model: nn.Module, batches
     tracker = Tracker(stage)
     with tracker:
         run = watched(prepared(job, techniques, model), tracker)
-    before = traffic(run)
+    before, sent = traffic(run), run.link.sent
     for _ in tracked_steps(run, islice(batches if batches is not None else job.batches(), STEPS), tracker):
         tracker.log.moved.append(traffic(run) - before)
-        before = traffic(run)
+        tracker.log.sent.append(run.link.sent - sent)
+        before, sent = traffic(run), run.link.sent
     return tracker.log
 
 

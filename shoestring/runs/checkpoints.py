@@ -61,13 +61,13 @@ class Checkpoint:
         return {name: inside.later(name) for name in inside} | lying
 
 
-def draft(folder: Path, step: int, weights: Mapping[str, Tensor], state: Mapping[str, Any], aliases: Mapping[str, str]) -> Path:
+def draft(folder: Path, step: int, weights: Mapping[str, Tensor | Kept], state: Mapping[str, Any], aliases: Mapping[str, str]) -> Path:
     """Write a checkpoint's files under a name that nobody reads yet. A failure leaves nothing behind."""
     path = folder / f"step-{step:08}.tmp-{os.getpid()}"
     shutil.rmtree(path, ignore_errors=True)
     path.mkdir(parents=True)
     try:
-        tensors: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor | Kept] = {}
         document = packed(state, tensors, "state")
         write_tensors(path / "weights.safetensors", weights, {"format": "pt"} | {f"alias {name}": of for name, of in aliases.items()})
         write_tensors(path / "state.safetensors", tensors)

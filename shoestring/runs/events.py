@@ -2,8 +2,8 @@
 
 Every event has `event` (its kind) and `time` (seconds since 1970):
 
-    begun      pid, steps, step (the one it goes on from), how (where the data came from)
-    step       step, loss, seconds, process (bytes now), most (bytes at most so far)
+    begun      pid, steps, step (the one it goes on from), how (where the data came from), world (of a group)
+    step       step, loss, seconds, process (bytes now), most (bytes at most so far; of a group, of the largest process), moved, sent
     measured   peak_bytes, flops, where, parts    of the tensors, in the first two steps
     saved      step, checkpoint, seconds (that training stood still), bytes
     warning    text

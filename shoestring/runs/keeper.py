@@ -7,13 +7,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from shoestring.core.feed import Feed
-from shoestring.core.run import Run
+from shoestring.core.link import ALONE, Link
+from shoestring.core.run import Run, traffic
 from shoestring.core.units import bytes_text
 from shoestring.runs.checkpoints import Checkpoint, clear_drafts, move_aside, newest_good
 from shoestring.runs.events import Events
 from shoestring.runs.folder import Folder
-from shoestring.runs.saver import Cadence, Saver
+from shoestring.runs.saver import Cadence, Saver, Snapshot, take_part
 from shoestring.runs.whole import put_back, taken
 
 NEAR = 0.97   # of the budget: a process this large is told of
@@ -22,11 +25,12 @@ NEAR = 0.97   # of the budget: a process this large is told of
 class Keeper:
     """Keeps one run. `send` brings events to whoever launched it, as long as there is one."""
 
-    def __init__(self, task: Mapping[str, Any], send: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, task: Mapping[str, Any], send: Callable[[dict[str, Any]], None], link: Link = ALONE) -> None:
+        self.link = link
         self.folder = Folder(Path(task["folder"]))
         self.steps, self.budget, self.predicted = task["steps"], task.get("memory"), task.get("predicted") or 0
         self.send = send
-        self.events = Events(self.folder.path)
+        self.events = Events(self.folder.path) if link.rank == 0 else None   # the first worker of a group writes, for all
         self.saver = Saver(self.folder.checkpoints, Cadence(**task.get("cadence", {})), self.tell)
         self.checkpoint: Checkpoint | None = None   # that the run goes on from
         self.step = 0
@@ -36,6 +40,8 @@ class Keeper:
             signal.signal(number, self.asked_to_stop)
 
     def tell(self, kind: str, **fields: Any) -> None:
+        if self.events is None:
+            return
         event = self.events.add(kind, **fields)
         try:
             self.send(event)
@@ -48,9 +54,14 @@ class Keeper:
         self.stop = f"asked to by {signal.Signals(number).name}"
 
     def look(self) -> bool:
-        """Find the newest good checkpoint; gives whether there is one."""
-        clear_drafts(self.folder.checkpoints)
-        self.checkpoint, damaged = newest_good(self.folder.checkpoints)
+        """Find the newest good checkpoint; gives whether there is one. The first worker looks for all."""
+        damaged: list[tuple[Checkpoint, str]] = []
+        if self.link.rank == 0:
+            clear_drafts(self.folder.checkpoints)
+            self.checkpoint, damaged = newest_good(self.folder.checkpoints)
+        if self.link.world > 1:
+            found = self.link.objects(self.checkpoint and str(self.checkpoint.path))[0]
+            self.checkpoint = Checkpoint(Path(found)) if found else None
         for bad, reason in damaged:
             move_aside(bad)
             start = f"step {self.checkpoint.step}" if self.checkpoint else "the beginning"
@@ -67,12 +78,16 @@ class Keeper:
             state = put_back(self.checkpoint, run, feed)
             self.step = self.saver.saved_step = state["step"]
             self.saver.best = state["best"]
-        self.tell("begun", pid=os.getpid(), steps=self.steps, step=self.step, how=feed.how if self.step else "from the beginning")
+        group = {"world": self.link.world} if self.link.world > 1 else {}
+        self.tell("begun", pid=os.getpid(), steps=self.steps, step=self.step, how=feed.how if self.step else "from the beginning", **group)
         return self.step
 
     def after(self, run: Run, feed: Feed, event: dict[str, Any]) -> bool:
         """A step is done; gives whether to go on."""
         self.step = event["step"]
+        stop, due = bool(self.stop), self.saver.due(self.step)
+        if self.link.world > 1:
+            stop, due = self.agreed(stop, due, event)
         self.saver.losses.append(event["loss"])
         self.tell("step", **event)
         if self.budget and not self.warned and event["most"] > max(NEAR * self.budget, self.predicted):
@@ -80,21 +95,74 @@ class Keeper:
             self.tell("warning", text=f"the process has {bytes_text(event['most'])} of its {bytes_text(self.budget)} after step "
                                       f"{self.step}, more than the {bytes_text(self.predicted)} that were predicted: "
                                       f"it may run out of memory")
-        if self.stop or self.step >= self.steps or self.saver.due(self.step):
-            self.saver.save(lambda: taken(run, feed, self.step, self.saver.best))
-        return not self.stop
+        if stop or self.step >= self.steps or due:
+            self.save(run, feed)
+        return not stop
+
+    def agreed(self, stop: bool, due: bool, event: dict[str, Any]) -> tuple[bool, bool]:
+        """Whether to stop (if any worker was asked to) and to save (if the first wants to); the largest process is the one that counts."""
+        told = agreement(self.link.world)
+        told[0], told[1] = stop, due and self.link.rank == 0
+        told[2 + 2 * self.link.rank:][:2] = torch.tensor([event["process"], event["most"]])
+        self.link.sum(told).wait()
+        event["process"], event["most"] = int(told[2::2].max()), int(told[3::2].max())
+        if told[0] and not self.stop:
+            self.stop = "another worker of the group was asked to"
+        return bool(told[0]), bool(told[1])
+
+    def save(self, run: Run, feed: Feed) -> None:
+        def take() -> Snapshot:
+            return taken(run, feed, self.step, self.saver.best)
+
+        if self.link.rank == 0:
+            self.saver.save(take)
+        else:
+            take_part(take())
+            self.saver.saved_step = self.step
 
     def end(self, run: Run, feed: Feed) -> None:
         """The last step is done, or a signal came: finish the checkpoint and say how it ended."""
         self.saver.wait()
-        if self.saver.saved_step != self.step:   # the data ended early, or a save was not possible before
-            self.saver.save(lambda: taken(run, feed, self.step, self.saver.best))
+        if any(self.link.objects(self.saver.saved_step != self.step)):   # the data ended early, or a save was not possible before
+            self.save(run, feed)
         self.saver.close()
         if self.stop and self.step < self.steps:
             saved = "" if self.saver.saved_step == self.step else f"; the last checkpoint is of step {self.saver.saved_step}"
             self.tell("stopped", step=self.step, text=f"stopped after step {self.step} of {self.steps}, {self.stop}{saved}")
         else:
             self.tell("finished", step=self.step)
+
+
+class Meter:
+    """Bytes that a run moves to and from the disk and sends to other workers, step by step."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.last: dict[str, int] = {}
+        self.begin()
+
+    def begin(self) -> None:
+        """A step begins; what was moved and sent since the last one was for a checkpoint."""
+        self.moved, self.sent = traffic(self.run), self.run.link.sent
+
+    def step(self) -> dict[str, int]:
+        """What the step that is done took; what workers then agree on belongs to it."""
+        moved, sent, world = traffic(self.run), self.run.link.sent, self.run.link.world
+        self.last = ({"moved": moved - self.moved} if moved else {}) | (
+            {"sent": sent - self.sent + agreement_bytes(world)} if world > 1 else {})
+        return self.last
+
+
+def agreement(world: int) -> torch.Tensor:
+    """What workers tell each other after every step: to stop, to save, and of each how large its process is and was at most."""
+    return torch.zeros(2 + 2 * world, dtype=torch.float64)
+
+
+def agreement_bytes(world: int) -> int:
+    """Bytes that a worker sends for that."""
+    link = Link(0, world)
+    link.sum(agreement(world))
+    return link.sent
 
 
 def out_of_memory(error: BaseException) -> bool:

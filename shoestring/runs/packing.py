@@ -13,16 +13,20 @@ import torch
 from torch import Tensor
 
 from shoestring.core.errors import Mistake
+from shoestring.core.run import Kept
 from shoestring.runs.tensors import TensorFile
 
 
-def packed(value: Any, tensors: dict[str, Tensor], name: str) -> Any:
+def packed(value: Any, tensors: dict[str, Tensor | Kept], name: str) -> Any:
     """The value as JSON, its tensors put into `tensors` under names that begin with `name`."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, Tensor):
         tensors[name] = value.detach()
         return {"tensor": name} if value.is_contiguous() else {"tensor": name, "stride": list(value.stride())}
+    if hasattr(value, "pieces"):
+        tensors[name] = value
+        return {"tensor": name}
     if isinstance(value, np.ndarray) and value.dtype != object:
         tensors[name] = torch.from_numpy(np.ascontiguousarray(value))
         return {"array": name}

@@ -17,7 +17,9 @@ from typing import Any
 from torch import Tensor
 
 from shoestring.core.errors import Mistake
+from shoestring.core.run import Kept
 from shoestring.runs.checkpoints import draft, prune, publish
+from shoestring.runs.packing import packed
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 SHARE = 0.03   # of the time, at most, goes into saving, unless the user asked for every so many steps
@@ -37,9 +39,19 @@ class Snapshot:
     """What a checkpoint is made of."""
 
     step: int
-    weights: Mapping[str, Tensor]
+    weights: Mapping[str, Tensor | Kept]
     aliases: Mapping[str, str]     # weights that are others by another name
     state: Mapping[str, Any]
+
+
+def take_part(snapshot: Snapshot) -> None:
+    """Gather with the others, in the order of writing, what was not gathered yet; what is written is the first worker's business."""
+    tensors: dict[str, Tensor | Kept] = {}
+    packed(snapshot.state, tensors, "state")
+    for value in (*snapshot.weights.values(), *tensors.values()):
+        if not isinstance(value, Tensor) and not getattr(value, "gathered", True):
+            for _ in value.pieces():
+                pass
 
 
 class Saver:
@@ -66,10 +78,13 @@ class Saver:
         """Copy the state now, finish the checkpoint in the background."""
         self.wait()
         begun = time.monotonic()
+        snapshot = None
         try:
             snapshot = take()
             path = draft(self.folder, snapshot.step, snapshot.weights, snapshot.state, snapshot.aliases)
         except (OSError, Mistake) as error:
+            if snapshot is not None:
+                take_part(snapshot)
             self.failed(error)
             return
         finally:

@@ -8,7 +8,7 @@ from torch import Tensor
 from shoestring.core import chance
 from shoestring.core.errors import Mistake
 from shoestring.core.feed import Feed
-from shoestring.core.run import Run, kept
+from shoestring.core.run import Kept, Run, kept
 from shoestring.runs.checkpoints import Checkpoint
 from shoestring.runs.saver import Snapshot
 
@@ -17,7 +17,8 @@ KERNELS = ("fused", "foreach")   # the plan's to choose, not the checkpoint's
 
 def taken(run: Run, feed: Feed, step: int, best: tuple[float, int] | None) -> Snapshot:
     """The state after a step. The tensors are the run's own: write them before the next step."""
-    weights, aliases, other = {}, {}, {}
+    weights: dict[str, Tensor | Kept] = {}
+    aliases, other = {}, {}
     seen: dict[Any, str] = {}
     for name, value in in_memory(run).items():
         if not isinstance(value, Tensor):
@@ -29,8 +30,15 @@ def taken(run: Run, feed: Feed, step: int, best: tuple[float, int] | None) -> Sn
         else:
             seen[place] = name
             weights[name] = value
+    for name, one in parted(run).items():
+        if one.parameter in seen:
+            aliases[name] = seen[one.parameter]
+        else:
+            seen[one.parameter] = name
+            weights[name] = one
+    whole = next((part.whole_optimizer for part in run.state.values() if hasattr(part, "whole_optimizer")), run.optimizer.state_dict)
     state = {
-        "step": step, "model": other, "optimizer": run.optimizer.state_dict(), "feed": feed.state_dict(), "chance": chance.state(),
+        "step": step, "model": other, "optimizer": whole(), "feed": feed.state_dict(), "chances": run.link.objects(chance.state()),
         "parts": {name: part.state_dict() for name, part in run.state.items()}, "best": best,
         "on_disk": on_disk(run),
     }
@@ -56,16 +64,27 @@ def put_back(checkpoint: Checkpoint, run: Run, feed: Feed) -> dict[str, Any]:
             value.copy_(found)
     if state["model"]:
         run.model.load_state_dict(state["model"], strict=False)
+    for name, one in parted(run).items():
+        one.take(weights[weights.metadata.get(f"alias {name}", name)])
     kernels = [{name: group[name] for name in KERNELS if name in group} for group in run.optimizer.param_groups]
-    run.optimizer.load_state_dict(state["optimizer"])
+    put = next((part.put_optimizer for part in run.state.values() if hasattr(part, "put_optimizer")), run.optimizer.load_state_dict)
+    put(state["optimizer"])
     for group, own in zip(run.optimizer.param_groups, kernels, strict=True):
         group.update(own)
     for name, part in run.state.items():
         if name in state["parts"]:
             part.load_state_dict(state["parts"][name])
     feed.load_state_dict(state["feed"])
-    chance.restore(state["chance"])
+    if run.link.rank < len(state["chances"]):
+        chance.restore(state["chances"][run.link.rank])
+    else:
+        chance.seed_worker(feed.job.seed, run.link.rank, state["step"])
     return state
+
+
+def parted(run: Run) -> dict[str, Any]:
+    """The weights of which every worker holds a part, by name."""
+    return {name: one for part in run.state.values() if not hasattr(part, "saved") for name, one in getattr(part, "kept", {}).items()}
 
 
 def on_disk(run: Run) -> list[str]:
