@@ -66,13 +66,14 @@ class Crew:
         """Workers are about to be started."""
         self.world = world
         self.kills = memory_kills()
-        self.beats = dict.fromkeys(ranks, time.monotonic() + max(JOIN - self.patience, 0.0))   # of each, the last; the first may take long
+        self.beats = dict.fromkeys(ranks, time.monotonic())   # of each, the last
+        self.joined: set[int] = set()                         # who is there; before, importing torch may keep it from beating
         self.done: dict[int, float] = {}            # who gave its result, and when
         self.words: list[dict[str, Any]] = []       # mistakes and faults, in the order they came
         self.result: dict[str, Any] = {}            # of worker 0
         self.contact = ""                           # how one worker lost another
         self.pid = 0                                # of worker 0, once it can be asked to stop
-        self.mourned = False
+        self.mourned = self.told = False            # of deaths in this round; worker 0 was asked to stop
         own = {"file": self.source(), "fingerprint": self.print, "launcher": os.getpid(), "round": self.meeting.round, "join": JOIN,
                "deadline": max(10 * self.patience, JOIN), "device": self.meeting.nodes.device}
         (self.place / "task.json").write_text(json.dumps(self.task | own))
@@ -90,11 +91,12 @@ class Crew:
             return
         if not self.meeting.leads:
             self.meeting.tell({"event": "stop"})
-        elif self.pid:
+        elif self.pid and not self.told:   # told twice, it would not save
+            self.told = True
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGTERM)
         else:
-            self.meeting.leaving = True
+            self.meeting.leaving = not self.pid
 
     def listen(self) -> None:
         for event in self.ears.heard():
@@ -107,6 +109,8 @@ class Crew:
                 self.contact = self.contact or event["text"]
             elif kind in LAST:
                 self.words.append(event)
+            elif kind == "joined":
+                self.joined.add(rank)
             elif kind != "beat" and rank == 0:
                 self.follow(event)
         for news in self.meeting.news():
@@ -154,9 +158,9 @@ class Crew:
         now = time.monotonic()
         deaths = [Death(rank, *reason(code)) for rank, code in codes.items()
                   if code is not None and code != CASUALTY and (code or rank not in self.done)]
-        deaths += [Death(rank, f"no sign of life for {seconds_text(self.patience)}", "it was suspended, or its machine is overloaded",
-                         now - self.beats[rank])
-                   for rank, code in codes.items() if code is None and now - self.beats[rank] > self.patience]
+        silent = {rank: now - self.beats[rank] for rank, code in codes.items() if code is None}
+        deaths += [Death(rank, f"no sign of life for {seconds_text(seconds)}", "it was suspended, or its machine is overloaded", seconds)
+                   for rank, seconds in silent.items() if seconds > (self.patience if rank in self.joined else max(self.patience, JOIN))]
         lingering = self.finished(processes) and now - max(self.done.values()) > LEAVE and None in codes.values()
         return deaths if deaths or CASUALTY in codes.values() or self.words or lingering else None
 

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.events.api import Event, EventSource
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 
 from shoestring.core.errors import Mistake
@@ -53,7 +54,8 @@ def run_group(task: Mapping[str, Any], environment: Mapping[str, str], on_event:
     silenced()
     with tempfile.TemporaryDirectory(prefix="shoestring-") as place:
         crew = Crew(Path(place), dict(task), on_event, lock, meeting, patience, restarts)
-        threads = {} if torch.cuda.is_available() else {"OMP_NUM_THREADS": str(max(1, cores() // devices))}
+        placed = torch.cuda.is_available() or meeting.nodes.device is not None   # by somebody who has seen to threads too
+        threads = {} if placed else {"OMP_NUM_THREADS": str(max(1, cores() // devices))}
         given = {"TORCH_CPP_LOG_LEVEL": "ERROR"} | threads | linked(meeting) | dict(environment)
         spec = WorkerSpec(
             "worker", devices, meeting, monitor_interval=LOOK, max_restarts=sys.maxsize,
@@ -63,8 +65,9 @@ def run_group(task: Mapping[str, Any], environment: Mapping[str, str], on_event:
         try:
             with politely(crew, crew.asked) if "folder" in task else nullcontext():
                 Agent(spec, crew).run()
-            word = {"event": "finished"}
-            return crew.outcome()
+            result = crew.outcome()
+            word = {"event": "stopped", "step": result["stopped"]} if "stopped" in result else {"event": "finished"}
+            return result
         except Closed as error:
             word = error.word
             return followed(word)
@@ -148,6 +151,10 @@ class Agent(LocalElasticAgent):
 
     def _exit_barrier(self) -> None:
         """Node 0 says that it is over, and nobody else has to."""
+
+    def _construct_event(self, *values: Any, **more: Any) -> Event:
+        """Torch's own asks the network for this machine's name every time, for a log that nobody reads."""
+        return Event("worker", EventSource.AGENT)
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGKILL, timeout: int = 1) -> None:
         super()._shutdown(signal.SIGKILL, 1)

@@ -63,8 +63,9 @@ class Meeting(RendezvousHandler):
             self.port = int(torchruns(nodes, come).get(key(nodes))) if nodes.taken else nodes.port
             self.store = reached(nodes.host, self.port, nodes, come)
             self.alone()
+        self.beating = threading.Thread(target=self.beat, daemon=True)
         if nodes.of > 1:
-            threading.Thread(target=self.beat, daemon=True).start()
+            self.beating.start()
 
     # What torch's agent asks
 
@@ -231,6 +232,8 @@ class Meeting(RendezvousHandler):
             elif not self.leads:
                 self.store.set(f"bye/{self.nodes.rank}", "")
         self.over.set()
+        if self.beating.is_alive():
+            self.beating.join(SILENT)
 
     # Beats
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import multiprocessing
 import os
 import signal
 import sys
@@ -35,7 +36,9 @@ def main() -> None:
     def work() -> dict[str, Any]:
         try:
             check_same(task)
-            return TASKS[task["task"]](task, voice.send, joined(task, rank, world))
+            link = joined(task, rank, world)
+            voice.send({"event": "joined"})
+            return TASKS[task["task"]](task, voice.send, link)
         except Exception as error:
             if lost(error):
                 fall(error, voice)
@@ -44,10 +47,18 @@ def main() -> None:
     last = last_word(task, work)
     if last["event"] == "result":
         voice.send(last)
-        unlink()
-        return
+        leave(0)
     voice.send(last | {"text": f"worker {rank} of {world}: {last['text']}"})
-    os._exit(1)   # at once: the threads of a broken group may never end
+    leave(1)
+
+
+def leave(code: int) -> NoReturn:
+    """End at once: a process group's threads may never end by themselves, and tidying up after torch takes longer than starting it."""
+    for child in multiprocessing.active_children():
+        child.kill()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def die_with(launcher: int) -> None:
@@ -87,13 +98,6 @@ def joined(task: Mapping[str, Any], rank: int, world: int) -> Any:
     return link.joined(rank, world)
 
 
-def unlink() -> None:
-    """Let go of the group; its threads would not let the process end."""
-    from torch import distributed
-
-    distributed.destroy_process_group()
-
-
 def wait_for_all(store: Any, world: int, seconds: float) -> None:
     until = time.monotonic() + seconds
     for other in range(world):
@@ -107,7 +111,7 @@ def wait_for_all(store: Any, world: int, seconds: float) -> None:
 def fall(error: Exception, voice: Voice) -> NoReturn:
     """A worker that lost another one has nothing to say of its own: it ends, and its launcher forms the group again."""
     voice.send({"event": "lost", "text": (str(error).strip() or type(error).__name__).splitlines()[0]})
-    os._exit(CASUALTY)
+    leave(CASUALTY)
 
 
 def lost(error: BaseException | None) -> bool:
