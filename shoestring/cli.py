@@ -131,6 +131,11 @@ def run(words: list[str]) -> int:
         memory = None if options.memory is None else parse_bytes(options.memory)
         if options.plan and options.use:
             raise Mistake("--plan and --use say two different things: give one of them")
+        if options.use:
+            from shoestring.planning.names import check_written
+
+            for written in options.use:
+                check_written(written)
         if options.plan and not os.path.exists(options.plan):
             raise Mistake(f"there is no plan file {options.plan}; save one with: "
                           f"shoestring plan JOB --memory 2GiB --save {options.plan}")
@@ -513,6 +518,10 @@ def show_report(report: dict[str, Any], place: str | Path) -> None:
 
 
 def watch(options: argparse.Namespace) -> int:
+    from shoestring.watch.places import check
+
+    for run in options.run:
+        check(run)
     import json
     from pathlib import Path
 
@@ -526,6 +535,11 @@ def watch(options: argparse.Namespace) -> int:
 
 
 def export(options: argparse.Namespace) -> int:
+    from shoestring.watch.places import is_run
+
+    wrong = Mistake(f"{options.run} is not a run of shoestring: give the folder that `shoestring train` named")
+    if not is_run(options.run):
+        raise wrong
     import json
     from pathlib import Path
 
@@ -534,7 +548,7 @@ def export(options: argparse.Namespace) -> int:
     folder = Folder(Path(options.run))
     asked = folder.read("run.json")
     if not asked:
-        raise Mistake(f"{options.run} is not a run of shoestring: give the folder that `shoestring train` named")
+        raise wrong
     from shoestring.jobfile import loaded_job
     from shoestring.runs.export import checkpoint_of, export_hugging_face, export_steps, export_weights
 
@@ -607,6 +621,7 @@ def doctor(options: argparse.Namespace) -> int:
             ["memory", bytes_text(found["memory"])], ["torch", found["torch"]],
             ["matrix products", f"{found['flops'] / 1e9:.0f} GFLOP/s in float32"],
             ["disk", f"{bytes_text(found['disk'])}/s, written and read back"],
+            ["disk, direct", f"{bytes_text(found['direct'])}/s past the page cache" if found["direct"] else "no direct I/O here"],
             ["fresh memory", f"{found['fault'] * 2**30:.2f} s per GiB in small pages, {found['huge_fault'] * 2**30:.2f} in huge ones"]]
     rows += [[f"dtype {name}", what or "works"] for name, what in found["dtypes"].items()]
     if found["environment"]:

@@ -67,6 +67,9 @@ def plan_text(outcome: dict[str, Any], whys: dict[str, str]) -> str:
             *([plan_row("plain", plain, "no technique")] if chosen["techniques"] else []),
             *(plan_row(shortened(plan_name(plan), width), plan, plan["lost"]) for plan in outcome["runners_up"])]
     lines += [table(rows, right=(1, 2, 3)), ""]
+    if chosen["traffic_bytes"]:
+        lines += [f"to and from the disk: {bytes_text(chosen['traffic_bytes'])} a step, at {bytes_text(chosen['disk_bytes_per_second'])}/s "
+                  f"as measured on this machine", ""]
     lines += [f"the peak is in the {chosen['where']}:"]
     whole = sum(chosen["parts"].values()) or 1
     lines += [f"  {name:<12} {bytes_text(size):>9}  {bar(size / whole)}" for name, size in chosen["parts"].items() if size * 200 > whole]

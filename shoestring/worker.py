@@ -198,6 +198,12 @@ def shown(task: dict[str, Any], job: Any, run: Any) -> dict[str, Any]:
     return result
 
 
+def cable(task: dict[str, Any], send: Send) -> dict[str, Any]:
+    from shoestring.measure.cable import cable
+
+    return {"cable": cable(task["rank"], task["world"], task["store"])}
+
+
 def doctor(task: dict[str, Any], send: Send) -> dict[str, Any]:
     from dataclasses import asdict
 
@@ -207,7 +213,7 @@ def doctor(task: dict[str, Any], send: Send) -> dict[str, Any]:
 
 
 TASKS: dict[str, Callable[..., dict[str, Any]]] = {
-    "anchor": anchor, "sample": sample, "rehearse": rehearse, "trial": trial, "train": train, "doctor": doctor,
+    "anchor": anchor, "sample": sample, "rehearse": rehearse, "trial": trial, "train": train, "doctor": doctor, "cable": cable,
 }
 
 

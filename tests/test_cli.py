@@ -2,12 +2,15 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from shoestring.core.units import bytes_text
 
 NET = """
 import torch
@@ -54,9 +57,9 @@ def net(tmp_path: Path) -> Path:
     return path
 
 
-def shoestring(*words: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+def shoestring(*words: object, cwd: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "shoestring", *map(str, words)], capture_output=True, text=True, timeout=300,
-                          cwd=cwd)
+                          cwd=cwd, env=os.environ | variables)
 
 
 def answer(*words: object, cwd: Path) -> dict[str, Any]:
@@ -110,6 +113,8 @@ def test_a_budget_that_nothing_meets_is_refused_with_the_least_that_works(net: P
     (["train", "NET", "--fault", "nan", "--use", "Fused()"], "the loss became nan in step 1"),
     (["train", "NET", "--fault", "device", "--use", "Fused()"], "device"),
     (["dance"], "invalid choice"),
+    (["watch", "missing"], "there is no missing"),
+    (["export", "missing", "--to", "csv"], "missing is not a run of shoestring"),
 ])
 def test_a_mistake_gets_one_clear_message_exit_code_2_and_no_traceback(words: list[str], said: str, net: Path, tmp_path: Path) -> None:
     done = shoestring(*(net if word == "NET" else word for word in words), cwd=tmp_path)
@@ -118,11 +123,27 @@ def test_a_mistake_gets_one_clear_message_exit_code_2_and_no_traceback(words: li
     assert len([line for line in done.stderr.splitlines() if line.startswith("shoestring:")]) == 1
 
 
+QUICK = [["--help"], ["plan", "--help"], ["plan", "NET", "--widht", "3"], ["plan", "NET", "--memory", "6 bananas"],
+         ["plan", "NET", "--use", "Checkpont(every=2)"], ["plan", "NET", "--use", "Checkpoint(evry=2)"],
+         ["train", "NET", "--use", "Checkpoint(every=2"], ["watch", "missing"], ["export", "missing", "--to", "csv"]]
+
+
 def test_help_and_argument_errors_import_nothing_heavy(net: Path) -> None:
-    for words in (["--help"], ["plan", "--help"], ["plan", str(net), "--widht", "3"], ["plan", str(net), "--memory", "6 bananas"]):
+    for words in QUICK:
+        words = [str(net) if word == "NET" else word for word in words]
         code = (f"import sys\nbefore = set(sys.modules)\nimport shoestring.cli as c\ntry: c.run({words!r})\nexcept SystemExit: pass\n"
-                f"assert not {{'torch', 'pathlib', 'typing', 'inspect', 'shutil'}} & (set(sys.modules) - before)")
+                f"assert not {{'torch', 'pathlib', 'typing', 'inspect', 'shutil', 'json'}} & (set(sys.modules) - before)")
         assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0, words
+
+
+def test_doctor_shows_both_speeds_of_the_disk_and_keeps_them(tmp_path: Path) -> None:
+    done = shoestring("doctor", cwd=tmp_path, HOME=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    rows = {line.partition("  ")[0]: line.partition("  ")[2].strip() for line in done.stdout.splitlines()}
+    (kept,) = (json.loads(path.read_text()) for path in (tmp_path / ".cache" / "shoestring").iterdir())
+    assert rows["disk"] == f"{bytes_text(kept['disk'])}/s, written and read back"
+    assert rows["disk, direct"] == (f"{bytes_text(kept['direct'])}/s past the page cache" if kept["direct"] else "no direct I/O here")
+    assert [path.name for path in tmp_path.iterdir()] == [".cache"]
 
 
 def test_traceback_shows_where_a_job_raised(net: Path) -> None:

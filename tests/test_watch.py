@@ -17,7 +17,8 @@ from shoestring.core.errors import Mistake
 from shoestring.runs.folder import Folder, Lock
 from shoestring.runs.story import silence
 from shoestring.watch import serve
-from shoestring.watch.follow import DRAW, LOOK, Followed, Watch, check
+from shoestring.watch.follow import DRAW, LOOK, Followed, Watch
+from shoestring.watch.places import check
 from shoestring.watch.server import Server
 from tests.made_runs import add, append, made_run, step_fields
 

@@ -70,10 +70,12 @@ class Ledger:
     calls: float = 0.0                 # seconds of calling the optimizer for every weight alone, beside its work
     waiting: float = 0.0               # seconds in which the step waits for the disk or a link
     traffic: float = 0.0               # bytes written and read per step
+    disk_seconds: float = 0.0          # that the disk takes for it at its measured speed, hidden or not
     sent: float = 0.0                  # bytes that a worker sends to others per step
     world: int = 1                     # workers that share a batch; the blocks are those of one of them
     per_sent: float = 0.0              # seconds per byte sent
     per_message: float = 0.0           # seconds per message
+    hides: bool = False                # sending has an engine of its own and hides behind backward
     base: float = 0.0                  # bytes of the process before any tensor
     slack: float = 0.0                 # bytes that the allocator rounds up per byte of tensors
     retention: float = 0.0             # bytes that the allocator keeps back per byte of tensors born

@@ -4,7 +4,7 @@
     sum          2 (w - 1) / w  n        ring all-reduce (Patarasuk, Yuan: Bandwidth optimal all-reduce algorithms, 2009)
     scatter      (w - 1) / w  n          everybody sends every other worker its part of the sum
     gather       (w - 1) / w  n          everybody sends its part round
-    collect      (w - 1)  m              everybody gets everybody's message of m bytes
+    exchange     (w - 1) / w  n          everybody sends every other worker a part of its own
 
 This class imagines the group: nothing is sent, everything is counted. A rehearsal runs on it, so that the bytes of a step are
 predicted by the same program that sends them. `parallel/link.py` has the one that sends.
@@ -32,6 +32,10 @@ class Lost(ConnectionError):
     """A worker of the group can't be reached any more."""
 
 
+class Over(Exception):
+    """The group has done what it was to do; raised in a worker that is not the one to count steps."""
+
+
 class Link:
     """A worker's place in its group. Imagined: it is one of `world`, and the others say nothing."""
 
@@ -42,6 +46,8 @@ class Link:
         self.sent = 0         # bytes so far
         self.calls = 0        # messages so far
         self.idle = False     # the batch of this step has fewer samples than there are workers, and none for this one
+        self.loose = False    # workers do not wait for each other: what all of them must do together is not done
+        self.meets = True     # after this step workers do such things; between two meetings each is on its own
 
     def sum(self, tensor: Tensor) -> Sending:
         """Add up a tensor over all workers, in place."""
@@ -57,6 +63,11 @@ class Link:
         """Put everybody's part into everybody's whole."""
         self.count((self.world - 1) * part.nbytes)
         return self.begin_gather(part, whole)
+
+    def exchange(self, outgoing: Tensor, incoming: Tensor) -> Sending:
+        """Send each worker its part of what goes out; what comes in are the parts that they have for this one."""
+        self.count((self.world - 1) * (outgoing.nbytes // self.world))
+        return self.begin_exchange(outgoing, incoming)
 
     def objects(self, mine: Any) -> list[Any]:
         """What each worker gave, for all of them; for small things at the beginning and when saving."""
@@ -75,6 +86,9 @@ class Link:
     def begin_gather(self, part: Tensor, whole: Tensor) -> Sending:
         return Done()
 
+    def begin_exchange(self, outgoing: Tensor, incoming: Tensor) -> Sending:
+        return Done()
+
 
 class Received:
     """Everybody's contribution to a part, to be added up when all are there; in the order of ranks, so that sums are the same."""
@@ -89,3 +103,15 @@ class Received:
 
 
 ALONE = Link()
+
+
+def agreement(world: int) -> Tensor:
+    """What workers tell each other after every step: to stop, to save, and of each how large its process is and was at most."""
+    return torch.zeros(2 + 2 * world, dtype=torch.float64)
+
+
+def agreement_bytes(world: int) -> int:
+    """Bytes that a worker sends for that."""
+    link = Link(0, world)
+    link.sum(agreement(world))
+    return link.sent

@@ -1,6 +1,7 @@
 """The one file that touches torch's private names, so that a new torch has one place to break."""
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,8 +20,8 @@ UNTRACEABLE = (DataDependentOutputException, DynamicOutputShapeException, Unsupp
 # torch 2.13 renamed it
 all_gather: Any = getattr(torch.distributed, "all_gather_single", None) or torch.distributed.all_gather_into_tensor
 
-__all__ = ["UNTRACEABLE", "DispatchMode", "FakeTensor", "FakeTensorMode", "all_gather", "next_node_number",
-           "node_number", "tree_flatten", "tree_leaves", "tree_map", "tree_unflatten"]
+__all__ = ["UNTRACEABLE", "WATCHING", "DispatchMode", "FakeTensor", "FakeTensorMode", "all_gather", "next_node_number",
+           "node_number", "resize_storage", "tree_flatten", "tree_leaves", "tree_map", "tree_unflatten"]
 
 
 class DispatchMode(TorchDispatchMode):
@@ -32,6 +33,16 @@ class DispatchMode(TorchDispatchMode):
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False
+
+
+WATCHING: list[Callable[[torch.Tensor], object]] = []   # who wants to know of storages that change their size: no mode sees that
+
+
+def resize_storage(tensor: torch.Tensor, count: int) -> None:
+    """Give the storage of a tensor room for so many of its numbers; what they are is left open."""
+    tensor.untyped_storage().resize_(count * tensor.element_size())
+    for see in WATCHING:
+        see(tensor)
 
 
 def next_node_number() -> int:

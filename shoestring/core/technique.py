@@ -2,7 +2,7 @@
 
 Only `cost`, `apply`, `exact` and `why` are required. A technique may also have
 
-    stage          where in the order of techniques it stands (default: last)
+    order          where among the techniques of a plan it stands (default: last)
     choices        classmethod: the settings worth trying for a ledger (default: the one without arguments)
     refusal        why it can't work for this ledger, as text (default: it can)
     exactness      how close it stays for this ledger (default: from `exact`)
@@ -11,7 +11,6 @@ Only `cost`, `apply`, `exact` and `why` are required. A technique may also have
 """
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, fields, is_dataclass
@@ -22,6 +21,7 @@ from typing import Any, Protocol
 from shoestring.core.errors import Mistake
 from shoestring.core.ledger import Ledger
 from shoestring.core.run import Run
+from shoestring.core.written import call_of, check_knobs, check_name
 
 
 class Exactness(IntEnum):
@@ -42,8 +42,8 @@ class Technique(Protocol):
     def apply(self, run: Run) -> Run: ...
 
 
-def stage(technique: Technique | type[Technique]) -> int:
-    return getattr(technique, "stage", 100)
+def order(technique: Technique | type[Technique]) -> int:
+    return getattr(technique, "order", 100)
 
 
 def refusal(technique: Technique, ledger: Ledger) -> str:
@@ -76,7 +76,7 @@ def making(techniques: Iterable[Technique]) -> Iterator[None]:
 
 
 def in_order(techniques: Iterable[Technique]) -> tuple[Technique, ...]:
-    return tuple(sorted(techniques, key=stage))
+    return tuple(sorted(techniques, key=order))
 
 
 def total_cost(techniques: Iterable[Technique], ledger: Ledger) -> Ledger:
@@ -102,13 +102,9 @@ def text(technique: Technique) -> str:
 
 def built(name: str, knobs: Mapping[str, Any], catalogue: Iterable[type[Technique]]) -> Technique:
     kinds = {kind.__name__: kind for kind in catalogue}
-    if name not in kinds:
-        raise Mistake(f"no technique is called {name!r}; there are {', '.join(sorted(kinds))}")
+    check_name(name, kinds)
     kind: Any = kinds[name]
-    known = [field.name for field in fields(kind)] if is_dataclass(kind) else []
-    for knob in knobs:
-        if knob not in known:
-            raise Mistake(f"{name} has no knob {knob!r}; it has {', '.join(known) or 'none'}")
+    check_knobs(name, knobs, [field.name for field in fields(kind)] if is_dataclass(kind) else [])
     try:
         made: Technique = kind(**knobs)
         return made
@@ -118,15 +114,5 @@ def built(name: str, knobs: Mapping[str, Any], catalogue: Iterable[type[Techniqu
 
 def parsed(written: str, catalogue: Iterable[type[Technique]]) -> Technique:
     """The technique that a user wrote, such as Checkpoint(every=2)."""
-    try:
-        call = ast.parse(written.strip(), mode="eval").body
-        if isinstance(call, ast.Name):
-            return built(call.id, {}, catalogue)
-        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
-            raise ValueError
-        knobs = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
-    except Mistake:
-        raise
-    except (SyntaxError, ValueError):
-        raise Mistake(f"{written!r} is not a technique: write a name and its knobs, such as Checkpoint(every=2)") from None
-    return built(call.func.id, knobs, catalogue)
+    name, knobs = call_of(written)
+    return built(name, knobs, catalogue)

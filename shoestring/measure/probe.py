@@ -1,6 +1,7 @@
 """Measures the machine: which dtypes really work (tried in child processes), speed, disk, the price of fresh memory."""
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import platform
@@ -12,6 +13,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -90,32 +92,44 @@ def disk_speed(directory: str, size: int = 1 << 27) -> float:
 
 
 def direct_speed(directory: str, size: int = 1 << 28) -> tuple[float, float]:
-    """Bytes per second past the page cache, as streamed weights go, and seconds of a core per byte, with checksums."""
+    """Bytes per second past the page cache, as streamed weights go, and seconds of a core per byte, with checksums.
+
+    A directory that can't be written to or is full is no reason to fail: then the temporary one is measured. Without direct I/O the speed
+    is 0 and the seconds are those of bytes that go through the page cache.
+    """
     from xxhash import xxh3_64
 
-    block = mmap.mmap(-1, 1 << 24)
-    path = os.path.join(directory, f".shoestring-probe-{os.getpid()}")
+    block = mmap.mmap(-1, min(size, 1 << 24))
+    checking = best_time(lambda: xxh3_64(block).digest()) / len(block)
+    for place, direct in product((directory, tempfile.gettempdir()), (getattr(os, "O_DIRECT", 0), 0)):
+        with suppress(OSError):
+            speed, spent = there_and_back(place, direct, block, size)
+            return speed if direct else 0.0, spent + checking
+    return 0.0, checking
+
+
+def there_and_back(directory: str, flags: int, block: mmap.mmap, size: int) -> tuple[float, float]:
+    """Bytes per second to write a file block by block and read it again, and seconds of a core per byte."""
+    made, path = tempfile.mkstemp(prefix=".shoestring-probe-", dir=directory)
     try:
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_DIRECT", 0), 0o600)
-    except OSError:
-        return disk_speed(directory), 0.0
+        file = os.open(path, os.O_RDWR | flags)
+    finally:
+        os.unlink(path)   # before anything is written: if we are killed, nothing is left behind
+        os.close(made)
     try:
-        def there_and_back() -> None:
+        def work() -> None:
             for start in range(0, size, len(block)):
-                os.pwrite(file, block, start)
+                if os.pwrite(file, block, start) < len(block):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             for start in range(0, size, len(block)):
                 os.preadv(file, [block], start)
 
-        there_and_back()
+        work()
         begun = time.process_time()
-        speed = 2 * size / best_time(there_and_back, 2)
-        spent = (time.process_time() - begun) / (4 * size)
-        return speed, spent + best_time(lambda: xxh3_64(block).digest()) / len(block)
-    except OSError:
-        return disk_speed(directory), 0.0
+        speed = 2 * size / best_time(work, 2)
+        return speed, (time.process_time() - begun) / (4 * size)
     finally:
         os.close(file)
-        os.unlink(path)
 
 
 def fault_price(huge: bool, size: int = 1 << 27) -> float:
@@ -145,7 +159,7 @@ def measured_hardware(dtypes: bool) -> Hardware:
     """This machine, measured now; with the dtypes it takes some ten seconds."""
     import torch
 
-    direct, moving = direct_speed(os.getcwd())
+    direct, moving = direct_speed(os.curdir)   # where runs are kept
     hardware = Hardware(
         name=processor(), cores=torch.get_num_threads(), memory=memory_all(), torch=torch.__version__,
         flops=matrix_speed("cpu"), disk=disk_speed(tempfile.gettempdir()), direct=direct, moving=moving, fault=fault_price(huge=False),

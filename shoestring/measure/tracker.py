@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import flop_registry
 
 from shoestring.core.batch import Batch, tensors
-from shoestring.core.private import DispatchMode, next_node_number, node_number, tree_leaves
+from shoestring.core.private import WATCHING, DispatchMode, next_node_number, node_number, tree_leaves
 from shoestring.core.run import Run
 from shoestring.measure.fake import WORKSPACES, Stage
 
@@ -81,6 +81,15 @@ class Tracker(DispatchMode):
         self.moment = Moment("", "")
         self.places: list[tuple[int, str]] = []              # (first autograd node, the place whose forward made it)
         self.visits: Counter[str] = Counter()
+
+    def __enter__(self) -> Tracker:
+        WATCHING.append(self.see)
+        super().__enter__()   # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *problem: Any) -> None:
+        super().__exit__(*problem)   # type: ignore[no-untyped-call]
+        WATCHING.remove(self.see)
 
     def mark(self, phase: str, block: str = "") -> None:
         self.moment = Moment(phase, block)
@@ -197,18 +206,23 @@ def watched(run: Run, tracker: Tracker) -> Run:
         return run.gradients(now, batch)
 
     def update(now: Run) -> None:
-        tracker.hold((p.grad for p in now.model.parameters() if p.grad is not None), "gradients")
+        tracker.hold((p.grad for p in (*now.model.parameters(), *stepped(now)) if p.grad is not None), "gradients")
         tracker.mark("update")
         run.update(now)
         tracker.hold(state_tensors(now.optimizer), "optimizer")
         tracker.mark("")
 
     tracker.log.mixes = any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in run.model.modules())
-    tracker.hold(run.model.parameters(), "parameters")
+    tracker.hold((*run.model.parameters(), *stepped(run)), "parameters")
     tracker.hold(run.model.buffers(), "buffers")
     tracker.hold(state_tensors(run.optimizer), "optimizer")
     tracker.hold((buffer for part in run.state.values() for buffer in getattr(part, "buffers", ())), "buffers of the disk")
     return replace(run, forward=forward, gradients=gradients, update=update)
+
+
+def stepped(run: Run) -> Iterator[Tensor]:
+    """What the optimizer steps: the weights, or pieces of them."""
+    return (parameter for group in run.optimizer.param_groups for parameter in group["params"])
 
 
 def state_tensors(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:

@@ -29,7 +29,7 @@ from shoestring.core.technique import Exactness
 class Accumulate:
     pieces: int   # parts of the batch that run one after the other
 
-    stage: ClassVar[int] = 20
+    order: ClassVar[int] = 20
     exact: ClassVar[bool] = True
     why: ClassVar[str] = "activations of a part of the batch at a time"
 

@@ -66,7 +66,7 @@ def installed() -> tuple[str, ...]:
 class Allocator:
     kind: str = "pinned"
 
-    stage: ClassVar[int] = 70
+    order: ClassVar[int] = 70
     exact: ClassVar[bool] = True
     why: ClassVar[str] = "the process stays close to its tensors"
 

@@ -36,7 +36,7 @@ class Checkpoint:
     groups: int = 0       # or: so many groups; -1 takes sqrt(N)
     schedule: str = ""    # or: any nested schedule of block numbers, such as "((0, 1), 2, (3, (4, 5)))"
 
-    stage: ClassVar[int] = 40
+    order: ClassVar[int] = 40
     exact: ClassVar[bool] = True
     why: ClassVar[str] = "activations are computed again instead of kept"
 

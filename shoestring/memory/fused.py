@@ -22,7 +22,7 @@ SPEEDUP = 4.0   # over the for-loop; only ranks plans before the optimizer was t
 
 @dataclass(frozen=True)
 class Fused:
-    stage: ClassVar[int] = 45
+    order: ClassVar[int] = 45
     exact: ClassVar[bool] = True
     why: ClassVar[str] = "one kernel per parameter, no temporaries in the update"
 

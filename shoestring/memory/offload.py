@@ -34,7 +34,7 @@ class OffloadOptimizer:
     to: str = "disk"
     moments: str = ""     # "8bit": in 8 bits, which is not exact
 
-    stage: ClassVar[int] = 47
+    order: ClassVar[int] = 47
     exact: ClassVar[bool] = True
     why: ClassVar[str] = "the optimizer's moments wait on disk, not in memory"
 
@@ -65,7 +65,7 @@ class OffloadOptimizer:
         traffic = 2 * ledger.optimizer * (eight_bits.SHARE if self.moments else 1.0)
         moving, copying = traffic * ledger.per_streamed, traffic * ledger.per_moved / ledger.cores
         return replace(ledger, optimizer=min(standing, ledger.optimizer), traffic=ledger.traffic + traffic,
-                       waiting=ledger.waiting + copying + max(moving - ledger.update, 0.0))
+                       disk_seconds=ledger.disk_seconds + moving, waiting=ledger.waiting + copying + max(moving - ledger.update, 0.0))
 
     def apply(self, run: Run) -> Run:
         if self.to == "host":

@@ -30,7 +30,7 @@ class Precision:
     dtype: str = "bf16"    # "bf16" or "fp16"
     weights: str = "fp32"  # "fp32": master weights; "bf16": the weights themselves, clearly inexact
 
-    stage: ClassVar[int] = 10
+    order: ClassVar[int] = 10
     exact: ClassVar[bool] = False
     why: ClassVar[str] = "half the bytes per activation, rounded to 8 bits (bf16) or 11 (fp16)"
 

@@ -37,7 +37,7 @@ class Spill:
     blocks: int = 0   # the first so many blocks, whose tensors wait longest; 0: all
     to: str = ""      # a directory on the disk to use; "": the system's temporary one
 
-    stage: ClassVar[int] = 30
+    order: ClassVar[int] = 30
     exact: ClassVar[bool] = True
     why: ClassVar[str] = "activations wait on disk, not in memory"
 
@@ -69,8 +69,8 @@ class Spill:
         compute = ledger.pieces * sum(block.forward + block.backward for block in blocks)
         moving = traffic * ledger.per_spilled
         waiting = max(compute + moving / ledger.cores, moving) - compute
-        return replace(ledger, blocks=tuple(blocks), traffic=ledger.traffic + traffic, waiting=ledger.waiting + waiting,
-                       fresh=ledger.fresh + traffic / 2)
+        return replace(ledger, blocks=tuple(blocks), traffic=ledger.traffic + traffic, disk_seconds=ledger.disk_seconds + moving,
+                       waiting=ledger.waiting + waiting, fresh=ledger.fresh + traffic / 2)
 
     def apply(self, run: Run) -> Run:
         chosen = list(run.blocks.values())[: self.blocks or None]

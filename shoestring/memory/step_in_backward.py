@@ -23,7 +23,7 @@ from shoestring.core.run import Run
 
 @dataclass(frozen=True)
 class StepInBackward:
-    stage: ClassVar[int] = 50
+    order: ClassVar[int] = 50
     exact: ClassVar[bool] = True
     why: ClassVar[str] = "no full set of gradients ever exists"
 

@@ -35,7 +35,7 @@ class Stream:
     to: str = "disk"
     moments: str = ""     # "8bit": in 8 bits, which is not exact
 
-    stage: ClassVar[int] = 48
+    order: ClassVar[int] = 48
     exact: ClassVar[bool] = True
     why: ClassVar[str] = "weights, gradients and moments live on disk and pass through memory block by block"
 
@@ -80,7 +80,8 @@ class Stream:
         wide = max((block.gradient for block in again.blocks if not block.inside), default=0.0)
         standing = DESKS * most + BUFFERS * min(4.0 * CHUNK, most) * share + 2 * BUFFERS * min(4.0 * CHUNK, wide) * (wide > most)
         return replace(again, blocks=tuple(blocks), parameters=standing, optimizer=0.0, gradients=0.0, update=0.0, update_rise=0.0,
-                       waiting=again.waiting + waiting, traffic=again.traffic + traffic)
+                       waiting=again.waiting + waiting, traffic=again.traffic + traffic,
+                       disk_seconds=again.disk_seconds + traffic * ledger.per_streamed)
 
     def apply(self, run: Run) -> Run:
         return Streaming(run, coded=bool(self.moments)).run

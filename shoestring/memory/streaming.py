@@ -184,7 +184,8 @@ class Streaming(OnDisk):
         if self.checked:
             yield
             return
-        with Guard({value.untyped_storage()._cdata: self.names[parameter] for parameter, value in self.absent.items()}):
+        absent = {value.untyped_storage()._cdata: self.names[parameter] for parameter, value in self.absent.items()}
+        with Guard(lambda leaf: absent.get(leaf.untyped_storage()._cdata, ""), "plan without Stream"):
             yield
         self.checked = True
 
@@ -291,16 +292,16 @@ class Shelved:
 class Guard(DispatchMode):
     """Refuses operations on weights that are not there."""
 
-    def __init__(self, absent: Mapping[int, str]) -> None:
+    def __init__(self, absent: Callable[[Tensor], str], advice: str) -> None:
         super().__init__()
-        self.absent = absent   # by address of the storage
+        self.absent, self.advice = absent, advice   # the name of the weight that a tensor is a part of and that is not there, if it is
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace == "aten" and func is not torch.ops.aten.detach.default:
             for leaf in tree_leaves((args, kwargs or {})):
-                if isinstance(leaf, Tensor) and (name := self.absent.get(leaf.untyped_storage()._cdata)):
-                    raise Mistake(f"the model uses the weight {name} outside of the module that it belongs to, where Stream does not "
-                                  f"know that it is needed: plan without Stream")
+                if isinstance(leaf, Tensor) and (name := self.absent(leaf)):
+                    raise Mistake(f"the model uses the weight {name} outside of the module that it belongs to, where nobody knows that "
+                                  f"it is needed: {self.advice}")
         return func(*args, **(kwargs or {}))
 
 

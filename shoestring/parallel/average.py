@@ -24,7 +24,7 @@ from shoestring.core.ledger import Ledger
 from shoestring.core.link import Link
 from shoestring.core.run import Run
 from shoestring.core.technique import Exactness
-from shoestring.parallel.reducer import BUCKET, Reducer, Send
+from shoestring.parallel.reducer import BUCKET, Bucket, Reducer, Send, bucketed
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Average:
     linear: bool = False   # multiply the optimizer's rate by the number of workers
     warmup: int = 0        # steps from the job's own rate to that
 
-    stage: ClassVar[int] = 60
+    order: ClassVar[int] = 60
     exact: ClassVar[bool] = True
     unites: ClassVar[bool] = True
     why: ClassVar[str] = "every worker trains on a part of each batch; gradients are added up"
@@ -53,7 +53,7 @@ class Average:
         return told(with_buckets(ledger), 2 * (ledger.world - 1) / ledger.world * held, held / BUCKET + 3)
 
     def apply(self, run: Run) -> Run:
-        averaged = united(run, lambda number, flat: run.link.sum(flat))
+        averaged = united(run, lambda bucket: run.link.sum(bucket.filled))
         return paced(averaged, run.link.world, self.warmup) if self.linear else averaged
 
 
@@ -70,7 +70,9 @@ def split_exactness(ledger: Ledger) -> Exactness:
 
 def told(ledger: Ledger, sent: float, messages: float) -> Ledger:
     """The ledger of a step that sends so many bytes in so many messages."""
-    return replace(ledger, sent=ledger.sent + sent, waiting=ledger.waiting + sent * ledger.per_sent + messages * ledger.per_message)
+    seconds = sent * ledger.per_sent + messages * ledger.per_message
+    hidden = ledger.pieces * sum(block.backward for block in ledger.blocks) if ledger.hides else 0.0
+    return replace(ledger, sent=ledger.sent + sent, waiting=ledger.waiting + max(seconds - hidden, 0.0))
 
 
 def with_buckets(ledger: Ledger) -> Ledger:
@@ -83,9 +85,10 @@ def trained(run: Run) -> list[nn.Parameter]:
     return [parameter for group in run.optimizer.param_groups for parameter in group["params"] if parameter.requires_grad]
 
 
-def united(run: Run, send: Send) -> Run:
-    """The run in which gradients are the sum over all workers. `send` is how a bucket gets to be that."""
-    reducer = Reducer(trained(run), run.link, send)
+def united(run: Run, send: Send, multiple: int = 1) -> Run:
+    """The run in which gradients are the sum over all workers. `send` is how a bucket, of a multiple of some size, gets to be that."""
+    buckets = [Bucket(members, multiple, str(number)) for number, members in enumerate(bucketed(trained(run)))]
+    reducer = Reducer(buckets, run.link, send)
     statistics = Statistics(run.model, run.link)
 
     def backward(now: Run, value: Tensor) -> None:
@@ -99,7 +102,9 @@ def united(run: Run, send: Send) -> Run:
         share = share_of(now, batch)
         statistics.begin()
         loss = run.gradients(replace(now, loss=lambda output, part: share() * now.loss(output, part)), batch)
-        total = reducer.finish(loss)
+        total, unused = reducer.tally(loss)
+        for parameter in unused:
+            parameter.grad = None
         statistics.average()
         return total
 

@@ -12,6 +12,9 @@ from shoestring.memory.spill import Spill
 from shoestring.memory.step_in_backward import StepInBackward
 from shoestring.memory.stream import Stream
 from shoestring.parallel.average import Average
+from shoestring.parallel.compress_gradients import CompressGradients
+from shoestring.parallel.local_steps import LocalSteps
+from shoestring.parallel.shard import Shard
 
 CATALOGUE: tuple[type[Technique], ...] = (
     Precision,
@@ -23,5 +26,8 @@ CATALOGUE: tuple[type[Technique], ...] = (
     Stream,
     StepInBackward,
     Average,
+    Shard,
+    CompressGradients,
+    LocalSteps,
     Allocator,
 )

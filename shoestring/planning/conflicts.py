@@ -7,8 +7,6 @@ from itertools import combinations
 
 from shoestring.core.technique import Technique
 
-WHOLE = "a gradient is whole only when all workers have added theirs; {} moves a weight before"
-
 CONFLICTS: dict[frozenset[str], str] = {
     frozenset({"StepInBackward", "Accumulate"}):
         "StepInBackward updates and frees a gradient at once; Accumulate needs it to stay until the last piece",
@@ -22,20 +20,43 @@ CONFLICTS: dict[frozenset[str], str] = {
         "Stream computes every block again itself, when its weights are in memory",
     frozenset({"Stream", "Accumulate"}):
         "Stream updates a block when its gradient is there; Accumulate needs it to stay until the last piece",
-    frozenset({"Average", "StepInBackward"}): WHOLE.format("StepInBackward"),
-    frozenset({"Average", "Stream"}): WHOLE.format("Stream"),
+    frozenset({"Shard", "Precision(fp16)"}):
+        "fp16 must look at all gradients for overflow before any weight moves; with Shard every worker sees a part of them",
+    frozenset({"CompressGradients", "Precision(fp16)"}):
+        "what a message leaves out is kept back at the loss scale of its step, and that scale changes",
+    frozenset({"LocalSteps", "Precision(fp16)"}):
+        "between two meetings every worker would have a loss scale of its own",
     frozenset({"Stream", "Precision(fp16)"}):
         "fp16 must look at all gradients for overflow before any weight moves; Stream moves them block by block",
 }
 
 
+# Techniques that can't be combined with any that unites workers
+APART = {
+    "StepInBackward": "a gradient is whole only when all workers have added theirs; StepInBackward moves a weight before",
+    "Stream": "a gradient is whole only when all workers have added theirs; Stream moves a block before",
+    "OffloadOptimizer(disk)": "the state on disk is one worker's; Shard divides the optimizer's state between workers instead",
+}
+
+
 def label(technique: Technique) -> str:
-    """What a technique is called in the table when its dtype matters."""
-    return f"{type(technique).__name__}({getattr(technique, 'dtype', '')})"
+    """What a technique is called in the table when its dtype or place matters."""
+    return f"{type(technique).__name__}({getattr(technique, 'dtype', '') or getattr(technique, 'to', '')})"
+
+
+def unites(technique: Technique) -> bool:
+    """Whether a technique makes workers train one model; a group's plan has exactly one of these."""
+    return getattr(technique, "unites", False)
 
 
 def clash(one: Technique, other: Technique) -> str:
     """Why two techniques can't be combined; empty if they can."""
+    if unites(one) and unites(other) and type(one) is not type(other):
+        return f"{type(one).__name__} and {type(other).__name__} both unite the workers: choose one"
+    if unites(one) or unites(other):
+        alone = one if unites(other) else other
+        if (reason := APART.get(type(alone).__name__, "") or APART.get(label(alone), "")):
+            return reason
     return known_clash(type(one).__name__, label(one), type(other).__name__, label(other))
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,6 +15,7 @@ from shoestring.core.errors import Mistake, OverBudget
 from shoestring.core.hardware import Hardware
 from shoestring.core.job import Job
 from shoestring.core.ledger import Ledger
+from shoestring.core.link import Link, agreement_bytes
 from shoestring.core.technique import (
     Exactness,
     Technique,
@@ -24,6 +26,7 @@ from shoestring.core.technique import (
     in_order,
     refusal,
     text,
+    total_cost,
 )
 from shoestring.core.units import bytes_text, seconds_text
 from shoestring.measure.process import address_limit, memory_free, status
@@ -33,6 +36,8 @@ from shoestring.memory.accumulate import Accumulate
 from shoestring.memory.allocator import Allocator, following
 from shoestring.memory.checkpoint import Checkpoint
 from shoestring.memory.precision import Precision
+from shoestring.parallel.average import Average
+from shoestring.parallel.local_steps import LocalSteps
 from shoestring.planning.anchor import paged
 from shoestring.planning.catalogue import CATALOGUE
 from shoestring.planning.conflicts import conflict
@@ -43,6 +48,7 @@ from shoestring.planning.step import Anchor, first_batch, half_log, plain_ledger
 
 Worker = Callable[[Mapping[str, Any], Mapping[str, str]], dict[str, Any]]   # task, environment -> result
 
+SLACK = 1.05           # what a device's own allocator takes above the tensors, where that can't be measured
 MARGIN = 1.02          # on the predicted process: better two percent too much than a run over its budget
 TRIALS = 2             # real trials of allocators whose behaviour can't be predicted,
 MORE_TRIALS = 6        # or so many while what can be predicted is slower by more than
@@ -88,9 +94,13 @@ class Planner:
     catalogue: tuple[type[Technique], ...] = CATALOGUE
     inexact: bool = False
     wanted: tuple[Technique, ...] = ()  # techniques the user asked for; their precisions are measured too
+    devices: int = 1                    # workers that train together
 
     def __post_init__(self) -> None:
         self.begun = time.perf_counter()
+        if self.devices > 1:
+            enough(self.job, self.devices)
+            self.job = replace(self.job, link=Link(self.devices - 1, self.devices))   # the last worker has the largest part of a batch
         self.real = False               # whether rehearsals need real tensors
         self.guessed = ""
         self.trials = 0
@@ -119,7 +129,8 @@ class Planner:
     def task(self, name: str, techniques: tuple[Technique, ...], **more: Any) -> dict[str, Any]:
         assert self.job.origin is not None, "only a job from a file can be made again in a child process"
         return {"task": name, "file": self.job.origin.file, "flags": dict(self.job.origin.flags),
-                "techniques": [described(technique) for technique in techniques]} | more
+                "techniques": [described(technique) for technique in techniques],
+                "place": (self.job.link.rank, self.job.link.world)} | more
 
     def anchors(self, plain: Log, precisions: tuple[Precision, ...]) -> tuple[dict[str, Anchor], dict[str, str]]:
         """Measured steps by precision ("" is plain), and what failed."""
@@ -130,7 +141,7 @@ class Planner:
             return self.sample(plain), {}
         variants = {"": extra} | {precision.key: in_order((*extra, precision)) for precision in precisions}
         task = {key: [described(technique) for technique in techniques] for key, techniques in variants.items()}
-        timed = self.worker(self.task("anchor", (), variants=task, memory=False), self.hardware.environment)
+        timed = self.crowded(self.task("anchor", (), variants=task, memory=False), self.hardware.environment)
         self.reserved = timed[""]["reserved"]
         close = {**self.hardware.environment, **following().environment}
         sized = self.worker(self.task("anchor", (), variants={"": task[""]}, memory=True), close)
@@ -147,6 +158,13 @@ class Planner:
                 timed[""]["process"], tensors, sized[""]["overheads"], sized[""]["filled"], pieces, bool(extra),
             )
         return found, failed
+
+    def crowded(self, task: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
+        """The result of a task while as many others do the same as workers will: they share the machine."""
+        assert self.worker is not None, "real steps run in child processes"
+        with ThreadPoolExecutor(self.devices) as pool:
+            first, *_ = pool.map(self.worker, [task] * self.devices, [environment] * self.devices)
+        return first
 
     def sample(self, plain: Log) -> dict[str, Anchor]:
         """An anchor of one block of each kind, where a whole step is too much and a block is not."""
@@ -225,14 +243,24 @@ class Planner:
         return Plan(
             one.techniques, highest.bytes, int(predicted), one.seconds, one.exactness <= Exactness.ROUNDING,
             sum(log.flops.values()) / max(steps, 1), float(log.moved[-1]) if log.moved else one.ledger.traffic,
-            f"{highest.moment.phase} of {highest.moment.block or 'all weights'}",
-            highest.parts, f"{one.ledger.sure}; process {how}", by_block(log),
+            self.sent(one, log), self.devices, f"{highest.moment.phase} of {highest.moment.block or 'all weights'}",
+            highest.parts, f"{one.ledger.sure}; process {how}", disk_speed(one.ledger), by_block(log),
         )
+
+    def sent(self, one: Candidate, log: Log) -> float:
+        """Bytes that a worker sends a step, with what workers agree on after it; the mean where not all steps are alike."""
+        if self.devices == 1:
+            return 0.0
+        uneven = any(isinstance(technique, LocalSteps) for technique in one.techniques)
+        return (one.ledger.sent if uneven or not log.sent else log.sent[-1]) + agreement_bytes(self.devices)
 
     def process(self, one: Candidate, log: Log) -> tuple[float, str]:
         """Bytes of the process, and how we know."""
         anchor = self.found_anchors.get("")
         allocator = next((technique for technique in one.techniques if isinstance(technique, Allocator)), None)
+        belonging = self.hardware.links.get(str(self.devices), (0.0, 0.0, 0.0))[2]   # bytes of a process for its part in a group
+        if self.hardware.described:
+            return peak(log).bytes * SLACK + self.hardware.base, "estimated from the tensors: the hardware is not here"
         if self.worker is None:
             held = sum(p.untyped_storage().nbytes() for p in self.model.parameters()) if self.model is not None else 0
             return status("VmRSS") + (peak(log).bytes - held) * 1.35, "estimated from this process and its tensors"
@@ -242,13 +270,13 @@ class Planner:
             base = min(anchor.overheads.values())
             most = max(stretch.top + anchor.overheads.get(" ".join(stretch.moment), base)
                        for stretch in list(stretches(filled(log, anchor.filled), paged))[1:])
-            return most * MARGIN, "from the anchor step and every tensor's pages"
+            return (most + belonging) * MARGIN, "from the anchor step and every tensor's pages"
         if not one.techniques and not anchor.eased:
             return anchor.process * MARGIN, "from the anchor step"
         self.trials += 1
         result = self.worker(self.task("trial", one.techniques, steps=TRIAL_STEPS),
                              {**self.hardware.environment, **environment(one.techniques)})
-        return result["measured"]["process_bytes"] * MARGIN, f"from a trial of {TRIAL_STEPS} steps"
+        return (result["measured"]["process_bytes"] + belonging) * MARGIN, f"from a trial of {TRIAL_STEPS} steps"
 
     # Choosing
 
@@ -261,11 +289,13 @@ class Planner:
     def decided(self, ledger: Ledger, memory: int | None, forced: tuple[Technique, ...] | None = None) -> Outcome:
         """The outcome for a ledger that was measured; several budgets can be asked for, one after the other."""
         self.trials = 0
-        budget = memory if memory is not None else int(0.9 * memory_free())
+        free = self.hardware.memory if self.hardware.described else memory_free() / self.devices
+        budget = memory if memory is not None else int(0.9 * free)
         limit = address_limit()
         if limit is not None:
             budget = min(budget, limit - self.reserved)
-        plain = self.rehearsed(candidate((), ledger, Exactness.BITS))
+        simplest: tuple[Technique, ...] = (Average(),) if self.devices > 1 else ()
+        plain = self.rehearsed(candidate(simplest, total_cost(simplest, ledger), Exactness.BITS))
         if forced is not None:
             chosen = self.forced(ledger, forced)
             return Outcome(chosen, plain, (), 1, int(chosen.process_bytes <= budget), self.elapsed(), budget, (), ())
@@ -299,13 +329,13 @@ class Planner:
         worse: dict[object, float] = {}   # kind of plan -> how much more it needed than the ledger said
         sure = next((one.seconds for one in ranked if not self.unpredictable(one)), float("inf"))
         for one in ranked:
+            needs_trial = self.unpredictable(one)
             # What the default allocator keeps back is a guess, and a trial of one plan tells of all of them.
-            kind: object = "unpredictable" if self.unpredictable(one) else kind_of(one.techniques)
-            trials = 0 if self.found_anchors and self.found_anchors[""].sampled else MORE_TRIALS if one.seconds * WORTH < sure else TRIALS
-            if one.process * worse.get(kind, 1.0) > budget or (self.unpredictable(one) and self.trials >= trials):
+            kind: object = "unpredictable" if needs_trial else kind_of(one.techniques)
+            if one.process * worse.get(kind, 1.0) > budget or (needs_trial and self.trials >= self.trials_worth(one, sure)):
                 continue
             try:
-                plan = self.rehearsed(one) if one.techniques else plain
+                plan = plain if one.techniques == plain.techniques else self.rehearsed(one)
             except Mistake as error:   # only a rehearsal shows that a technique can't be used for this model
                 passed.append((sketched(one), str(error)))
                 worse[kind] = float("inf")
@@ -318,6 +348,12 @@ class Planner:
             if len(passed) > FINALISTS:
                 break
         return None, passed
+
+    def trials_worth(self, one: Candidate, sure: float) -> int:
+        """Real trials to spend before a candidate is passed over; `sure`: seconds of the best plan that needs none."""
+        if self.found_anchors[""].sampled:   # a whole step can't be run here, so nothing can be tried
+            return 0
+        return MORE_TRIALS if one.seconds * WORTH < sure else TRIALS
 
     def unpredictable(self, one: Candidate) -> bool:
         return "" in self.found_anchors and not any(getattr(technique, "predictable", False) for technique in one.techniques)
@@ -379,6 +415,14 @@ class Planner:
         return time.perf_counter() - self.begun
 
 
+def enough(job: Job, devices: int) -> None:
+    """Refuse a batch that has no sample for some of the workers."""
+    count = samples(first_batch(job))
+    if count < devices:
+        raise Mistake(f"batches of {count} samples for {devices} workers: some would have none; give a batch of {devices} samples or more, "
+                      f"or fewer --devices")
+
+
 def kind_of(techniques: tuple[Technique, ...]) -> frozenset[str]:
     """The names of a plan's techniques; allocators differ by more than a knob."""
     return frozenset(text(one) if isinstance(one, Allocator) else type(one).__name__ for one in techniques)
@@ -387,7 +431,13 @@ def kind_of(techniques: tuple[Technique, ...]) -> frozenset[str]:
 def sketched(one: Candidate) -> Plan:
     """A candidate with the ledger's figures."""
     return Plan(one.techniques, int(one.peak), int(one.process), one.seconds, one.exactness <= Exactness.ROUNDING,
-                one.ledger.flops, one.ledger.traffic, sure="by the ledger alone, not rehearsed")
+                one.ledger.flops, one.ledger.traffic, one.ledger.sent, one.ledger.world, sure="by the ledger alone, not rehearsed",
+                disk_speed=disk_speed(one.ledger))
+
+
+def disk_speed(ledger: Ledger) -> float:
+    """Bytes per second at which a step's traffic passes, by what was measured of the disk; 0 if there is none."""
+    return ledger.traffic / ledger.disk_seconds if ledger.disk_seconds else 0.0
 
 
 def by_block(log: Log) -> tuple[tuple[str, int], ...]:

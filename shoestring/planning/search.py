@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from shoestring.core.ledger import Ledger
-from shoestring.core.technique import Exactness, Technique, choices, exactness, refusal, stage
-from shoestring.planning.conflicts import clash
+from shoestring.core.technique import Exactness, Technique, choices, exactness, order, refusal
+from shoestring.planning.conflicts import clash, unites
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,11 @@ def candidate(techniques: tuple[Technique, ...], ledger: Ledger, level: Exactnes
 
 def candidates(ledger: Ledger, catalogue: tuple[type[Technique], ...], most: Exactness) -> Iterator[Candidate]:
     """All allowed combinations up to an inexactness, each ledger computed from the one it extends."""
-    rows = sorted(catalogue, key=stage)
+    rows = sorted(catalogue, key=order)
 
     def below(start: int, chosen: tuple[Technique, ...], now: Ledger, level: Exactness) -> Iterator[Candidate]:
-        yield candidate(chosen, now, level)
+        if now.world == 1 or any(map(unites, chosen)):
+            yield candidate(chosen, now, level)
         for row in range(start, len(rows)):
             for choice in choices(rows[row], now):
                 closeness = max(level, exactness(choice, now))

@@ -47,7 +47,10 @@ class Snapshot:
 def take_part(snapshot: Snapshot) -> None:
     """Gather with the others, in the order of writing, what was not gathered yet; what is written is the first worker's business."""
     tensors: dict[str, Tensor | Kept] = {}
-    packed(snapshot.state, tensors, "state")
+    try:
+        packed(snapshot.state, tensors, "state")
+    except Mistake:   # nobody can write it, so nobody gathers
+        return
     for value in (*snapshot.weights.values(), *tensors.values()):
         if not isinstance(value, Tensor) and not getattr(value, "gathered", True):
             for _ in value.pieces():

@@ -6,18 +6,21 @@ The page is drawn here and sent when it changed. Nothing is read or drawn unless
 """
 from __future__ import annotations
 
-import signal
-import threading
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
-
-from shoestring.watch.follow import Watch
-from shoestring.watch.server import Server
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+    from typing import Any
 
 
 def serve(paths: Sequence[Path], host: str = "127.0.0.1", port: int = 0, ready: Callable[[str], object] = lambda url: None) -> None:
     """Serve the page of runs, or of folders of runs, until asked to end; ready(url) is called once it can be opened."""
+    import signal
+    import threading
+
+    from shoestring.watch.follow import Watch
+    from shoestring.watch.server import Server
+
     with Server(Watch(paths), host, port) as server:
 
         def end(number: int, frame: Any) -> None:

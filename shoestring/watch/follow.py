@@ -14,7 +14,6 @@ from pathlib import Path
 from threading import RLock
 from typing import Any, NamedTuple
 
-from shoestring.core.errors import Mistake
 from shoestring.page import content
 from shoestring.page.overview import card, overview
 from shoestring.page.top import title
@@ -22,6 +21,7 @@ from shoestring.page.words import state_of
 from shoestring.runs.events import NAME, read
 from shoestring.runs.folder import holder
 from shoestring.runs.story import story
+from shoestring.watch.places import check, is_run
 
 LOOK, DRAW, SELDOM = 1.0, 2.0, 60.0   # seconds between looks, between drawings, and at most between drawings
 QUIET = 30.0                          # seconds after which a run that goes on is drawn without news: it may hang
@@ -148,21 +148,11 @@ class Watch:
 def runs_in(path: Path) -> Iterator[Path]:
     """The run a folder is, or the runs it holds, newest first."""
     path = path.resolve()
-    if (path / "run.json").is_file():
+    if is_run(path):
         yield path
     elif path.is_dir():
-        found = [one for one in path.iterdir() if (one / "run.json").is_file()]
+        found = [one for one in path.iterdir() if is_run(one)]
         yield from sorted(found, key=lambda one: (-changed(one / "run.json"), one.name))
-
-
-def check(path: Path) -> None:
-    """Refuse what can't be watched."""
-    if not path.exists():
-        raise Mistake(f"there is no {path}: give the folder of a run, as `shoestring train` prints it")
-    if not path.is_dir():
-        raise Mistake(f"{path} is a file: give the folder of the run it belongs to, perhaps {path.parent}")
-    if next(runs_in(path), None) is None:
-        raise Mistake(f"{path} holds no run.json, and no folder in it does: give the folder of a run, as `shoestring train` prints it")
 
 
 def unique(name: str, taken: set[str]) -> str:

@@ -1,0 +1,39 @@
+"""Techniques as a user writes them, such as Checkpoint(every=2). Nothing heavy is imported: what is misspelt is told of at once."""
+from __future__ import annotations
+
+import ast
+
+from shoestring.core.errors import Mistake
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+    from typing import Any
+
+
+def call_of(written: str) -> tuple[str, dict[str, Any]]:
+    """The name and the knobs that were written.
+
+    >>> call_of("Checkpoint(every=2)"), call_of("Fused")
+    (('Checkpoint', {'every': 2}), ('Fused', {}))
+    """
+    try:
+        call = ast.parse(written.strip(), mode="eval").body
+        if isinstance(call, ast.Name):
+            return call.id, {}
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
+            raise ValueError
+        return call.func.id, {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
+    except (SyntaxError, ValueError):
+        raise Mistake(f"{written!r} is not a technique: write a name and its knobs, such as Checkpoint(every=2)") from None
+
+
+def check_name(name: str, known: Collection[str]) -> None:
+    if name not in known:
+        raise Mistake(f"no technique is called {name!r}; there are {', '.join(sorted(known))}")
+
+
+def check_knobs(name: str, knobs: Iterable[str], known: list[str]) -> None:
+    for knob in knobs:
+        if knob not in known:
+            raise Mistake(f"{name} has no knob {knob!r}; it has {', '.join(known) or 'none'}")

@@ -1,0 +1,105 @@
+"""Shard: every worker trains on its own samples and owns a part of what one process would hold whole (ZeRO).
+
+    stage    a worker holds of w                              sent a step, of p bytes of weights and as many of gradients
+    1        optimizer / w                                    (w - 1) / w  2 p      gradients to their owners, weights back
+    2        and gradients / w                                the same; with n pieces of the batch (w - 1) / w  (n + 1) p
+    3        and weights / w, and those of a block or two     (w - 1) / w  3 p      weights before forward and before backward
+
+Stage 1 keeps a worker's own gradients until the last piece of the batch, stage 2 sends those of every piece; without Accumulate they do
+the same. The numbers are those of Average, but for the order of sums. Parts of weights can be stepped alone only by optimizers that
+look at every number alone (Adam does, LAMB and Adafactor do not).
+Rajbhandari et al.: ZeRO: Memory Optimizations Toward Training Trillion Parameter Models, 2019, arXiv 1910.02054; Zhao et al.: PyTorch
+FSDP, 2023, arXiv 2304.11277.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from shoestring.core.batch import Batch
+from shoestring.core.errors import Mistake
+from shoestring.core.ledger import Ledger
+from shoestring.core.run import Run
+from shoestring.core.technique import Exactness
+from shoestring.memory.parked import ELEMENTWISE
+from shoestring.parallel.average import Statistics, alone, share_of, split_exactness, told
+from shoestring.parallel.sharding import Sharding
+
+STAGES = (1, 2, 3)
+
+
+@dataclass(frozen=True)
+class Shard:
+    stage: int = 2   # 1: optimizer state; 2: and gradients; 3: and weights
+
+    order: ClassVar[int] = 60
+    exact: ClassVar[bool] = True
+    unites: ClassVar[bool] = True
+    why: ClassVar[str] = "every worker owns a part of the optimizer's state, the gradients, the weights"
+
+    def __post_init__(self) -> None:
+        if self.stage not in STAGES:
+            raise Mistake(f"Shard(stage={self.stage!r}): there are the stages 1 (optimizer), 2 (and gradients) and 3 (and weights)")
+
+    @classmethod
+    def choices(cls, ledger: Ledger) -> tuple[Shard, ...]:
+        return tuple(map(cls, STAGES))
+
+    def refusal(self, ledger: Ledger) -> str:
+        whole = "the optimizer looks at whole weights, and workers would step parts of them"
+        return alone(ledger) or (whole if "optimizer looks at whole weights" in ledger.traits else "")
+
+    def exactness(self, ledger: Ledger) -> Exactness:
+        return split_exactness(ledger)
+
+    def cost(self, ledger: Ledger) -> Ledger:
+        share, rest = 1 / ledger.world, (ledger.world - 1) / ledger.world
+        held = ledger.gradients + sum(block.gradient for block in ledger.blocks)
+        largest = max((block.gradient for block in ledger.blocks), default=0.0)
+        sharing = self.stage > 1 or ledger.pieces == 1
+        blocks = tuple(block.but(gradient=block.gradient * (share if sharing else 1.0), spike=block.spike + 2 * block.gradient)
+                       for block in ledger.blocks)
+        gathered = min(2 * largest, ledger.parameters) if self.stage == 3 else 0.0
+        sent = rest * (held * (ledger.pieces if self.stage > 1 else 1) + ledger.parameters * (2 if self.stage == 3 else 1))
+        made = replace(
+            ledger, blocks=blocks, optimizer=ledger.optimizer * share, update=ledger.update * share,
+            update_rise=ledger.update_rise * share, gradients=ledger.gradients * (share if self.stage > 1 else 1.0),
+            parameters=ledger.parameters * share + gathered if self.stage == 3 else ledger.parameters,
+        )
+        return told(made, sent, 3 * len(ledger.blocks))
+
+    def apply(self, run: Run) -> Run:
+        if not isinstance(getattr(run.optimizer, "optimizer", run.optimizer), ELEMENTWISE):
+            raise Mistake(f"Shard: {type(run.optimizer).__name__} looks at whole weights, and workers would step parts of them: use "
+                          f"Average, or an optimizer that looks at every number alone (Adam, AdamW, SGD, ...)")
+        sharding, statistics = Sharding(run, self.stage), Statistics(run.model, run.link)
+
+        def forward(model: nn.Module, batch: Batch) -> Any:
+            with sharding.forward():
+                return run.forward(model, batch)
+
+        def backward(now: Run, value: Tensor) -> None:
+            with sharding.backward(now.last):
+                run.backward(now, value)
+
+        def gradients(now: Run, batch: Batch) -> Tensor:
+            share = share_of(now, batch)
+            statistics.begin()
+            sharding.come()
+            loss = run.gradients(replace(now, loss=lambda output, part: share() * now.loss(output, part)), batch)
+            sharding.leave()
+            total, unused = sharding.reducer.tally(loss)
+            sharding.hand_out(unused)
+            statistics.average()
+            return total
+
+        def update(now: Run) -> None:
+            if now.clip:
+                sharding.clip(now.clip, now.optimizer)
+            now.optimizer.step()
+            sharding.spread()
+
+        return replace(run, forward=forward, backward=backward, gradients=gradients, update=update, usable=sharding.usable,
+                       state={**run.state, "shards": sharding})

@@ -1,0 +1,34 @@
+"""What is read off the catalogue's source is what the catalogue has, and a mistake gets the same words either way."""
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+
+from shoestring.core.errors import Mistake
+from shoestring.core.technique import choices, parsed, text
+from shoestring.planning.catalogue import CATALOGUE
+from shoestring.planning.names import check_written, knobs_of, technique_files
+from tests.planning.test_promises import ledger
+
+
+def test_names_and_knobs_are_those_of_the_catalogue() -> None:
+    found = {name: knobs_of(name, file) for name, file in technique_files().items()}
+    assert found == {kind.__name__: [field.name for field in fields(kind)] for kind in CATALOGUE}   # type: ignore[arg-type]
+
+
+def test_every_technique_worth_trying_can_be_written() -> None:
+    for kind in CATALOGUE:
+        for one in choices(kind, ledger("chain")):
+            check_written(text(one))
+
+
+@pytest.mark.parametrize("written", ["Checkpont(every=2)", "Checkpoint(evry=2)", "Fused(fast=True)", "Checkpoint(every=2", "Checkpoint(2)",
+                                     "Checkpoint(every=two)", "", "3", "Checkpoint().cost", "nothing"])
+def test_a_mistake_is_told_of_in_the_same_words_without_importing_it(written: str) -> None:
+    said = []
+    for check in (check_written, lambda written: parsed(written, CATALOGUE)):
+        with pytest.raises(Mistake) as told:
+            check(written)
+        said.append(str(told.value))
+    assert said[0] == said[1]
