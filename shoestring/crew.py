@@ -6,11 +6,10 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from subprocess import Popen
 from typing import Any
 
 from shoestring.core.errors import Mistake
@@ -25,9 +24,6 @@ LOOK = 0.1      # seconds between two looks at the workers
 JOIN = 60.0     # seconds in which the workers must have found each other
 LEAVE = 10.0    # seconds in which a worker that is done must have ended
 LAST = {"mistake": Mistake, "fault": Crashed, "out of memory": OutOfMemory}
-
-Processes = Mapping[int, "Popen[str]"]   # by rank in the group
-
 
 class Stopped(Exception):
     """Asked to stop when there was nothing to save."""
@@ -47,12 +43,12 @@ class Death:
 class Crew:
     """The workers of this machine as their launcher sees them, and what has become of the group."""
 
-    def __init__(self, place: Path, task: dict[str, Any], on_event: Callable[[dict[str, Any]], None], lock: int | None,
+    def __init__(self, place: Path, task: dict[str, Any], on_event: Callable[[dict[str, Any]], None],
                  meeting: Meeting, patience: float, restarts: int) -> None:
         self.place, self.task, self.on_event, self.meeting = place, task, on_event, meeting
         self.patience, self.limit = patience, restarts
         self.folder = Path(task["folder"]) if "folder" in task else None
-        self.ears = Ears(place / "socket", lock)
+        self.ears = Ears(place / "socket")
         self.print = task.get("fingerprint") or fingerprint(task["file"])
         self.asked: list[int] = []        # signals to stop
         self.step = self.most = 0         # the last step that was done, and the last new one
@@ -74,7 +70,7 @@ class Crew:
         self.contact = ""                           # how one worker lost another
         self.pid = 0                                # of worker 0, once it can be asked to stop
         self.mourned = self.told = False            # of deaths in this round; worker 0 was asked to stop
-        own = {"file": self.source(), "fingerprint": self.print, "launcher": os.getpid(), "round": self.meeting.round, "join": JOIN,
+        own = {"file": self.source(), "fingerprint": self.print, "round": self.meeting.round, "join": JOIN,
                "deadline": max(10 * self.patience, JOIN), "device": self.meeting.nodes.device}
         (self.place / "task.json").write_text(json.dumps(self.task | own))
 
@@ -151,21 +147,23 @@ class Crew:
             note(self.folder, kind, **fields)
         self.on_event({"event": kind, "time": time.time()} | fields)
 
-    def missing(self, processes: Processes) -> list[Death] | None:
-        """Who died or is stuck, if there is no going on for the others; they may be on another machine."""
-        codes = {rank: process.poll() for rank, process in processes.items()}
-        self.listen()   # after the look, so that what the dead said is heard
+    def missing(self, codes: Mapping[int, int | None]) -> list[Death] | None:
+        """Who died or is stuck, if there is no going on for the others; they may be on another machine.
+
+        `codes` is how each worker here ended, None for those that live; what the dead had said is heard after that was found.
+        """
+        self.listen()
         now = time.monotonic()
         deaths = [Death(rank, *reason(code)) for rank, code in codes.items()
                   if code is not None and code != CASUALTY and (code or rank not in self.done)]
         silent = {rank: now - self.beats[rank] for rank, code in codes.items() if code is None}
         deaths += [Death(rank, f"no sign of life for {seconds_text(seconds)}", "it was suspended, or its machine is overloaded", seconds)
                    for rank, seconds in silent.items() if seconds > (self.patience if rank in self.joined else max(self.patience, JOIN))]
-        lingering = self.finished(processes) and now - max(self.done.values()) > LEAVE and None in codes.values()
+        lingering = self.finished(codes) and now - max(self.done.values()) > LEAVE and None in codes.values()
         return deaths if deaths or CASUALTY in codes.values() or self.words or lingering else None
 
-    def finished(self, processes: Processes) -> bool:
-        return bool(self.result) if 0 in processes else set(processes) <= set(self.done)
+    def finished(self, ranks: Collection[int]) -> bool:
+        return bool(self.result) if 0 in ranks else set(ranks) <= set(self.done)
 
     def judge(self, deaths: list[Death]) -> None:
         """What follows from deaths, when no worker is left here. Raises what ends the group."""

@@ -1,8 +1,9 @@
 """A group of workers that train one job together: started, watched, and formed again when one of them dies. The launcher's side.
 
-Torch's elastic agent starts the processes and restarts them all when one ends badly. What is ours: a worker is missed within a tenth
-of a second, or when its heartbeats stop; the others, who have nothing to save, are killed at once instead of asked; an error that
-would come again is told once and ends the group; and a person reads sentences instead of logs.
+Torch's elastic agent gives out ranks, and restarts all workers when one ends badly. What is ours: workers are forked from a process that
+has torch imported; one that ends is missed within a tenth of a second, one that stands still when its heartbeats stop; the others, who have
+nothing to save, are killed at once instead of asked; an error that would come again is told once and ends the group; and a person reads
+sentences instead of logs.
 
     worker 0  step step step          begun step step
     worker 1  step step x        ->   begun step step
@@ -16,24 +17,21 @@ import os
 import signal
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from pathlib import Path
-from subprocess import TimeoutExpired
 from typing import Any
 
 import torch
-from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
-from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.agent.server.api import RunResult, SimpleElasticAgent, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.events.api import Event, EventSource
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 
 from shoestring.core.errors import Mistake
-from shoestring.crew import LOOK, Crew, Processes, Stopped
+from shoestring.crew import LOOK, Crew, Stopped
 from shoestring.launch import Crashed, politely
 from shoestring.meeting import Closed, Meeting, interface
 from shoestring.runs.events import note
+from shoestring.stem import Stem
 
 PATIENCE = 30.0    # seconds without a heartbeat after which a worker counts as stuck
 RESTARTS = 10      # times that a group is formed again
@@ -53,18 +51,13 @@ def run_group(task: Mapping[str, Any], environment: Mapping[str, str], on_event:
     meeting.patience = patience
     silenced()
     with tempfile.TemporaryDirectory(prefix="shoestring-") as place:
-        crew = Crew(Path(place), dict(task), on_event, lock, meeting, patience, restarts)
-        placed = torch.cuda.is_available() or meeting.nodes.device is not None   # by somebody who has seen to threads too
-        threads = {} if placed else {"OMP_NUM_THREADS": str(max(1, cores() // devices))}
-        given = {"TORCH_CPP_LOG_LEVEL": "ERROR"} | threads | linked(meeting) | dict(environment)
-        spec = WorkerSpec(
-            "worker", devices, meeting, monitor_interval=LOOK, max_restarts=sys.maxsize,
-            entrypoint="env",   # becomes the worker; torch's agent has no other way to give it an environment
-            args=(*(f"{name}={value}" for name, value in given.items()), sys.executable, "-m", "shoestring.member", place))
+        crew = Crew(Path(place), dict(task), on_event, meeting, patience, restarts)
+        stem = Stem(surroundings(meeting, devices) | dict(environment), Path(place), lock)
+        spec = WorkerSpec("worker", devices, meeting, monitor_interval=LOOK, max_restarts=sys.maxsize, entrypoint="shoestring.member")
         word: dict[str, Any] = {"event": "mistake", "text": "node 0 ended"}
         try:
             with politely(crew, crew.asked) if "folder" in task else nullcontext():
-                Agent(spec, crew).run()
+                Agent(spec, crew, stem).run()
             result = crew.outcome()
             word = {"event": "stopped", "step": result["stopped"]} if "stopped" in result else {"event": "finished"}
             return result
@@ -95,10 +88,16 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def linked(meeting: Meeting) -> dict[str, str]:
-    """Which network interface gloo uses; it would ask the machine's name, which often leads nowhere."""
+def surroundings(meeting: Meeting, devices: int) -> dict[str, str]:
+    """Variables of every worker here: threads for its share of the cores, and the interface that leads to the other machines.
+
+    Gloo would ask for the machine's name, which often leads nowhere. Whether there are GPUs is to be asked without touching them.
+    """
+    placed = torch.cuda.is_available() or meeting.nodes.device is not None   # by somebody who has seen to threads too
+    threads = {} if placed else {"OMP_NUM_THREADS": str(max(1, cores() // devices))}
     found = interface(meeting.nodes.host, meeting.port)
-    return {"GLOO_SOCKET_IFNAME": found} if found else {}
+    link = {"GLOO_SOCKET_IFNAME": found} if found else {}
+    return threads | link | {"TORCH_CPP_LOG_LEVEL": "ERROR", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 
 
 def silenced() -> None:
@@ -109,45 +108,46 @@ def silenced() -> None:
         log.addHandler(logging.NullHandler())
 
 
-class Agent(LocalElasticAgent):
-    """Torch's agent for the workers of a crew."""
+class Agent(SimpleElasticAgent):
+    """Torch's agent for the workers of a crew, which grow from a stem."""
 
-    def __init__(self, spec: WorkerSpec, crew: Crew) -> None:
-        super().__init__(spec, DefaultLogsSpecs(log_dir=str(crew.place / "logs")), exit_barrier_timeout=crew.patience)
-        self.crew = crew
+    def __init__(self, spec: WorkerSpec, crew: Crew, stem: Stem) -> None:
+        super().__init__(spec)
+        self.crew, self.stem = crew, stem
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         workers = worker_group.workers
         self.crew.starts([worker.global_rank for worker in workers], workers[0].world_size)
-        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-        before = {number: signal.getsignal(number) for number in numbers}
-        try:
-            pids: dict[int, Any] = super()._start_workers(worker_group)   # which puts its own handlers in place of ours
-            return pids
-        finally:
-            if threading.current_thread() is threading.main_thread():
-                for number, handler in before.items():
-                    signal.signal(number, handler)
+        return {worker.local_rank: self.stem.fork({
+            "RANK": str(worker.global_rank), "WORLD_SIZE": str(worker.world_size), "LOCAL_RANK": str(worker.local_rank),
+            "MASTER_ADDR": str(worker_group.master_addr), "MASTER_PORT": str(worker_group.master_port)}) for worker in workers}
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        handlers: Any = getattr(self._pcontext, "subprocess_handlers")   # noqa: B009 (known to a subclass only)
-        processes = {worker.global_rank: handlers[worker.local_rank].proc for worker in worker_group.workers}
-        deaths = self.crew.missing(processes)
-        done, meeting = self.crew.finished(processes), self.crew.meeting
+        self.stem.listen()
+        codes = {worker.global_rank: self.stem.code(worker.id) for worker in worker_group.workers}
+        deaths = self.crew.missing(codes)
+        done, meeting = self.crew.finished(codes), self.crew.meeting
+        if deaths is None and None in codes.values():
+            self.crew.make_room()
+            return RunResult(WorkerState.HEALTHY)
         if deaths is not None:
-            end(processes)
+            self._stop_workers(worker_group)
             if not done:
                 self.crew.judge(deaths)
-        elif any(process.poll() is None for process in processes.values()):
-            self.crew.make_room()
-            return RunResult(state=WorkerState.HEALTHY)
-        elif not meeting.leads and not meeting.paused:   # node 0 has the last word
-            meeting.check_closed()
-            return RunResult(state=WorkerState.HEALTHY)
-        found = super()._monitor_workers(worker_group)   # now that all are gone, so that it has nothing to wait for
+                return RunResult(WorkerState.FAILED)
         if meeting.paused:
-            return RunResult(state=WorkerState.UNHEALTHY)
-        return RunResult(WorkerState.SUCCEEDED, dict.fromkeys(processes)) if done and meeting.leads else found
+            return RunResult(WorkerState.UNHEALTHY)
+        if not meeting.leads:   # node 0 has the last word
+            meeting.check_closed()
+            return RunResult(WorkerState.HEALTHY)
+        return RunResult(WorkerState.SUCCEEDED, dict.fromkeys(codes))
+
+    def _stop_workers(self, worker_group: WorkerGroup) -> None:
+        """At once: a group that lost a worker has nothing to save."""
+        self.stem.end(worker.id for worker in worker_group.workers if worker.id is not None)
+
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGKILL, timeout: int = 1) -> None:
+        self.stem.close()
 
     def _exit_barrier(self) -> None:
         """Node 0 says that it is over, and nobody else has to."""
@@ -155,16 +155,3 @@ class Agent(LocalElasticAgent):
     def _construct_event(self, *values: Any, **more: Any) -> Event:
         """Torch's own asks the network for this machine's name every time, for a log that nobody reads."""
         return Event("worker", EventSource.AGENT)
-
-    def _shutdown(self, death_sig: signal.Signals = signal.SIGKILL, timeout: int = 1) -> None:
-        super()._shutdown(signal.SIGKILL, 1)
-
-
-def end(processes: Processes) -> None:
-    """Kill workers, with all they started."""
-    for process in processes.values():
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-    for process in processes.values():
-        with suppress(TimeoutExpired):
-            process.wait(5)

@@ -1,10 +1,9 @@
 """A worker of a group: one of several processes that do a task together. It speaks to its launcher over a socket in a folder.
 
-It beats twice a second, so that a process that stands still is missed, and it ends with its launcher, however that ends.
+It beats twice a second, so that a process that stands still is missed. It is forked from the stem (stem.py).
 """
 from __future__ import annotations
 
-import ctypes
 import json
 import multiprocessing
 import os
@@ -24,10 +23,9 @@ from shoestring.worker import TASKS, last_word
 PAUSE = 0.02
 
 
-def main() -> None:
-    place, rank, world = Path(sys.argv[1]), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+def main(place: Path) -> NoReturn:
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     task = json.loads((place / "task.json").read_text())
-    die_with(task["launcher"])
     os.dup2(2 if rank == 0 else os.open(os.devnull, os.O_WRONLY), 1)   # one worker prints, and never into the launcher's output
     if rank:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)   # worker 0 is asked to stop, and tells the others
@@ -59,14 +57,6 @@ def leave(code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
-
-
-def die_with(launcher: int) -> None:
-    """Be killed when the launcher ends. Where the kernel can't do that, the heartbeats notice."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)   # PR_SET_PDEATHSIG
-    if os.getppid() != launcher:
-        os._exit(CASUALTY)
 
 
 def check_same(task: Mapping[str, Any]) -> None:
@@ -126,6 +116,3 @@ def lost(error: BaseException | None) -> bool:
         error = error.__cause__ or error.__context__
     return False
 
-
-if __name__ == "__main__":
-    main()

@@ -8,7 +8,6 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,9 @@ CASUALTY = 75   # exit code of a worker that lost another one, or its launcher
 
 
 class Ears:
-    """The launcher's end of a socket on which workers speak, a JSON object a line. Who connects is given the folder's lock to hold."""
+    """The launcher's end."""
 
-    def __init__(self, path: Path, lock: int | None) -> None:
-        self.lock = lock
+    def __init__(self, path: Path) -> None:
         self.server = socket.socket(socket.AF_UNIX)
         self.server.bind(str(path))
         self.server.listen(1024)
@@ -34,17 +32,12 @@ class Ears:
         while found := self.ready.select(0):
             for key, _ in found:
                 if key.fileobj is self.server:
-                    self.welcome()
+                    speaker, _ = self.server.accept()
+                    self.ready.register(speaker, selectors.EVENT_READ)
+                    self.halves[speaker] = b""
                     continue
                 assert isinstance(key.fileobj, socket.socket), "only sockets were registered"
                 yield from self.said(key.fileobj)
-
-    def welcome(self) -> None:
-        speaker, _ = self.server.accept()
-        with suppress(OSError):
-            socket.send_fds(speaker, [b"."], [] if self.lock is None else [self.lock])
-        self.ready.register(speaker, selectors.EVENT_READ)
-        self.halves[speaker] = b""
 
     def said(self, speaker: socket.socket) -> Iterator[dict[str, Any]]:
         try:
@@ -66,14 +59,13 @@ class Ears:
 
 
 class Voice:
-    """This worker's end of the socket to its launcher."""
+    """A worker's end."""
 
     def __init__(self, path: Path, rank: int) -> None:
         self.rank = rank
         self.turn = threading.Lock()
         self.line = socket.socket(socket.AF_UNIX)
         self.line.connect(str(path))
-        self.held = socket.recv_fds(self.line, 1, 1)[1]   # the lock of the run's folder: as long as one worker lives, it is held
         threading.Thread(target=self.beat, daemon=True).start()
 
     def send(self, event: Mapping[str, Any]) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -77,17 +78,14 @@ def task(place: Path, **flags: Any) -> dict[str, Any]:
 
 
 def members(launcher: int) -> dict[int, int]:
-    """The workers that a launcher started: their pids by rank."""
-    found = {}
+    """The workers of a launcher: their pids by rank."""
+    parents, names = {}, {}
     for process in Path("/proc").glob("[0-9]*"):
-        try:
-            ours = int((process / "stat").read_text().rsplit(")", 1)[1].split()[1]) == launcher
-            if ours and b"shoestring.member" in (process / "cmdline").read_bytes():
-                words = dict(word.split(b"=", 1) for word in (process / "environ").read_bytes().split(b"\0") if b"=" in word)
-                found[int(words[b"RANK"])] = int(process.name)
-        except (OSError, ValueError):   # it is gone
-            continue
-    return found
+        with suppress(OSError):   # it is gone
+            parents[int(process.name)] = int((process / "stat").read_text().rsplit(")", 1)[1].split()[1])
+            names[int(process.name)] = (process / "comm").read_text().split()
+    return {int(name[1]): pid for pid, name in names.items()
+            if name[0] == "shoestring" and len(name) == 2 and parents.get(parents[pid]) == launcher}
 
 
 def at_step(step: int, act: Callable[[], object]) -> Callable[[dict[str, Any]], None]:

@@ -33,7 +33,8 @@ README = HERE / "README.md"
 BEGIN, END = "<!-- written by run.py -->\n", "<!-- end -->\n"
 WORKERS, PAUSE, BEFORE, LONGEST = 3, 0.1, 10, 180.0
 OURS, THEIRS = "shoestring train --devices 3", "torchrun --max-restarts 3"
-PLAN = {"chosen": {"techniques": [{"name": "Average", "knobs": {}}], "peak_bytes": 0, "process_bytes": 0, "step_seconds": PAUSE, "exact": True}}
+PLAN = {"chosen": {"techniques": [{"name": "Average", "knobs": {}}], "peak_bytes": 0, "process_bytes": 0, "step_seconds": PAUSE,
+                   "exact": True}}
 
 
 @dataclass(frozen=True)
