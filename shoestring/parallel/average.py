@@ -22,7 +22,7 @@ from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.ledger import Ledger
 from shoestring.core.link import Link
-from shoestring.core.run import Run
+from shoestring.core.run import Run, weighed
 from shoestring.core.technique import Exactness
 from shoestring.parallel.reducer import BUCKET, Bucket, Reducer, Send, bucketed
 
@@ -101,7 +101,7 @@ def united(run: Run, send: Send, multiple: int = 1) -> Run:
     def gradients(now: Run, batch: Batch) -> Tensor:
         share = share_of(now, batch)
         statistics.begin()
-        loss = run.gradients(replace(now, loss=lambda output, part: share() * now.loss(output, part)), batch)
+        loss = run.gradients(replace(now, loss=lambda output, part: weighed(now.loss(output, part), share())), batch)
         total, unused = reducer.tally(loss)
         for parameter in unused:
             parameter.grad = None

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.ledger import Ledger
-from shoestring.core.run import Run
+from shoestring.core.run import Run, weighed
 from shoestring.core.technique import Exactness
 from shoestring.parallel.average import Statistics, alone, told, trained, united
 from shoestring.parallel.link import Rows, own_row
@@ -72,7 +72,7 @@ class LocalSteps:
             if not meetings.apart:
                 return together.gradients(now, batch)
             statistics.begin()
-            idle = replace(now, loss=lambda output, part: 0.0 * now.loss(output, part)) if now.link.idle else now
+            idle = replace(now, loss=lambda output, part: weighed(now.loss(output, part), 0.0)) if now.link.idle else now
             return run.gradients(replace(idle, backward=run.backward), batch)
 
         def update(now: Run) -> None:
