@@ -198,7 +198,7 @@ def planned(options: argparse.Namespace, job: Job, memory: int | None) -> tuple[
     if options.plan:
         return load_plan(Path(options.plan)), {}
     say(options, "planning …")
-    outcome = make_plan(job, memory, options.use, options.inexact)
+    outcome = make_plan(job, memory, options.use, options.inexact, devices=team(options).world)
     return outcome.chosen, outcome.as_json() | {"blocks": outcome.chosen.blocks}
 
 
@@ -331,8 +331,10 @@ def plan_file(chosen: Plan, outcome: dict[str, Any]) -> dict[str, Any]:
 
 def team(options: argparse.Namespace) -> Team:
     """Who trains together, from what the user wrote, or from what torchrun or SLURM put into the environment."""
-    from shoestring.core.nodes import team_of
+    from shoestring.core.nodes import Team, team_of
 
+    if "devices" not in options:
+        return Team()
     return team_of(options.devices, options.nodes, options.patience, options.restarts, os.environ)
 
 
@@ -368,11 +370,15 @@ def trained(options: argparse.Namespace, path: Path, held: Opened, cadence: dict
     from shoestring.api import worker_environment
     from shoestring.launch import OutOfMemory, run_worker
     from shoestring.page import page
+    from shoestring.planning.conflicts import unites
     from shoestring.runs.board import Board
     from shoestring.runs.story import story
 
     job = loaded(options, path, dict(held.asked["flags"]))
     chosen = settled_plan(options, job, held)
+    if crew.world > 1 and not any(map(unites, chosen.techniques)):
+        raise Mistake(f"{chosen} is a plan for one worker, with nothing that unites {crew.world}: they would train apart; plan for them "
+                      f"(--devices without --plan, --fresh in a folder that has a plan), or train with one")
     folder, memory = held.folder, held.asked["memory"]
     board = Board(folder.path) if options.tensorboard else None
 
@@ -392,7 +398,7 @@ def trained(options: argparse.Namespace, path: Path, held: Opened, cadence: dict
             "steps": job.steps, "folder": str(folder.path), "memory": memory, "predicted": chosen.process_bytes, "cadence": cadence,
             "traceback": options.traceback}
     try:
-        if crew.alone:
+        if crew.world == 1:
             result = run_worker(task, worker_environment(chosen.techniques), show, held.lock.file)
         else:
             result = grouped(task, held, crew, meeting, show)
@@ -486,7 +492,8 @@ def after_memory_ran_out(options: argparse.Namespace, job: Job, held: Opened, ch
            f"and had {bytes_text(measured)} at its last step"
     say(options, "planning again with what was measured …")
     try:
-        outcome = make_plan(job, int(min(0.9, chosen.process_bytes / most) * min(budget, most)), None, held.asked["inexact"])
+        outcome = make_plan(job, int(min(0.9, chosen.process_bytes / most) * min(budget, most)), None, held.asked["inexact"],
+                            devices=team(options).world)
     except (Mistake, OverBudget) as error:   # nothing fits, or planning, which trains a few steps, met the same
         return f"{said}; planning again led to nothing: {error}"
     held.folder.write("plan-next.json", plan_file(outcome.chosen, outcome.as_json() | {"blocks": outcome.chosen.blocks}))

@@ -42,8 +42,9 @@ class Team:
     restarts: int = 10           # times that the group is formed again
 
     @property
-    def alone(self) -> bool:
-        return self.devices == 1 and self.nodes is None
+    def world(self) -> int:
+        """Workers on all machines, if each has as many."""
+        return self.devices * (self.nodes.of if self.nodes else 1)
 
 
 def team_of(devices: int, nodes: str | None, patience: str, restarts: int, environment: Mapping[str, str]) -> Team:
