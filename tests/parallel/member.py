@@ -6,6 +6,9 @@ on the way, of the largest worker, rehearsed and measured.
 from __future__ import annotations
 
 import json
+import os
+import socket
+import struct
 import sys
 from dataclasses import replace
 from datetime import timedelta
@@ -46,14 +49,33 @@ def tried(made: Job, techniques: tuple[Technique, ...], plain: Tensor) -> dict[s
     rank, world = dist.get_rank(), dist.get_world_size()
     grouped = replace(made, link=joined(rank, world))
     after, losses = trained(grouped, techniques)
+    before = on_the_wire()
     measured = tracked(replace(made, link=joined(rank, world)), techniques, seeded(made))
+    wire = on_the_wire() - before
     predicted = rehearse(replace(made, link=Link(rank, world)), techniques)
     told = grouped.link.objects({
         "apart": float((after - plain).abs().max()), "losses": losses, "peaks": (peak(predicted).bytes, peak(measured).bytes),
         "sent": (predicted.sent, measured.sent), "flops": (predicted.flops.total(), measured.flops.total()),
-        "sum": float(after.double().sum()),
+        "sum": float(after.double().sum()), "wire": wire,
     })
     return {"workers": told}
+
+
+def on_the_wire() -> int:
+    """Bytes that this process has sent to others, by the kernel's own count of its TCP sockets."""
+    dist.barrier()
+    total = 0
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            if os.readlink(f"/proc/self/fd/{number}").startswith("socket:"):
+                with socket.socket(fileno=os.dup(int(number))) as one:
+                    if one.family in (socket.AF_INET, socket.AF_INET6) and one.type == socket.SOCK_STREAM:
+                        told = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+                        total += struct.unpack_from("Q", told, 120)[0]   # tcpi_bytes_acked: what was sent again counts once
+        except OSError:
+            continue
+    dist.barrier()
+    return int(total)
 
 
 def main() -> None:

@@ -16,6 +16,8 @@ from shoestring.core.ledger import Ledger
 from shoestring.core.technique import Exactness, Technique, choices, described, exactness, in_order, refusal
 from shoestring.memory.allocator import Allocator
 from shoestring.memory.checkpoint import Checkpoint
+from shoestring.parallel.average import Average
+from shoestring.parallel.compress_gradients import CompressGradients
 from shoestring.parallel.shard import Shard
 from shoestring.planning.catalogue import CATALOGUE
 from shoestring.planning.conflicts import conflict, unites
@@ -88,6 +90,15 @@ def test_every_way_to_unite_workers_keeps_to_what_it_states_with_every_technique
             assert all(one["losses"][-1] < one["losses"][0] for one in workers), plan   # codecs' errors: test_codecs
         if all(one.exact for one in plan):   # all workers have the same weights and tell the same losses
             assert len({one["sum"] for one in workers}) == 1 and len({tuple(one["losses"]) for one in workers}) == 1, plan
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_the_bytes_that_are_counted_are_those_that_the_kernel_counts(world: int, tmp_path: Path) -> None:
+    """But for what gloo writes around every message, and for the barriers of the test."""
+    wanted: list[tuple[Technique, ...]] = [(Average(),), (Shard(2),), (Shard(3),), (CompressGradients("int8"),)]
+    for plan, outcome in zip(wanted, outcomes("chain", world, wanted, tmp_path), strict=True):
+        for one in outcome["workers"]:
+            assert 0 <= one["wire"] - sum(one["sent"][1]) <= 0.02 * sum(one["sent"][1]) + 16384, plan
 
 
 def test_the_stages_of_sharding_need_less_and_less_memory(tmp_path: Path) -> None:
