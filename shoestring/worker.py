@@ -212,7 +212,7 @@ def doctor(task: dict[str, Any], send: Send) -> dict[str, Any]:
     return asdict(measured_hardware(dtypes=True))
 
 
-TASKS: dict[str, Callable[[dict[str, Any], Send], dict[str, Any]]] = {
+TASKS: dict[str, Callable[..., dict[str, Any]]] = {
     "anchor": anchor, "sample": sample, "rehearse": rehearse, "trial": trial, "train": train, "doctor": doctor, "cable": cable,
 }
 
@@ -226,16 +226,22 @@ def main() -> None:
             pipe.write(json.dumps(event) + "\n")
 
     task = json.loads(sys.stdin.read())
-    try:
-        last = {"event": "result"} | TASKS[task["task"]](task, send)
-    except Exception as error:
-        last = ending(error, task)
-        if task.get("traceback") or last["event"] == "fault":
-            traceback.print_exc()
-        if "folder" in task:
-            failed(task["folder"], last["text"])
+    last = last_word(task, lambda: TASKS[task["task"]](task, send))
+    sys.stderr.write(last.pop("trace", ""))
+    if "folder" in task and last["event"] != "result":
+        failed(task["folder"], last["text"])
     with suppress(BrokenPipeError):
         send(last)
+
+
+def last_word(task: dict[str, Any], work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What a worker has to say in the end: its result, or what went wrong."""
+    try:
+        return {"event": "result"} | work()
+    except Exception as error:
+        last = ending(error, task)
+        shown = task.get("traceback") or last["event"] == "fault"
+        return last | ({"trace": traceback.format_exc()} if shown else {})
 
 
 def ending(error: Exception, task: dict[str, Any]) -> dict[str, Any]:
