@@ -44,9 +44,10 @@ class Step(NamedTuple):
 
 
 def plan(job: Job | str | Path, memory: str | int | None = None, use: Iterable[Technique | str] | None = None,
-         inexact: bool = False, model: nn.Module | None = None, devices: int = 1, hardware: str | Path | None = None,
-         **flags: Any) -> Outcome:
-    """The best plan for a job (a Job, a job file or a built-in name) and a memory budget, of each of so many workers.
+         inexact: bool = False, model: nn.Module | None = None, devices: int = 1, here: int | None = None,
+         hardware: str | Path | None = None, **flags: Any) -> Outcome:
+    """The best plan for a job (a Job, a job file or a built-in name) and a memory budget, of each of so many workers (`here`: on this
+    machine, all if it is not said).
 
     With `use`, the figures of exactly those techniques instead. With `hardware`, a file that describes a cluster, the plan for that.
     Raises OverBudget if nothing fits.
@@ -60,22 +61,24 @@ def plan(job: Job | str | Path, memory: str | int | None = None, use: Iterable[T
         machine, worker = cluster(Path(hardware), devices), None
     else:
         machine = known_hardware(dtypes=inexact or any(isinstance(one, Precision) for one in forced or ()))
-        machine, worker = in_group(machine, devices), run_worker if made.origin is not None else None
-    planner = Planner(made, machine, worker, model, inexact=inexact, wanted=forced or (), devices=devices)
+        machine, worker = in_group(machine, devices, here or devices), run_worker if made.origin is not None else None
+    planner = Planner(made, machine, worker, model, inexact=inexact, wanted=forced or (), devices=devices, here=here or devices)
     return planner.outcome(None if memory is None else parse_bytes(memory), forced)
 
 
-def in_group(machine: Hardware, devices: int) -> Hardware:
-    """The machine as one of so many workers on it has it; how they talk is measured once and kept."""
-    if devices == 1:
+def in_group(machine: Hardware, world: int, here: int) -> Hardware:
+    """The machine as one of so many workers on it has it; how they talk is measured once and kept. Other machines are taken to be as near."""
+    if world == 1:
         return machine
-    if str(devices) not in machine.links:
-        with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(devices) as pool:
-            tasks = [{"task": "cable", "rank": rank, "world": devices, "store": f"{folder}/store"} for rank in range(devices)]
-            first, *_ = pool.map(run_worker, tasks, [shared(machine, devices)] * devices)
-        machine = replace(machine, links={**machine.links, str(devices): first["cable"]})
+    count = max(here, 2)
+    if str(count) not in machine.links:
+        with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(count) as pool:
+            tasks = [{"task": "cable", "rank": rank, "world": count, "store": f"{folder}/store"} for rank in range(count)]
+            first, *_ = pool.map(run_worker, tasks, [shared(machine, count)] * count)
+        machine = replace(machine, links={**machine.links, str(count): first["cable"]})
         remember(asdict(machine))
-    return replace(machine, environment=shared(machine, devices), cores=max(machine.cores // devices, 1))
+    return replace(machine, environment=shared(machine, here), cores=max(machine.cores // here, 1),
+                   links={**machine.links, str(world): machine.links[str(count)]})
 
 
 def shared(machine: Hardware, devices: int) -> dict[str, str]:

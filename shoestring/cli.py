@@ -70,6 +70,7 @@ def parser() -> Parser:
             command.add_argument("--restarts", type=int, default=10, metavar="N",
                                  help="how often to go on after a worker's death (default 10)")
         if name == "plan":
+            command.add_argument("--hardware", metavar="FILE", help="plan for a cluster that this file describes and that need not be here")
             command.add_argument("--save", metavar="FILE", help="save the chosen plan")
         if name == "train":
             command.add_argument("--run", metavar="DIR", help="folder of the run; one that is there is resumed (default: runs/JOB-TIME)")
@@ -198,7 +199,9 @@ def planned(options: argparse.Namespace, job: Job, memory: int | None) -> tuple[
     if options.plan:
         return load_plan(Path(options.plan)), {}
     say(options, "planning …")
-    outcome = make_plan(job, memory, options.use, options.inexact, devices=team(options).world)
+    crew = team(options)
+    outcome = make_plan(job, memory, options.use, options.inexact, devices=crew.world, here=crew.devices,
+                        hardware=getattr(options, "hardware", None))
     return outcome.chosen, outcome.as_json() | {"blocks": outcome.chosen.blocks}
 
 
@@ -323,7 +326,7 @@ def plan_file(chosen: Plan, outcome: dict[str, Any]) -> dict[str, Any]:
     return {
         "shoestring": 1, "chosen": chosen.as_json(), "plain": outcome.get("plain", {}), "blocks": outcome.get("blocks", ()),
         "predicted": {"peak_bytes": chosen.peak_bytes, "process_bytes": chosen.process_bytes, "step_seconds": chosen.step_seconds,
-                      "traffic_bytes": chosen.traffic},
+                      "traffic_bytes": chosen.traffic, "sent_bytes": chosen.sent},
         "techniques": [one | {"why": reasons.get(one["name"], "")} for one in chosen.as_json()["techniques"]],
         "runners_up": [one | {"text": plan_line(one)} for one in outcome.get("runners_up", ())], "exact": chosen.exact, "sure": chosen.sure,
     }
@@ -421,6 +424,8 @@ def trained(options: argparse.Namespace, path: Path, held: Opened, cadence: dict
         "weights_sha256": result["weights_sha256"], "exact": chosen.exact, "sure": chosen.sure,
         "shown": result.get("shown", ""), "state_of_techniques": result["state"],
     } | {name: result[name] for name in ("world", "restarts", "recovery_seconds") if name in result}
+    if "restarts" in result:
+        report["sent_bytes"] = {"predicted": plan["predicted"].get("sent_bytes"), "measured": told["measured"].get("sent_bytes")}
     try:
         folder.write("report.json", report)
     except OSError as error:

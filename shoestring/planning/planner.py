@@ -94,13 +94,13 @@ class Planner:
     catalogue: tuple[type[Technique], ...] = CATALOGUE
     inexact: bool = False
     wanted: tuple[Technique, ...] = ()  # techniques the user asked for; their precisions are measured too
-    devices: int = 1                    # workers that train together
+    devices: int = 1                    # workers that train together,
+    here: int = 1                       # of which so many share this machine
 
     def __post_init__(self) -> None:
         self.begun = time.perf_counter()
         if self.devices > 1:
-            enough(self.job, self.devices)
-            self.job = replace(self.job, link=Link(self.devices - 1, self.devices))   # the last worker has the largest part of a batch
+            self.job = replace(self.job, link=Link(largest_worker(self.job, self.devices), self.devices))
         self.real = False               # whether rehearsals need real tensors
         self.guessed = ""
         self.trials = 0
@@ -162,8 +162,8 @@ class Planner:
     def crowded(self, task: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
         """The result of a task while as many others do the same as workers will: they share the machine."""
         assert self.worker is not None, "real steps run in child processes"
-        with ThreadPoolExecutor(self.devices) as pool:
-            first, *_ = pool.map(self.worker, [task] * self.devices, [environment] * self.devices)
+        with ThreadPoolExecutor(self.here) as pool:
+            first, *_ = pool.map(self.worker, [task] * self.here, [environment] * self.here)
         return first
 
     def sample(self, plain: Log) -> dict[str, Anchor]:
@@ -289,7 +289,7 @@ class Planner:
     def decided(self, ledger: Ledger, memory: int | None, forced: tuple[Technique, ...] | None = None) -> Outcome:
         """The outcome for a ledger that was measured; several budgets can be asked for, one after the other."""
         self.trials = 0
-        free = self.hardware.memory if self.hardware.described else memory_free() / self.devices
+        free = self.hardware.memory if self.hardware.described else memory_free() / self.here
         budget = memory if memory is not None else int(0.9 * free)
         limit = address_limit()
         if limit is not None:
@@ -386,6 +386,8 @@ class Planner:
         """Techniques of which no setting could be used, and why."""
         found = []
         for kind in self.catalogue:
+            if self.devices == 1 and getattr(kind, "unites", False):   # nobody asked for other workers
+                continue
             tried = choices(kind, ledger) or ((kind(),) if kind is Precision else ())
             reasons = [refusal(one, ledger) or ("not exact for this model: allow it with --inexact"
                                                 if exactness(one, ledger) > most else "") for one in tried]
@@ -415,12 +417,13 @@ class Planner:
         return time.perf_counter() - self.begun
 
 
-def enough(job: Job, devices: int) -> None:
-    """Refuse a batch that has no sample for some of the workers."""
+def largest_worker(job: Job, devices: int) -> int:
+    """The worker with the largest part of a batch, which is the last one, or where parts are equal of the state, which is the first."""
     count = samples(first_batch(job))
     if count < devices:
         raise Mistake(f"batches of {count} samples for {devices} workers: some would have none; give a batch of {devices} samples or more, "
                       f"or fewer --devices")
+    return devices - 1 if count % devices else 0
 
 
 def kind_of(techniques: tuple[Technique, ...]) -> frozenset[str]:
