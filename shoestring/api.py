@@ -67,7 +67,7 @@ def plan(job: Job | str | Path, memory: str | int | None = None, use: Iterable[T
 
 
 def in_group(machine: Hardware, world: int, here: int) -> Hardware:
-    """The machine as one of so many workers on it has it; how they talk is measured once and kept. Other machines are taken to be as near."""
+    """The machine as one of so many workers on it has it; how they talk is measured once and kept. Others are taken to be as near."""
     if world == 1:
         return machine
     count = max(here, 2)
