@@ -212,8 +212,8 @@ class Crew:
         if self.vain >= TRIES:
             return (f"{who}, and in {self.vain} tries no new step was done after {place(self.most)}: {more}{kept}{there}; "
                     f"the same command tries again from there")
-        return (f"{who} after {place(self.step)}, and the group was formed again {self.limit} times already, as often as --restarts "
-                f"allows: {more}{kept}{there}; the same command goes on from there")
+        return (f"{who} after {place(self.step)}, and the {self.limit} restarts that --restarts allows are used up: {more}{kept}{there}; "
+                f"the same command goes on from there")
 
     def make_room(self) -> None:
         """Let machines in that came late, or came back: save, and form another round with them."""
