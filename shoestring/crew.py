@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -56,11 +56,18 @@ class Crew:
         self.restarts = self.vain = 0     # times formed again; deaths since the last new step
         self.recovery: list[float] = []   # seconds from a death to the next step
         self.lost_at = 0.0                # when that death was which the group has not recovered from yet
+        self.paused_at = 0.0              # when it was asked to stop and let others in
+        self.machines: list[int] = []     # that take part
         self.starts([], 0)
 
     def starts(self, ranks: list[int], world: int) -> None:
         """Workers are about to be started."""
-        self.world = world
+        if self.machines:
+            self.listen()   # to the last words of those before
+        for node in (node for node in self.machines if node not in self.meeting.members):
+            self.tell("warning", text=f"node {node} of {self.meeting.nodes.of} is gone: the others go on without it; it can come back "
+                                      f"by the same command")
+        self.world, self.machines = world, list(self.meeting.members)
         self.kills = memory_kills()
         self.beats = dict.fromkeys(ranks, time.monotonic())   # of each, the last
         self.joined: set[int] = set()                         # who is there; before, importing torch may keep it from beating
@@ -114,7 +121,7 @@ class Crew:
                 self.asked.append(signal.SIGTERM)
                 self.send_signal(signal.SIGTERM)
             elif news["event"] == "died":
-                self.mourn([Death(news["rank"], news["why"], news["more"], news["ago"])])
+                self.mourn([Death(news["rank"], news["why"], news["more"], news["ago"])], news["round"])
             else:
                 self.words.append(news)
 
@@ -124,8 +131,9 @@ class Crew:
         if kind == "begun":
             self.pid, self.step = event["pid"], event["step"]
             self.most, self.saved = max(self.most, self.step), max(self.saved, self.step)
-            if self.lost_at:
-                after = event["time"] - self.lost_at
+            if self.lost_at or self.paused_at:
+                after = event["time"] - (self.lost_at or self.paused_at)
+                self.paused_at = 0.0
                 self.tell("re-formed", world=self.world, seconds=after, step=self.step,
                           text=f"{self.world} workers go on from {place(self.step)}, {seconds_text(after)} later")
             if self.asked:   # before it could listen
@@ -176,7 +184,7 @@ class Crew:
             for word in self.words[:1]:
                 self.meeting.tell(word)
             for death in deaths:
-                self.meeting.tell({"event": "died", "rank": death.rank, "why": death.why, "more": death.more, "ago": death.ago})
+                self.meeting.tell({"event": "died", "round": self.meeting.round} | asdict(death))
             return
         for word in self.words[:1]:
             sys.stderr.write(word.get("trace", ""))
@@ -185,11 +193,12 @@ class Crew:
             raise Stopped
         if any(death.why == "SIGKILL" for death in deaths) and memory_kills() > self.kills:
             raise OutOfMemory(f"the kernel killed worker {deaths[0].rank} of {self.world} when the machine ran out of memory")
-        self.mourn(deaths)
+        self.mourn(deaths, self.meeting.round)
 
-    def mourn(self, deaths: list[Death]) -> None:
-        """Tell of deaths and go on, unless there were too many."""
-        if not self.mourned:
+    def mourn(self, deaths: list[Death], number: int) -> None:
+        """Tell of deaths in a round and go on, unless there were too many."""
+        counted = self.mourned or number < self.meeting.round
+        if not counted:
             self.lost_at = self.lost_at or time.time() - max((death.ago for death in deaths), default=0.0)
             self.restarts += 1
             self.vain += 1
@@ -197,10 +206,10 @@ class Crew:
         onward = "" if last else f": the others re-form and go on from {place(self.saved)}"
         for death in deaths:
             self.tell("died", rank=death.rank, why=death.why, step=self.step, text=f"{death} after {place(self.step)}{onward}")
-        if not deaths and not self.mourned:
-            how = self.contact or "a connection broke"
+        if not deaths and not counted:
+            how = "one did not answer in time" if "timed out" in self.contact.lower() else "a connection broke"
             self.tell("warning", text=f"the workers lost each other after {place(self.step)} ({how}){onward}")
-        self.mourned = True
+        self.mourned = self.mourned or not counted
         if last:
             raise Crashed(self.given_up(deaths))
 
@@ -212,13 +221,14 @@ class Crew:
         if self.vain >= TRIES:
             return (f"{who}, and in {self.vain} tries no new step was done after {place(self.most)}: {more}{kept}{there}; "
                     f"the same command tries again from there")
-        return (f"{who} after {place(self.step)}, and the group was formed again {self.limit} times already, as often as --restarts "
-                f"allows: {more}{kept}{there}; the same command goes on from there")
+        return (f"{who} after {place(self.step)}, and the {self.limit} restarts that --restarts allows are used up: {more}{kept}{there}; "
+                f"the same command goes on from there")
 
     def make_room(self) -> None:
         """Let machines in that came late, or came back: save, and form another round with them."""
         if self.pid and not self.meeting.paused and self.meeting.newcomers:
             self.meeting.pause()
+            self.paused_at = time.time()
             self.send_signal(signal.SIGTERM)
 
     def outcome(self) -> dict[str, Any]:

@@ -218,7 +218,8 @@ def test_a_machine_that_is_lost_is_gone_on_without_and_may_come_back(place: Path
         _, said = launcher.communicate(timeout=60)
         assert launcher.returncode == 130 and "Traceback" not in said, said
     events = read(place / "a")[0]
-    assert events[-1]["event"] == "stopped" and sum(event["event"] == "re-formed" for event in events) == 1
+    assert events[-1]["event"] == "stopped" and [event["world"] for event in events if event["event"] == "re-formed"] == [1, 2]
+    assert sum("node 1 of 2 is gone" in event.get("text", "") for event in events) == 1
     assert [event["step"] for event in course(events)] == list(range(1, events[-1]["step"] + 1))
 
 
