@@ -127,7 +127,7 @@ def train(task: dict[str, Any], send: Send, link: Link | None = None) -> dict[st
         begun = time.perf_counter()
         return more
 
-    batches = islice(feed, task["steps"] - number)
+    batches = islice(feed, task["steps"] - number) if link.counts else feed
     going = until_stopped(tracked_steps(watched(run, tracker), islice(batches, 2), tracker), go_on)
     if losses:
         highest = peak(tracker.log)
@@ -135,9 +135,10 @@ def train(task: dict[str, Any], send: Send, link: Link | None = None) -> dict[st
                     "where": str(highest.moment), "parts": dict(highest.parts)}
         if keeper:
             keeper.tell("measured", **measured)
-    elif not number:
+    elif not number and link.counts:
         raise Mistake("the job's data yields no batch: nothing to train on")
     going = going and until_stopped(steps(run, batches), go_on)
+    link.end()
     if keeper:
         keeper.end(run, feed)
     if not going and number < task["steps"]:
@@ -166,9 +167,12 @@ def made(job: Any, techniques: Any, keeper: Any, tracker: Any) -> Any:
 
 def until_stopped(losses: Iterable[Any], go_on: Callable[[Any], bool]) -> bool:
     """Whether all steps were done. The loss of a step lives until the next is done, as in any loop."""
-    for loss in losses:   # noqa: SIM110 (a generator would let go of the loss earlier, and the peak would be lower than planned)
-        if not go_on(loss):
-            return False
+    from shoestring.core.link import Over
+
+    with suppress(Over):   # the first worker has counted them
+        for loss in losses:   # a generator would let go of the loss earlier, and the peak would be lower than planned
+            if not go_on(loss):
+                return False
     return True
 
 

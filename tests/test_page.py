@@ -39,6 +39,8 @@ def full() -> dict[str, Any]:
         "weights_sha256": "ab12" * 16, "exact": True,
         "shown": "ROMEO:\nWhat light & what <window> breaks?\n\nJULIET:\nIt is the east.",
         "sure": "one anchor step was measured, the rest is counted from its tensors",
+        "state_of_techniques": {"pushes": {"corrected": True, "staleness": {"0": 60, "1": 20, "10": 20}, "applied": {"1": 70, "2": 30},
+                                           "dropped": {"2": 4}}},
         "samples_process": [[0.5 * tick, min(531, 240 + 30 * tick) * MIB - (tick % 2) * 9 * MIB] for tick in range(80)],
     }
 
@@ -74,7 +76,9 @@ def test_a_full_report_shows_every_section() -> None:
                   "\N{MINUS SIGN}3.1 %", "69.0 MiB left", "Memory through one step", "budget 600 MiB",
                   "What the peak is made of", "Loss", "Memory over the run", "Checkpoint(every=2)",
                   "computed again", "12% slower", "&lt;window&gt;",
-                  "runs/20261115-gpt", "ab12ab12", "anchor step"):
+                  "runs/20261115-gpt", "ab12ab12", "anchor step",
+                  "100 gradients moved the weights, computed on weights that were 2.2 versions old on average and 10 at most. "
+                  "The correction was on: the rate of a step was divided", "<td>30</td><td>4</td>"):
         assert words in text, words
 
 
@@ -105,6 +109,21 @@ def test_whatever_the_report_says_is_text_and_never_markup() -> None:
     assert "<script" not in text and "&lt;script&gt;" in text
     assert '"x"' not in text
     assert well_nested(text)
+
+
+@pytest.mark.parametrize("told", [
+    None, [], {"pushes": 3}, {"pushes": {"staleness": {"a": 1, "2": "b", "3": None}}},
+    {"pushes": {"staleness": {"0": 5}, "applied": 7, "corrected": ["<b>"]}}, {"other": {"staleness": {"0": 1}}}])
+def test_odd_words_about_gradients_do_no_harm(told: Any) -> None:
+    text = page({"state_of_techniques": told})
+    assert well_nested(text) and "<b>" not in text.replace("<b>5</b>", "").split("<main>")[1].replace("<b>training run</b>", "")
+
+
+def test_many_ages_of_gradients_become_one_row_and_the_correction_is_told() -> None:
+    told = {"staleness": {str(age): 2 for age in range(900)}, "applied": {"1": 1800}}
+    off, drop = (page({"state_of_techniques": {"pushes": told | {"corrected": corrected}}}) for corrected in (False, None))
+    assert "<span>12 or more</span><b>1,776</b>" in off and off.count("<rect") == 13
+    assert "The correction was off" in off and "came too late were dropped" in drop
 
 
 def test_a_run_above_its_budget_is_not_called_inside() -> None:

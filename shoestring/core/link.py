@@ -5,16 +5,20 @@
     scatter      (w - 1) / w  n          everybody sends every other worker its part of the sum
     gather       (w - 1) / w  n          everybody sends its part round
     exchange     (w - 1) / w  n          everybody sends every other worker a part of its own
+    send         n                       to one other worker, who receives it; not all take part
 
 This class imagines the group: nothing is sent, everything is counted. A rehearsal runs on it, so that the bytes of a step are
 predicted by the same program that sends them. `parallel/link.py` has the one that sends.
 """
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from shoestring.core.feed import Feed
 
 
 class Sending(Protocol):
@@ -36,6 +40,15 @@ class Over(Exception):
     """The group has done what it was to do; raised in a worker that is not the one to count steps."""
 
 
+class Desk(Protocol):
+    """Where a worker of a loose group gets its work: whoever is free takes the next part of a batch."""
+
+    parts: int   # that a batch is cut into
+
+    def place(self, feed: Feed) -> tuple[int, int | None]: ...   # the next batch, and this worker's part of it; None: none of it
+    def end(self) -> None: ...                                   # all steps are done, or the data have ended
+
+
 class Link:
     """A worker's place in its group. Imagined: it is one of `world`, and the others say nothing."""
 
@@ -46,8 +59,32 @@ class Link:
         self.sent = 0         # bytes so far
         self.calls = 0        # messages so far
         self.idle = False     # the batch of this step has fewer samples than there are workers, and none for this one
-        self.loose = False    # workers do not wait for each other: what all of them must do together is not done
-        self.meets = True     # after this step workers do such things; between two meetings each is on its own
+        self.meets = True     # after this step workers agree on what to do; between two meetings each is on its own
+        self.desk: Desk | None = None   # of a loose group
+
+    @property
+    def loose(self) -> bool:
+        """Workers do not wait for each other: what all of them must do together is not done."""
+        return self.desk is not None
+
+    @property
+    def counts(self) -> bool:
+        """This worker's steps are those of the run."""
+        return self.rank == 0 or not self.loose
+
+    @property
+    def parts(self) -> int:
+        """Parts that a batch is cut into."""
+        return self.world if self.desk is None else self.desk.parts
+
+    def place(self, feed: Feed) -> tuple[int, int | None]:
+        """The batch that a feed is to go to, and the part of it that is this worker's."""
+        return (feed.taken, self.rank) if self.desk is None else self.desk.place(feed)
+
+    def end(self) -> None:
+        """The first worker is done, or there are no more data: a loose group ends."""
+        if self.desk is not None:
+            self.desk.end()
 
     def sum(self, tensor: Tensor) -> Sending:
         """Add up a tensor over all workers, in place."""
@@ -69,6 +106,15 @@ class Link:
         self.count((self.world - 1) * (outgoing.nbytes // self.world))
         return self.begin_exchange(outgoing, incoming)
 
+    def send(self, tensor: Tensor, to: int) -> None:
+        """Give another worker a tensor; done when it may be changed again."""
+        self.count(tensor.nbytes)
+        self.begin_send(tensor, to).wait()
+
+    def receive(self, tensor: Tensor, source: int | None = None) -> int:
+        """Take what a worker sends, or any worker, into a tensor; gives who it was."""
+        return self.rank if source is None else source
+
     def objects(self, mine: Any) -> list[Any]:
         """What each worker gave, for all of them; for small things at the beginning and when saving."""
         return [mine] * self.world
@@ -87,6 +133,9 @@ class Link:
         return Done()
 
     def begin_exchange(self, outgoing: Tensor, incoming: Tensor) -> Sending:
+        return Done()
+
+    def begin_send(self, tensor: Tensor, to: int) -> Sending:
         return Done()
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from shoestring.page.document import document
 from shoestring.page.figures import blocks, comparison, losses, parts, process, throughput
+from shoestring.page.stale import staleness
 from shoestring.page.telling import checkpoints, events, footer, plan, runners_up, shown
 from shoestring.page.top import title, top
 from shoestring.page.words import lines, wide
@@ -26,7 +27,7 @@ def page(story: dict[str, Any]) -> str:
 
 def content(story: dict[str, Any]) -> str:
     """What stands inside <main>."""
-    found = (losses, throughput, process, blocks, parts, plan, runners_up, checkpoints)
+    found = (losses, throughput, process, blocks, parts, staleness, plan, runners_up, checkpoints)
     halves = [body for body in (section(story) for section in found) if body]
     alone = len(halves) - 1 if len(halves) % 2 else len(halves)   # the one without a neighbour takes both columns
     sections = [wide(comparison(story)), *(half if place != alone else wide(half) for place, half in enumerate(halves)),

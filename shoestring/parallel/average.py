@@ -11,8 +11,9 @@ Goyal et al.: Accurate, Large Minibatch SGD, 2017, arXiv 1706.02677.
 """
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 from typing import Any, ClassVar
 
 import torch
@@ -24,6 +25,7 @@ from shoestring.core.ledger import Ledger
 from shoestring.core.link import Link
 from shoestring.core.run import Run, weighed
 from shoestring.core.technique import Exactness
+from shoestring.parallel.rate import rate_times
 from shoestring.parallel.reducer import BUCKET, Bucket, Reducer, Send, bucketed
 
 
@@ -130,28 +132,45 @@ def share_of(run: Run, batch: Batch) -> Callable[[], float]:
 
 
 class Statistics:
-    """Numbers that layers keep beside weights (batch norm's means): averaged after every step in which they changed."""
+    """Numbers that layers keep beside weights (batch norm's means): averaged after every step in which they changed.
 
-    def __init__(self, model: nn.Module, link: Link) -> None:
-        self.link = link
-        self.buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+    Of whole numbers (batch norm's count) there is no mean; with `counts` they are among them, to be sent as they are.
+    """
+
+    def __init__(self, model: nn.Module, link: Link, counts: bool = False) -> None:
+        self.link, self.dtype = link, torch.float64 if counts else torch.float32
+        self.buffers = [buffer for buffer in model.buffers() if counts or buffer.is_floating_point()]
         self.silent = {buffer for part in model.modules() if isinstance(part, nn.modules.batchnorm._NormBase)
                        for buffer in part.buffers(recurse=False)}   # their kernels change them without a word
 
     def begin(self) -> None:
         self.versions = [buffer._version for buffer in self.buffers]
 
-    def average(self) -> None:
-        changed = [buffer for buffer, version in zip(self.buffers, self.versions, strict=True)
-                   if buffer._version != version or buffer in self.silent]
-        if not changed:
-            return
+    def norms(self) -> list[bool]:
+        """Of each, whether it is a norm's, which changes in every step."""
+        return [buffer in self.silent for buffer in self.buffers]
+
+    def changed(self) -> list[bool]:
+        """Of each, whether it changed since the step began."""
+        return [norm or buffer._version != version for norm, buffer, version in zip(self.norms(), self.buffers, self.versions, strict=True)]
+
+    def flat(self, which: Iterable[bool]) -> Tensor:
+        """Some of them, one after the other."""
         with torch.no_grad():
-            flat = torch.cat([buffer.reshape(-1).float() for buffer in changed])
+            return torch.cat([buffer.reshape(-1).to(self.dtype) for buffer in compress(self.buffers, which)])
+
+    def put(self, buffers: Sequence[Tensor], flat: Tensor) -> None:
+        """Set them to what they have in such a stretch."""
+        with torch.no_grad():
+            for buffer, value in zip(buffers, flat.split([buffer.numel() for buffer in buffers]), strict=True):
+                buffer.copy_(value.view(buffer.shape))
+
+    def average(self) -> None:
+        changed = self.changed()
+        if any(changed):
+            flat = self.flat(changed)
             self.link.sum(flat).wait()
-            flat.div_(self.link.world)
-            for buffer, mean in zip(changed, flat.split([buffer.numel() for buffer in changed]), strict=True):
-                buffer.copy_(mean.view(buffer.shape))
+            self.put(list(compress(self.buffers, changed)), flat.div_(self.link.world))
 
 
 class Pace:
@@ -174,13 +193,7 @@ def paced(run: Run, world: int, warmup: int) -> Run:
     def update(now: Run) -> None:
         pace.step += 1
         factor = 1 + (world - 1) * min(pace.step / warmup, 1.0) if warmup else float(world)
-        rates = [group["lr"] for group in now.optimizer.param_groups]
-        for group, rate in zip(now.optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate * factor
-        try:
+        with rate_times(now.optimizer, factor):
             run.update(now)
-        finally:
-            for group, rate in zip(now.optimizer.param_groups, rates, strict=True):
-                group["lr"] = rate
 
     return replace(run, update=update, state={**run.state, "pace": pace})

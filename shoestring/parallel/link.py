@@ -33,6 +33,15 @@ class Joined(Link):
     def begin_exchange(self, outgoing: Tensor, incoming: Tensor) -> Sending:
         return Expected(lambda: dist.all_to_all_single(incoming, outgoing, async_op=True))
 
+    def begin_send(self, tensor: Tensor, to: int) -> Sending:
+        return Expected(lambda: dist.isend(tensor, to))
+
+    def receive(self, tensor: Tensor, source: int | None = None) -> int:
+        try:
+            return dist.recv(tensor, source)
+        except RuntimeError as error:
+            raise Lost(str(error)) from error
+
     def objects(self, mine: Any) -> list[Any]:
         if self.loose:
             return [mine]

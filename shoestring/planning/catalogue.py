@@ -11,8 +11,10 @@ from shoestring.memory.precision import Precision
 from shoestring.memory.spill import Spill
 from shoestring.memory.step_in_backward import StepInBackward
 from shoestring.memory.stream import Stream
+from shoestring.parallel.asynchronous import Asynchronous
 from shoestring.parallel.average import Average
 from shoestring.parallel.compress_gradients import CompressGradients
+from shoestring.parallel.drop_stragglers import DropStragglers
 from shoestring.parallel.local_steps import LocalSteps
 from shoestring.parallel.shard import Shard
 
@@ -29,5 +31,7 @@ CATALOGUE: tuple[type[Technique], ...] = (
     Shard,
     CompressGradients,
     LocalSteps,
+    Asynchronous,
+    DropStragglers,
     Allocator,
 )

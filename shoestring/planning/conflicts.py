@@ -26,6 +26,10 @@ CONFLICTS: dict[frozenset[str], str] = {
         "what a message leaves out is kept back at the loss scale of its step, and that scale changes",
     frozenset({"LocalSteps", "Precision(fp16)"}):
         "between two meetings every worker would have a loss scale of its own",
+    **{frozenset({served, other}): reason for served in ("Asynchronous", "DropStragglers") for other, reason in (
+        ("OffloadOptimizer", "weights are stepped whenever a gradient arrives; OffloadOptimizer's file has one step after the other"),
+        ("Precision(fp16)", "fp16 must look at all gradients of a step for overflow; here every worker has its own, and its own scale"),
+    )},
     frozenset({"Stream", "Precision(fp16)"}):
         "fp16 must look at all gradients for overflow before any weight moves; Stream moves them block by block",
 }

@@ -5,6 +5,7 @@ The predicted peak is exact because it is the same program. What can't run on fa
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from copy import copy
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -45,7 +46,8 @@ def acted(job: Job, techniques: Iterable[Technique], batches: Iterable[Batch] | 
 
 def tracked(job: Job, techniques: Iterable[Technique], model: nn.Module, batches: Iterable[Batch] | None = None,
             stage: Stage | None = None) -> Log:
-    """The log of the first steps of a model, fake (on a stage) or real."""
+    """The log of the first steps of a model, fake (on a stage) or real. What techniques do to its link is forgotten afterwards."""
+    job = replace(job, link=copy(job.link))
     tracker = Tracker(stage)
     with tracker:
         run = watched(prepared(job, techniques, model), tracker)

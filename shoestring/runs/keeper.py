@@ -86,7 +86,7 @@ class Keeper:
         """A step is done; gives whether to go on."""
         self.step = event["step"]
         meets = self.link.meets or self.step >= self.steps
-        stop, due = meets and bool(self.stop), meets and self.saver.due(self.step)
+        stop, due = meets and bool(self.stop) and self.link.counts, meets and self.saver.due(self.step)
         if meets and self.link.world > 1 and not self.link.loose:
             stop, due = self.agreed(stop, due, event)
         self.saver.losses.append(event["loss"])
@@ -96,7 +96,8 @@ class Keeper:
             self.tell("warning", text=f"the process has {bytes_text(event['most'])} of its {bytes_text(self.budget)} after step "
                                       f"{self.step}, more than the {bytes_text(self.predicted)} that were predicted: "
                                       f"it may run out of memory")
-        if stop or self.step >= self.steps or due:
+        last = stop or self.step >= self.steps
+        if (due or last) and not (last and self.link.loose):   # a loose group saves at the end, when nobody computes any more
             self.save(run, feed)
         return not stop
 
@@ -149,8 +150,8 @@ class Meter:
     def step(self) -> dict[str, int]:
         """What the step that is done took; what workers then agree on belongs to it."""
         moved, sent, world = traffic(self.run), self.run.link.sent, self.run.link.world
-        self.last = ({"moved": moved - self.moved} if moved else {}) | (
-            {"sent": sent - self.sent + agreement_bytes(world)} if world > 1 else {})
+        agreed = 0 if self.run.link.loose else agreement_bytes(world)
+        self.last = ({"moved": moved - self.moved} if moved else {}) | ({"sent": sent - self.sent + agreed} if world > 1 else {})
         return self.last
 
 

@@ -10,7 +10,7 @@
     samples_process       [seconds since it was begun, bytes of the process]
     predicted, measured   peak_bytes, process_bytes, step_seconds; measured so far while it trains
     plain, techniques, blocks, runners_up, exact, sure    of the plan (missing while it plans)
-    weights_sha256, shown     at the end
+    weights_sha256, shown, state_of_techniques     at the end
     checkpoints           [{step, bytes, seconds, time}] as they were saved
     events                all that happened beside steps, in order
     begun, last, now      seconds since 1970: the first event, the last one, this moment

@@ -1,0 +1,145 @@
+"""Asynchronous: no worker waits for another. A gradient moves the weights when it arrives, though they have moved since it was begun.
+
+    server     the first worker keeps weights and optimizer; the others pull the newest weights and push gradients
+    hogwild    all compute, and step weights in shared memory without a lock; on one machine
+    step       as many pushes as workers compute: one batch of samples, in parts that whoever is free takes
+    sent       p to a worker and g back for each push      p, g: bytes of weights and of gradients; hogwild: nothing
+    time       max(compute + (p + g) / speed,  w ((p + g) / speed + update))    of w workers, if all are as fast; a slow one does less
+
+Staleness s of a push: versions of the weights since the one it was computed on. With `correct`, the rate of that step is divided by
+max(s, 1), so that a gradient counts the less the older it is: Zhang, Gupta, Lian, Liu: Staleness-aware async-SGD for Distributed Deep
+Learning, 2015, arXiv 1511.05950. No push is staler than `delay`: a pull waits while it could make another one so (stale synchronous
+parallel: Ho et al.: More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server, 2013, NeurIPS). With a delay of 0
+one worker computes at a time. Nothing is dropped, and every part is trained once; after a restart, what was on its way is lost.
+Niu, Recht, Re, Wright: Hogwild!, 2011, arXiv 1106.5730; Dean et al.: Large Scale Distributed Deep Networks, 2012, NeurIPS.
+
+Who comes first depends on time, so two runs differ. How well it learns can't be predicted: the planner takes it only when asked to.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from torch import Tensor
+
+from shoestring.core.batch import Batch
+from shoestring.core.errors import Mistake
+from shoestring.core.ledger import Ledger, between
+from shoestring.core.run import Run
+from shoestring.parallel.average import alone, trained
+from shoestring.parallel.client import Client, client_run
+from shoestring.parallel.hogwild import hogwild_run
+from shoestring.parallel.pushes import Pushes, admits
+from shoestring.parallel.rate import rate_times
+from shoestring.parallel.reducer import BUCKET
+from shoestring.parallel.server import ASK, Server
+
+KINDS = ("server", "hogwild")
+LONGEST = 1000   # delay, of which every value is counted
+
+
+@dataclass(frozen=True)
+class Asynchronous:
+    kind: str = "server"    # "server": the first worker keeps the weights; "hogwild": they are in shared memory
+    delay: int = 8          # largest staleness
+    correct: bool = True    # divide the rate of a step by its staleness
+
+    order: ClassVar[int] = 60
+    exact: ClassVar[bool] = False
+    unites: ClassVar[bool] = True
+    why: ClassVar[str] = "no worker waits for a slower one; gradients move the weights as they arrive, on weights that may be older"
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise Mistake(f"Asynchronous(kind={self.kind!r}): there are {' and '.join(KINDS)}")
+        if not 0 <= self.delay <= LONGEST:
+            raise Mistake(f"Asynchronous(delay={self.delay}): the largest staleness is a number from 0 (one worker at a time) to {LONGEST}")
+
+    @classmethod
+    def choices(cls, ledger: Ledger) -> tuple[Asynchronous, ...]:
+        return ()
+
+    def refusal(self, ledger: Ledger) -> str:
+        return alone(ledger)
+
+    def cost(self, ledger: Ledger) -> Ledger:
+        return ledger if self.kind == "hogwild" else served(ledger)
+
+    def apply(self, run: Run) -> Run:
+        check(run, "Asynchronous", 2)
+        if self.kind == "hogwild":
+            return hogwild_run(run, self.delay, self.correct)
+        return client_run(run, Client(run)) if run.link.rank else self.server_run(run)
+
+    def server_run(self, run: Run) -> Run:
+        server, pushes = Server(run, Tickets(self.delay)), Pushes(self.correct)
+        run.link.desk = server
+        stale = 0   # of the push whose update is next
+
+        def gradients(now: Run, batch: Batch) -> Tensor:
+            nonlocal stale
+            losses = []
+            for number in range(server.parts):
+                if number:
+                    now.update(now)
+                push = server.next_push()
+                stale = push.staleness
+                pushes.add(push.rank, stale)
+                losses.append((push.loss, push.weight))
+                server.put(push.used, push.flats)
+            return server.mean(losses)
+
+        def update(now: Run) -> None:
+            with rate_times(now.optimizer, 1 / max(stale, 1) if self.correct else 1.0):
+                run.update(now)
+            server.version += 1
+
+        return replace(run, gradients=gradients, update=update, state={**run.state, "pushes": pushes})
+
+
+class Tickets:
+    """Parts of batches, one after the other, to whoever asks; weights, as long as nobody's gradient can get too stale by it."""
+
+    def __init__(self, delay: int) -> None:
+        self.delay = delay
+        self.next: int | None = None
+
+    def place(self, server: Server, rank: int) -> tuple[int, int]:
+        ticket = server.batch * server.parts if self.next is None else self.next
+        self.next = ticket + 1
+        return divmod(ticket, server.parts)
+
+    def may(self, server: Server, rank: int, kind: int) -> bool:
+        return kind == ASK or admits(server.version, server.out.values(), self.delay)
+
+
+def check(run: Run, name: str, least: int) -> None:
+    """Refuse a group that can't do it."""
+    if run.link.world < least:
+        raise Mistake(f"{name}: {run.link.world} processes are too few, the first keeps the weights and at least {least - 1} compute: "
+                      f"give --devices {least} or more")
+    if any(weight.is_cuda for weight in trained(run)):
+        raise Mistake(f"{name}: weights are on a GPU, and workers exchange them one by one between CPUs only: use Average")
+
+
+def served(ledger: Ledger) -> Ledger:
+    """The ledger of a group in which one worker keeps the weights and the rest compute.
+
+    The timeline is that of a worker up to the update, and the server's there: only it has moments, and it holds nothing else.
+    """
+    workers = ledger.world - 1
+    still = ledger.still or ledger.blocks
+    blocks = tuple(between(none, full, ledger.world / workers).but(
+        forward=full.forward * ledger.world / workers, backward=full.backward * ledger.world / workers)
+        for none, full in zip(still, ledger.blocks, strict=True))
+    held = ledger.gradients + sum(block.gradient for block in ledger.blocks)
+    messages = 2 * (held / BUCKET + 1) + 4
+    talk = (ledger.parameters + held) * ledger.per_sent + messages * ledger.per_message
+    compute = ledger.pieces * sum(block.forward + block.backward for block in blocks)
+    busy = workers * (talk + ledger.update)
+    return replace(
+        ledger, blocks=tuple(block.but(spike=block.spike + min(BUCKET, max(block.gradient, 0.0))) for block in blocks),
+        batch=-(-ledger.batch * ledger.world // workers), inputs=ledger.inputs * ledger.world / workers, sent=ledger.sent + held,
+        optimizer=0.0, update_rise=ledger.update_rise + ledger.optimizer, update=0.0,
+        waiting=ledger.waiting + max(talk, busy - compute),
+    )

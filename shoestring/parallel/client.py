@@ -1,0 +1,126 @@
+"""A worker of a parameter server: it asks for a part of a batch, pulls the newest weights, and pushes the gradient."""
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shoestring.core.batch import Batch
+from shoestring.core.feed import Feed
+from shoestring.core.link import Done, Over, Sending
+from shoestring.core.run import Run
+from shoestring.parallel.average import Statistics, trained
+from shoestring.parallel.reducer import Bucket, Reducer, bucketed, part_of
+from shoestring.parallel.server import ASK, DONE, OVER, PULL, PUSH
+
+
+class Client:
+    """A worker's side. It keeps nothing: weights and optimizer are the server's."""
+
+    def __init__(self, run: Run) -> None:
+        self.link = run.link
+        self.parts = run.link.world - 1
+        self.weights = trained(run)
+        self.reducer = Reducer([Bucket(members) for members in bucketed(self.weights)], run.link, self.keep)
+        self.statistics = Statistics(run.model, run.link, counts=True)
+        self.flats: list[Tensor] = []   # the gradients, when backward is done
+        self.version = 0                # of the weights
+        self.over = False
+
+    def keep(self, bucket: Bucket) -> Sending:
+        self.flats.append(bucket.filled)
+        return Done()
+
+    def place(self, feed: Feed) -> tuple[int, int | None]:
+        if self.link.imagined:
+            self.say(ASK)
+            return feed.taken, self.link.rank - 1
+        number, part = self.asked(ASK)
+        return number, part
+
+    def asked(self, kind: int) -> list[int]:
+        """The server's answer. It may take its time; if it says that the group is done, that is raised."""
+        if self.over:
+            raise Over
+        self.say(kind)
+        answer = torch.zeros(2, dtype=torch.int64)
+        self.link.receive(answer, 0)
+        found: list[int] = answer.tolist()
+        if found[0] == OVER:
+            self.over = True
+            raise Over
+        return found
+
+    def say(self, kind: int, loss: float = 0.0, weight: float = 0.0) -> None:
+        self.link.send(torch.tensor([kind, self.version, loss, weight], dtype=torch.float64), 0)
+
+    def pull(self) -> None:
+        """Get the newest weights."""
+        self.version = self.asked(PULL)[0]
+        for bucket in self.reducer.buckets:
+            flat = bucket.members[0].data.new_empty(bucket.size)
+            self.link.receive(flat, 0)
+            for parameter in bucket.members:
+                parameter.detach().copy_(part_of(flat, bucket.offsets[parameter], parameter))
+
+    def push(self, loss: float, weight: float) -> None:
+        """Give the gradients, and what the layers' statistics are now. Without a sample there are none."""
+        changed = self.statistics.changed() if self.flats else [False] * len(self.statistics.buffers)
+        flags = [parameter in self.reducer.used for parameter in self.weights] + changed
+        self.say(PUSH, loss, weight)
+        self.link.send(torch.tensor(flags, dtype=torch.uint8), 0)
+        if self.reducer.used:
+            for flat in self.flats:
+                self.link.send(flat, 0)
+        if any(changed):
+            self.link.send(self.statistics.flat(changed), 0)
+        self.flats.clear()
+        self.reducer.used.clear()
+        for parameter in self.weights:
+            parameter.grad = None
+
+    def end(self) -> None:
+        """Wait until the others are done."""
+        with suppress(Over):
+            self.asked(DONE)
+
+    # What survives a restart is the server's
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+    def put_optimizer(self, state: dict[str, Any]) -> None:
+        pass
+
+
+def client_run(run: Run, client: Client) -> Run:
+    """The run of a worker that computes for a server."""
+    run.link.desk = client
+
+    def backward(now: Run, value: Tensor) -> None:
+        if not now.last:
+            run.backward(now, value)
+            return
+        with client.reducer.listening():
+            run.backward(now, value)
+
+    def gradients(now: Run, batch: Batch) -> Tensor:
+        client.pull()
+        if now.link.idle:
+            client.push(0.0, 0.0)
+            return torch.zeros(())
+        client.statistics.begin()
+        loss = run.gradients(now, batch)
+        client.push(float(loss), float(run.weight(batch)))
+        return loss
+
+    def update(now: Run) -> None:
+        """The server's business."""
+
+    return replace(run, gradients=gradients, backward=backward, update=update, state={**run.state, "pushes": client})

@@ -1,0 +1,107 @@
+"""DropStragglers: every round the server goes on with the gradients that come first, and drops those of the last workers.
+
+    used      w - backup of w gradients, a mean by their weights      of a batch, (w - backup) / w of the samples
+    sent      p to a worker and g back for each                       p, g: bytes of weights and of gradients
+    time      that of the (w - backup)-th fastest worker
+
+Gradients that come when their round is over are of old weights: they are dropped and counted. Who is late goes on with the batch of the
+round that runs. No gradient is stale, so the rate needs no correction; which samples count depends on time, so two runs differ, and the
+planner takes it only when asked to.
+Chen, Pan, Monga, Bengio, Jozefowicz: Revisiting Distributed Synchronous SGD, 2016, arXiv 1604.00981.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from shoestring.core.batch import Batch
+from shoestring.core.errors import Mistake
+from shoestring.core.ledger import Ledger
+from shoestring.core.run import Run
+from shoestring.parallel.asynchronous import check, served
+from shoestring.parallel.client import Client, client_run
+from shoestring.parallel.pushes import Pushes
+from shoestring.parallel.server import PULL, Push, Server
+
+
+@dataclass(frozen=True)
+class DropStragglers:
+    backup: int = 1   # gradients of a round that are not waited for
+
+    order: ClassVar[int] = 60
+    exact: ClassVar[bool] = False
+    unites: ClassVar[bool] = True
+    why: ClassVar[str] = "every round goes on without the gradients of the slowest workers"
+
+    def __post_init__(self) -> None:
+        if self.backup < 1:
+            raise Mistake(f"DropStragglers(backup={self.backup}): give 1 or more gradients not to wait for; Average waits for all")
+
+    @classmethod
+    def choices(cls, ledger: Ledger) -> tuple[DropStragglers, ...]:
+        return ()
+
+    def refusal(self, ledger: Ledger) -> str:
+        least = self.backup + 2
+        return "" if ledger.world >= least else (f"of {ledger.world - 1} workers that compute, {self.backup} are not waited for and none "
+                                                 f"is left: --devices {least} or more")
+
+    def cost(self, ledger: Ledger) -> Ledger:
+        held = ledger.gradients + sum(block.gradient for block in ledger.blocks)
+        made = served(ledger)
+        return replace(made, update_rise=made.update_rise + held)   # one gradient arrives while others are added up
+
+    def apply(self, run: Run) -> Run:
+        check(run, "DropStragglers", self.backup + 2)
+        return client_run(run, Client(run)) if run.link.rank else self.server_run(run)
+
+    def server_run(self, run: Run) -> Run:
+        server, pushes = Server(run, Rounds()), Pushes(corrected=None)
+        run.link.desk = server
+
+        def gradients(now: Run, batch: Batch) -> Tensor:
+            losses: list[tuple[float, float]] = []
+            used: set[nn.Parameter] = set()
+            total: list[Tensor] = []
+            while len(losses) < server.parts - self.backup or not any(weight for _, weight in losses):
+                push = server.next_push()
+                if push.staleness:
+                    pushes.dropped[push.rank] += 1
+                else:
+                    pushes.add(push.rank, 0)
+                    losses.append((push.loss, push.weight))
+                    used |= push.used
+                    add(total, push)
+                push.flats.clear()
+            whole = sum(weight for _, weight in losses)
+            for flat in total:
+                flat.div_(whole)
+            server.put(used, total)
+            return server.mean(losses)
+
+        def update(now: Run) -> None:
+            run.update(now)
+            server.version += 1
+
+        return replace(run, gradients=gradients, update=update, state={**run.state, "pushes": pushes})
+
+
+def add(total: list[Tensor], push: Push) -> None:
+    """Add a gradient to others, by its weight."""
+    for place, flat in enumerate(push.flats):
+        if place < len(total):
+            total[place].add_(flat, alpha=push.weight)
+        else:
+            total.append(flat.mul_(push.weight))
+
+
+class Rounds:
+    """A part of the batch of this round to every worker that has none of it yet."""
+
+    def place(self, server: Server, rank: int) -> tuple[int, int]:
+        return server.batch, rank - 1
+
+    def may(self, server: Server, rank: int, kind: int) -> bool:
+        return kind == PULL or server.given.get(rank) != server.version

@@ -1,0 +1,181 @@
+"""Hogwild: weights in memory that all workers of a machine share; each steps them by its own gradients and moments, and nobody locks them.
+
+Two steps at once may lose parts of each other, and what a checkpoint has of a weight is what some worker left there. There is a lock for
+what is counted: parts of batches that are taken, and how stale a gradient is.
+"""
+from __future__ import annotations
+
+import fcntl
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoestring.core.batch import Batch
+from shoestring.core.feed import Feed
+from shoestring.core.link import Over
+from shoestring.core.run import Run
+from shoestring.parallel.average import trained
+from shoestring.parallel.pushes import Pushes, admits
+from shoestring.parallel.rate import rate_times
+from shoestring.parallel.shared import Shared
+
+IDLE = -1        # instead of the version that a worker computes on
+PAUSE = 0.0005   # seconds between two looks at what others do
+
+
+class Board:
+    """What workers tell each other: bytes that all see."""
+
+    def __init__(self, numbers: np.ndarray[Any, Any], world: int, delay: int) -> None:
+        counts = numbers[: 8 * (2 + world * (delay + 2))].view(np.int64)
+        self.head = counts[:2]                                 # the next part to take, and whether it is over
+        rows = counts[2:].reshape(world, delay + 2)
+        self.begun, self.staleness = rows[:, 0], rows[:, 1:]   # of each worker: the version it computes on, its steps by staleness
+        self.losses = numbers[counts.nbytes:].view(np.float64).reshape(world, 2)   # and the sums of loss x weight, and of weight
+
+    @staticmethod
+    def size(world: int, delay: int) -> int:
+        return 8 * (2 + world * (delay + 2)) + 16 * world
+
+    @property
+    def version(self) -> int:
+        """Of the weights: the steps that all have taken."""
+        return int(self.staleness.sum())
+
+
+class Hogwild:
+    """One worker's side."""
+
+    def __init__(self, run: Run, delay: int, corrected: bool) -> None:
+        self.run, self.link, self.rank, self.parts, self.delay = run, run.link, run.link.rank, run.link.world, delay
+        self.before = Pushes(corrected)      # of the run up to the checkpoint that it goes on from
+        statistics = [buffer for buffer in run.model.buffers() if buffer.is_floating_point()]   # counts stay each worker's own
+        self.shared = Shared(run.link, trained(run), Board.size(self.parts, delay))
+        if statistics:
+            Shared(run.link, statistics)
+        self.board = Board(self.shared.numbers, self.parts, delay)
+        self.board.begun[:] = IDLE
+        self.feed: Feed | None = None        # where this worker's samples come from, from its first part on
+        self.stale: int | None = None        # of the gradient that waits for its update
+        self.first, self.target = 0, 0       # the batch that it began with; the version at which the first worker's step is done
+        self.seen, self.loss = np.zeros(2), 0.0
+
+    # Parts
+
+    def place(self, feed: Feed) -> tuple[int, int | None]:
+        """The next part. None for the first worker, if the others have done all of this step meanwhile."""
+        if self.feed is None:
+            self.feed, self.first = feed, feed.taken
+            self.board.head[0] = feed.taken * self.parts
+            self.meet()   # nobody begins while another one still loads a checkpoint into the weights
+        if self.rank == 0:
+            number = self.first + self.target // self.parts
+            self.target += self.parts
+            return (number, None) if self.board.version >= self.target else self.take(feed)
+        if self.board.head[1]:
+            raise Over
+        return self.take(feed)
+
+    def take(self, feed: Feed) -> tuple[int, int]:
+        if self.link.imagined:
+            return feed.taken, self.rank
+        with self.locked():
+            self.board.head[0] += 1
+            return divmod(int(self.board.head[0]) - 1, self.parts)
+
+    def compute(self, now: Run, batch: Batch) -> Tensor:
+        """The gradient of a part, and how stale it is. Without a sample there is none."""
+        self.begin()
+        loss = torch.zeros(()) if self.link.idle else self.run.gradients(now, batch)
+        weight = 0.0 if self.link.idle else float(self.run.weight(batch))
+        self.board.losses[self.rank] += float(loss) * weight, weight
+        self.stale = self.board.version - int(self.board.begun[self.rank])
+        return loss
+
+    def begin(self) -> None:
+        """Begin on the weights as they are; wait if somebody's gradient could get too stale by that."""
+        while True:
+            with self.locked():
+                out = [version for version in self.board.begun.tolist() if version != IDLE]
+                if admits(self.board.version, out, self.delay):
+                    self.board.begun[self.rank] = self.board.version
+                    return
+            time.sleep(PAUSE)
+
+    def update(self, now: Run) -> None:
+        """Step the weights by the gradient that is there, if one is."""
+        if self.stale is None:
+            return
+        with rate_times(now.optimizer, 1 / max(self.stale, 1) if self.before.corrected else 1.0):
+            self.run.update(now)
+        with self.locked():
+            self.board.staleness[self.rank, self.stale] += 1
+            self.board.begun[self.rank] = IDLE
+        self.stale = None
+
+    def step(self, now: Run, batch: Batch) -> Tensor:
+        """The first worker's step, which is as many parts as a batch has, whoever computes them. The loop does the last update."""
+        if batch is not None:
+            self.compute(now, batch)
+        while self.board.version + (self.stale is not None) < self.target and not self.link.imagined:
+            now.update(now)
+            now.optimizer.zero_grad(set_to_none=True)
+            assert self.feed is not None, "a step begins with a part"
+            try:
+                self.compute(now, self.feed.part(*self.take(self.feed)))
+            except StopIteration:   # the others have the last parts
+                time.sleep(PAUSE)
+        losses, weights = (total := self.board.losses.sum(0)) - self.seen
+        if weights > 0:
+            self.seen, self.loss = total, losses / weights
+        return torch.tensor(self.loss)
+
+    # The group
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        if self.shared.file is None:
+            yield
+            return
+        fcntl.flock(self.shared.file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(self.shared.file, fcntl.LOCK_UN)
+
+    def meet(self) -> None:
+        self.link.sum(torch.zeros(1)).wait()
+
+    def end(self) -> None:
+        """Over, if the first worker says so. All have stopped when they meet."""
+        if self.rank == 0:
+            self.board.head[1] = 1
+        if self.feed is None:   # there was nothing to do
+            self.meet()
+        self.meet()
+
+    # What survives a restart
+
+    def state_dict(self) -> dict[str, Any]:
+        whole = Pushes(self.before.corrected)
+        whole.load_state_dict(self.before.state_dict())
+        for rank, row in enumerate(self.board.staleness.tolist()):
+            for staleness, count in enumerate(row):
+                whole.add(rank, staleness, count)
+        return whole.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.before.load_state_dict(state)
+
+
+def hogwild_run(run: Run, delay: int, corrected: bool) -> Run:
+    engine = Hogwild(run, delay, corrected)
+    run.link.desk = engine
+    return replace(run, gradients=engine.compute if run.link.rank else engine.step, update=engine.update,
+                   state={**run.state, "pushes": engine})

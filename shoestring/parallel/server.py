@@ -1,0 +1,162 @@
+"""The parameter server: the first worker keeps the weights and the optimizer, the others compute gradients.
+
+    worker   ask  -> which batch, which part of it     pull -> version, weights     push: version, loss, weight, gradients
+    server   answers one message after the other, in the order they come; what may not be answered yet is held
+
+A gradient is pushed when backward is done, so that nobody waits for half of it. Statistics that layers keep (batch norm's) are each
+worker's own; the server has those that came last.
+Li et al.: Scaling Distributed Machine Learning with the Parameter Server, 2014 (OSDI).
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import compress
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from shoestring.core.errors import Mistake
+from shoestring.core.feed import Feed
+from shoestring.core.run import Run
+from shoestring.parallel.average import Statistics, trained
+from shoestring.parallel.reducer import Bucket, bucketed, part_of
+
+ASK, PULL, PUSH, DONE = range(4)   # what a worker says first; DONE: it has no more data
+OVER = -1                          # instead of an answer
+
+
+@dataclass
+class Push:
+    """A gradient that arrived."""
+
+    rank: int
+    staleness: int
+    loss: float
+    weight: float             # of the samples that it is a mean over
+    used: set[nn.Parameter]   # the weights that have a gradient,
+    flats: list[Tensor]       # which lie in these buckets
+
+
+class Rule(Protocol):
+    """Who gets which part of which batch, and who has to wait."""
+
+    def place(self, server: Server, rank: int) -> tuple[int, int]: ...
+    def may(self, server: Server, rank: int, kind: int) -> bool: ...
+
+
+class Server:
+    """The first worker's side."""
+
+    def __init__(self, run: Run, rule: Rule) -> None:
+        self.run, self.rule, self.link = run, rule, run.link
+        self.parts = run.link.world - 1
+        self.weights = trained(run)
+        self.buckets = [Bucket(members) for members in bucketed(self.weights)]
+        self.statistics = Statistics(run.model, run.link, counts=True)
+        self.version = 0                         # of the weights
+        self.batch = 0                           # that the loop stands at
+        self.out: dict[int, int] = {}            # who computes now, and on which version
+        self.given: dict[int, int] = {}          # of each worker, the version of its last push
+        self.held: list[tuple[int, int]] = []    # who waits for an answer to what
+        self.loss: float | None = None           # of the last step
+
+    def place(self, feed: Feed) -> tuple[int, int | None]:
+        """The server needs no samples, but stands where the workers do, so that a checkpoint says where to go on."""
+        self.batch = feed.taken
+        return feed.taken, None
+
+    def next_push(self) -> Push:
+        """Answer workers until one of them pushes."""
+        self.run.optimizer.zero_grad(set_to_none=True)
+        while True:
+            self.answer()
+            rank, kind, version, loss, weight = self.heard()
+            if kind == PUSH:
+                return self.received(rank, version, loss, weight)
+            self.held.append((rank, kind))
+
+    def answer(self) -> None:
+        """Answer those who may go on."""
+        for rank, kind in list(self.held):
+            if kind == DONE or not self.rule.may(self, rank, kind):
+                continue
+            self.held.remove((rank, kind))
+            if kind == ASK:
+                self.reply(rank, *self.rule.place(self, rank))
+                continue
+            self.out[rank] = self.version
+            self.reply(rank, self.version)
+            for bucket in self.buckets:
+                for parameter in bucket.members:
+                    bucket.view(parameter).copy_(parameter.detach())
+                self.link.send(bucket.filled, rank)
+                bucket.flat = None
+
+    def reply(self, rank: int, first: int, second: int = 0) -> None:
+        self.link.send(torch.tensor([first, second]), rank)
+
+    def heard(self) -> tuple[int, int, int, float, float]:
+        """The next message, whoever it is from: rank, kind, version, loss, weight."""
+        if self.link.imagined:   # they take turns
+            rank = 1 + self.version % self.parts
+            self.held += (rank, ASK), (rank, PULL)
+            self.answer()
+            return rank, PUSH, self.version, 0.0, 1.0
+        head = torch.empty(4, dtype=torch.float64)
+        rank = self.link.receive(head)
+        kind, version, loss, weight = head.tolist()
+        return rank, int(kind), int(version), loss, weight
+
+    def received(self, rank: int, version: int, loss: float, weight: float) -> Push:
+        """The rest of a push."""
+        self.out.pop(rank, None)
+        self.given[rank] = version
+        flags = torch.tensor([True] * len(self.weights) + self.statistics.norms(), dtype=torch.uint8)   # unless they say otherwise
+        self.link.receive(flags, rank)
+        told = flags.tolist()
+        used = set(compress(self.weights, told))
+        flats = [bucket.members[0].data.new_empty(bucket.size) for bucket in self.buckets] if used else []
+        for flat in flats:
+            self.link.receive(flat, rank)
+        changed = list(compress(self.statistics.buffers, told[len(self.weights):]))
+        if changed:
+            flat = changed[0].new_empty(sum(buffer.numel() for buffer in changed), dtype=self.statistics.dtype)
+            self.link.receive(flat, rank)
+            self.statistics.put(changed, flat)
+        return Push(rank, self.version - version, loss, weight, used, flats)
+
+    def put(self, used: set[nn.Parameter], flats: list[Tensor]) -> None:
+        """Put gradients to where the optimizer looks for them, and leave them nowhere else."""
+        for bucket, flat in zip(self.buckets, flats, strict=False):
+            for parameter in bucket.members:
+                parameter.grad = part_of(flat, bucket.offsets[parameter], parameter) if parameter in used else None
+        flats.clear()
+
+    def mean(self, pushes: Sequence[tuple[float, float]]) -> Tensor:
+        """The mean of (loss, weight) by weight. Where workers had no samples in this step, it is that of the last."""
+        whole = sum(weight for _, weight in pushes)
+        if whole > 0:
+            self.loss = sum(loss * weight for loss, weight in pushes) / whole
+        elif self.loss is None:
+            raise Mistake(f"the first batch has the weight {whole}: a mean over nothing; check the job's weight, or give larger batches")
+        return torch.tensor(self.loss)
+
+    def end(self) -> None:
+        """Tell everybody, as they come, that it is over; what they push now is too late."""
+        waiting = set(range(1, self.link.world))
+        while True:
+            for rank, _ in self.held:
+                self.reply(rank, OVER)
+                waiting.remove(rank)
+            self.held.clear()
+            if not waiting:
+                return
+            rank, kind, version, loss, weight = self.heard()
+            if kind == PUSH:
+                self.received(rank, version, loss, weight)
+            else:
+                self.held.append((rank, kind))
+
+

@@ -1,0 +1,75 @@
+"""Groups of real processes that train one job, forked from one that has imported everything."""
+from __future__ import annotations
+
+import json
+import multiprocessing
+import socket
+import time
+import traceback
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from shoestring.core.technique import Technique, described
+
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["torch.distributed", "shoestring.worker", "shoestring.planning.rehearse", "shoestring.planning.plan",
+                                "shoestring.runs.keeper", "shoestring.parallel.link", "shoestring.jobfile", "torch._dynamo"])
+DEADLINE = 60.0   # seconds, for a whole group
+
+
+class Group:
+    """Processes that do one task."""
+
+    def __init__(self, place: Path, world: int, job: Path, techniques: Sequence[Technique], steps: int, **more: Any) -> None:
+        place.mkdir(exist_ok=True)
+        self.place = place
+        for old in self.errors():
+            old.unlink()
+        task = {"task": "train", "file": str(job), "techniques": [described(one) for one in techniques], "steps": steps,
+                "flags": {}} | more
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self.processes = [CONTEXT.Process(target=member, args=(rank, world, port, task, str(place))) for rank in range(world)]
+        for process in self.processes:
+            process.start()
+
+    def results(self) -> list[dict[str, Any]]:
+        """What every worker gave, when all have ended by themselves."""
+        until = time.monotonic() + DEADLINE
+        while any(process.is_alive() for process in self.processes) and time.monotonic() < until and not self.errors():
+            time.sleep(0.02)
+        hanging = [rank for rank, process in enumerate(self.processes) if process.is_alive()]
+        self.kill()
+        assert not self.errors(), self.errors()[0].read_text()
+        assert not hanging, f"workers {hanging} did not end"
+        return [json.loads((self.place / f"result-{rank}.json").read_text()) for rank in range(len(self.processes))]
+
+    def errors(self) -> list[Path]:
+        return sorted(self.place.glob("error-*"))
+
+    def kill(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.join()
+
+
+def member(rank: int, world: int, port: int, task: dict[str, Any], place: str) -> None:
+    import torch
+    from torch import distributed
+
+    from shoestring.parallel.link import joined
+    from shoestring.worker import train
+
+    torch.set_num_threads(1)
+    link = None
+    if world > 1:
+        distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world,
+                                       timeout=timedelta(seconds=DEADLINE / 2))
+        link = joined(rank, world)
+    try:
+        Path(place, f"result-{rank}.json").write_text(json.dumps(train(task, lambda event: None, link)))
+    except Exception:
+        Path(place, f"error-{rank}").write_text(traceback.format_exc())
