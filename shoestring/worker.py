@@ -145,12 +145,22 @@ def train(task: dict[str, Any], send: Send, link: Link | None = None) -> dict[st
         return {"stopped": number}
     calm = sorted(seconds[2:] or seconds or [0.0])
     return {
-        "steps": number, "losses": losses, "state": {name: part.state_dict() for name, part in run.state.items()
-                                                                if not hasattr(part, "saved")},
+        "steps": number, "losses": losses, "state": told_state(run),
         "measured": measured | {"process_bytes": status("VmHWM"), "step_seconds": calm[len(calm) // 2],
                                 "traffic_bytes": meter.last.get("moved", 0), "sent_bytes": meter.last.get("sent", 0)},
         "world": link.world,
     } | ({} if task.get("trial") else shown(task, job, run))
+
+
+def told_state(run: Any) -> dict[str, Any]:
+    """What techniques have to say of their course: their state as far as it is numbers and text."""
+    def plain(value: Any) -> bool:
+        if isinstance(value, dict):
+            return all(map(plain, value.values()))
+        return all(map(plain, value)) if isinstance(value, (list, tuple)) else value is None or isinstance(value, (int, float, str))
+
+    states = {name: part.state_dict() for name, part in run.state.items() if not hasattr(part, "saved")}
+    return {name: state for name, state in states.items() if state and plain(state)}
 
 
 def made(job: Any, techniques: Any, keeper: Any, tracker: Any) -> Any:

@@ -56,7 +56,7 @@ def unites(technique: Technique) -> bool:
 def clash(one: Technique, other: Technique) -> str:
     """Why two techniques can't be combined; empty if they can."""
     if unites(one) and unites(other) and type(one) is not type(other):
-        return f"{type(one).__name__} and {type(other).__name__} both unite the workers: choose one"
+        return "both unite the workers: choose one"
     if unites(one) or unites(other):
         alone = one if unites(other) else other
         if (reason := APART.get(type(alone).__name__, "") or APART.get(label(alone), "")):

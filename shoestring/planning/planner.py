@@ -36,7 +36,9 @@ from shoestring.memory.accumulate import Accumulate
 from shoestring.memory.allocator import Allocator, following
 from shoestring.memory.checkpoint import Checkpoint
 from shoestring.memory.precision import Precision
+from shoestring.parallel.asynchronous import Asynchronous
 from shoestring.parallel.average import Average
+from shoestring.parallel.drop_stragglers import DropStragglers
 from shoestring.parallel.local_steps import LocalSteps
 from shoestring.planning.anchor import paged
 from shoestring.planning.catalogue import CATALOGUE
@@ -252,7 +254,9 @@ class Planner:
         if self.devices == 1:
             return 0.0
         uneven = any(isinstance(technique, LocalSteps) for technique in one.techniques)
-        return (one.ledger.sent if uneven or not log.sent else log.sent[-1]) + agreement_bytes(self.devices)
+        loose = any(isinstance(technique, (Asynchronous, DropStragglers)) for technique in one.techniques)
+        agreed = 0 if loose else agreement_bytes(self.devices)
+        return (one.ledger.sent if uneven or not log.sent else log.sent[-1]) + agreed
 
     def process(self, one: Candidate, log: Log) -> tuple[float, str]:
         """Bytes of the process, and how we know."""
