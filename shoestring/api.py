@@ -21,6 +21,7 @@ from shoestring.core.ledger import Ledger
 from shoestring.core.run import brought_home
 from shoestring.core.technique import Exactness, Technique, environment, exactness, in_order, parsed, text
 from shoestring.core.units import parse_bytes
+from shoestring.group import run_group
 from shoestring.jobfile import job_path, loaded_job
 from shoestring.launch import run_worker
 from shoestring.loop import finite, steps
@@ -30,7 +31,7 @@ from shoestring.parallel.average import Average
 from shoestring.planning.catalogue import CATALOGUE
 from shoestring.planning.conflicts import unites
 from shoestring.planning.plan import Plan
-from shoestring.planning.planner import Outcome, Planner
+from shoestring.planning.planner import Outcome, Planner, Worker
 from shoestring.planning.rehearse import prepared
 from shoestring.runs.tensors import TensorFile
 from shoestring.runs.values import valued
@@ -61,9 +62,14 @@ def plan(job: Job | str | Path, memory: str | int | None = None, use: Iterable[T
         machine, worker = cluster(Path(hardware), devices), None
     else:
         machine = known_hardware(dtypes=inexact or any(isinstance(one, Precision) for one in forced or ()))
-        machine, worker = in_group(machine, devices, here or devices), run_worker if made.origin is not None else None
+        machine, worker = in_group(machine, devices, here or devices), workers(here or devices) if made.origin is not None else None
     planner = Planner(made, machine, worker, model, inexact=inexact, wanted=forced or (), devices=devices, here=here or devices)
     return planner.outcome(None if memory is None else parse_bytes(memory), forced)
+
+
+def workers(count: int) -> Worker:
+    """Who does tasks of planning: one process, or as many at once as will train, started as those will be."""
+    return run_worker if count == 1 else lambda task, environment: run_group(task, environment, devices=count)
 
 
 def in_group(machine: Hardware, world: int, here: int) -> Hardware:

@@ -83,7 +83,7 @@ def joined(task: Mapping[str, Any], rank: int, world: int) -> Any:
     wait_for_all(store, world, task["join"])
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"] if task["device"] is None else task["device"]))
-    distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo", store=store, rank=rank, world_size=world,
+    distributed.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", store=store, rank=rank, world_size=world,
                                    timeout=timedelta(seconds=task["deadline"]))
     return link.joined(rank, world)
 

@@ -52,7 +52,7 @@ def fresh_model(job: Any) -> Any:
     return model.to("cuda") if torch.cuda.is_available() else model
 
 
-def anchor(task: dict[str, Any], send: Send) -> dict[str, Any]:
+def anchor(task: dict[str, Any], send: Send, link: Link | None = None) -> dict[str, Any]:
     from shoestring.planning.anchor import anchored
     from shoestring.planning.plan import techniques_in
 
@@ -68,13 +68,13 @@ def anchor(task: dict[str, Any], send: Send) -> dict[str, Any]:
     return results
 
 
-def sample(task: dict[str, Any], send: Send) -> dict[str, Any]:
+def sample(task: dict[str, Any], send: Send, link: Link | None = None) -> dict[str, Any]:
     from shoestring.planning.sample import sampled
 
     return sampled(job_of(task))
 
 
-def rehearse(task: dict[str, Any], send: Send) -> dict[str, Any]:
+def rehearse(task: dict[str, Any], send: Send, link: Link | None = None) -> dict[str, Any]:
     """The log of real steps, for a model that fake tensors can't run."""
     from shoestring.planning.plan import techniques_in
     from shoestring.planning.rehearse import tracked
@@ -83,7 +83,7 @@ def rehearse(task: dict[str, Any], send: Send) -> dict[str, Any]:
     return tracked(job, techniques_in(task["techniques"]), fresh_model(job)).as_json()
 
 
-def trial(task: dict[str, Any], send: Send) -> dict[str, Any]:
+def trial(task: dict[str, Any], send: Send, link: Link | None = None) -> dict[str, Any]:
     """A few real steps, to see how large this process grows."""
     return train(task | {"trial": True}, send)
 
@@ -212,13 +212,13 @@ def shown(task: dict[str, Any], job: Any, run: Any) -> dict[str, Any]:
     return result
 
 
-def cable(task: dict[str, Any], send: Send) -> dict[str, Any]:
+def cable(task: dict[str, Any], send: Send, link: Link | None = None) -> dict[str, Any]:
     from shoestring.measure.cable import cable
 
     return {"cable": cable(task["rank"], task["world"], task["store"])}
 
 
-def doctor(task: dict[str, Any], send: Send) -> dict[str, Any]:
+def doctor(task: dict[str, Any], send: Send, link: Link | None = None) -> dict[str, Any]:
     from dataclasses import asdict
 
     from shoestring.measure.probe import measured_hardware

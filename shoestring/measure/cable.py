@@ -1,4 +1,4 @@
-"""How fast workers of a group can talk on this machine, and what belonging to a group takes of a process."""
+"""How fast workers of a group can talk on this machine, and what sending takes of a process."""
 from __future__ import annotations
 
 import time
@@ -19,9 +19,10 @@ def cable(rank: int, world: int, store: str) -> tuple[float, float, float]:
     kind = "nccl" if torch.cuda.is_available() and torch.cuda.device_count() >= world else "gloo"
     device = torch.device("cuda", rank) if kind == "nccl" else torch.device("cpu")
     large, small = torch.ones(SIZE // 4, device=device), torch.ones(2, device=device)
-    before = status("VmRSS")
     dist.init_process_group(kind, init_method=f"file://{store}", rank=rank, world_size=world, timeout=timedelta(seconds=DEADLINE))
     try:
+        dist.all_reduce(small)
+        before = status("VmRSS")
         slow, quick = (median(seconds(tensor) for _ in range(7)) for tensor in (large, small))
         return (slow - quick) / (2 * (world - 1) * SIZE / world), quick, float(max(status("VmRSS") - before, 0))
     finally:

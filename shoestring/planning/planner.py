@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -91,7 +90,7 @@ class Planner:
 
     job: Job
     hardware: Hardware
-    worker: Worker | None = None        # runs tasks of a job file in a child process; None: all happens here
+    worker: Worker | None = None        # runs tasks of a job file in a child process, or in as many as will train; None: all happens here
     model: nn.Module | None = None      # plan for this very model instead of the job's factory
     catalogue: tuple[type[Technique], ...] = CATALOGUE
     inexact: bool = False
@@ -143,7 +142,7 @@ class Planner:
             return self.sample(plain), {}
         variants = {"": extra} | {precision.key: in_order((*extra, precision)) for precision in precisions}
         task = {key: [described(technique) for technique in techniques] for key, techniques in variants.items()}
-        timed = self.crowded(self.task("anchor", (), variants=task, memory=False), self.hardware.environment)
+        timed = self.worker(self.task("anchor", (), variants=task, memory=False), self.hardware.environment)
         self.reserved = timed[""]["reserved"]
         close = {**self.hardware.environment, **following().environment}
         sized = self.worker(self.task("anchor", (), variants={"": task[""]}, memory=True), close)
@@ -160,13 +159,6 @@ class Planner:
                 timed[""]["process"], tensors, sized[""]["overheads"], sized[""]["filled"], pieces, bool(extra),
             )
         return found, failed
-
-    def crowded(self, task: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
-        """The result of a task while as many others do the same as workers will: they share the machine."""
-        assert self.worker is not None, "real steps run in child processes"
-        with ThreadPoolExecutor(self.here) as pool:
-            first, *_ = pool.map(self.worker, [task] * self.here, [environment] * self.here)
-        return first
 
     def sample(self, plain: Log) -> dict[str, Anchor]:
         """An anchor of one block of each kind, where a whole step is too much and a block is not."""
