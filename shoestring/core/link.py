@@ -130,9 +130,13 @@ class Link:
         return Received(torch.empty_like(whole) if self.world > 1 else whole, part)
 
     def begin_gather(self, part: Tensor, whole: Tensor) -> Sending:
+        if self.world == 1:   # nothing is imagined then
+            whole.copy_(part)
         return Done()
 
     def begin_exchange(self, outgoing: Tensor, incoming: Tensor) -> Sending:
+        if self.world == 1:
+            incoming.copy_(outgoing)
         return Done()
 
     def begin_send(self, tensor: Tensor, to: int) -> Sending:
