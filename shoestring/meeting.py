@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import socket
 import threading
 import time
@@ -62,6 +63,7 @@ class Meeting(RendezvousHandler):
         else:
             self.port = int(torchruns(nodes, come).get(key(nodes))) if nodes.taken else nodes.port
             self.store = reached(nodes.host, self.port, nodes, come)
+            give_up_after(max(self.patience, SILENT), self.port)
             self.alone()
         self.beating = threading.Thread(target=self.beat, daemon=True)
         if nodes.of > 1:
@@ -71,6 +73,8 @@ class Meeting(RendezvousHandler):
 
     def next_rendezvous(self) -> RendezvousInfo:
         self.pausing = False
+        if not self.leads:
+            give_up_after(max(self.patience, SILENT), self.port)
         with self.gone():
             self.gather() if self.leads else self.join()
         return RendezvousInfo(PrefixStore(f"round/{self.round}", self.store), self.members.index(self.nodes.rank), len(self.members),
@@ -299,6 +303,17 @@ def reached(host: str, port: int, nodes: Nodes, come: float) -> Store:
                 raise Mistake(f"node 0 of {nodes.of} could not be reached at {host}:{port} within {seconds_text(come)} ({error}): "
                               f"give the same command there, with rank 0, and let port {port} through its firewall") from error
             time.sleep(10 * PAUSE)
+
+
+def give_up_after(seconds: float, port: int) -> None:
+    """Let the kernel end connections to a port whose other side does not answer for so long. A store has no deadline of its own, and a
+    cable that was cut says nothing."""
+    for number in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
+        with suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{number}").startswith("socket:"):
+                with socket.socket(fileno=os.dup(int(number))) as one:
+                    if one.type == socket.SOCK_STREAM and one.family in (socket.AF_INET, socket.AF_INET6) and one.getpeername()[1] == port:
+                        one.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * seconds))
 
 
 def torchruns(nodes: Nodes, come: float) -> Store:
