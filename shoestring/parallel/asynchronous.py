@@ -72,8 +72,7 @@ class Asynchronous:
         return client_run(run, Client(run)) if run.link.rank else self.server_run(run)
 
     def server_run(self, run: Run) -> Run:
-        server, pushes = Server(run, Tickets(self.delay)), Pushes(self.correct)
-        run.link.desk = server
+        run.link.desk = server = Server(run, Tickets(self.delay), Pushes(self.correct))
         stale = 0   # of the push whose update is next
 
         def gradients(now: Run, batch: Batch) -> Tensor:
@@ -84,7 +83,7 @@ class Asynchronous:
                     now.update(now)
                 push = server.next_push()
                 stale = push.staleness
-                pushes.add(push.rank, stale)
+                server.pushes.add(push.rank, stale)
                 losses.append((push.loss, push.weight))
                 server.put(push.used, push.flats)
             return server.mean(losses)
@@ -94,7 +93,7 @@ class Asynchronous:
                 run.update(now)
             server.version += 1
 
-        return replace(run, gradients=gradients, update=update, state={**run.state, "pushes": pushes})
+        return replace(run, gradients=gradients, update=update, state={**run.state, "pushes": server.pushes})
 
 
 class Tickets:
@@ -116,8 +115,7 @@ class Tickets:
 def check(run: Run, name: str, least: int) -> None:
     """Refuse a group that can't do it."""
     if run.link.world < least:
-        raise Mistake(f"{name}: {run.link.world} processes are too few, the first keeps the weights and at least {least - 1} compute: "
-                      f"give --devices {least} or more")
+        raise Mistake(f"{name} needs {least} processes or more, and this group has {run.link.world}: give --devices {least}")
     if any(weight.is_cuda for weight in trained(run)):
         raise Mistake(f"{name}: weights are on a GPU, and workers exchange them one by one between CPUs only: use Average")
 

@@ -58,8 +58,7 @@ class DropStragglers:
         return client_run(run, Client(run)) if run.link.rank else self.server_run(run)
 
     def server_run(self, run: Run) -> Run:
-        server, pushes = Server(run, Rounds()), Pushes(corrected=None)
-        run.link.desk = server
+        run.link.desk = server = Server(run, Rounds(), Pushes(corrected=None))
 
         def gradients(now: Run, batch: Batch) -> Tensor:
             losses: list[tuple[float, float]] = []
@@ -68,9 +67,9 @@ class DropStragglers:
             while len(losses) < server.parts - self.backup or not any(weight for _, weight in losses):
                 push = server.next_push()
                 if push.staleness:
-                    pushes.dropped[push.rank] += 1
+                    server.pushes.dropped[push.rank] += 1
                 else:
-                    pushes.add(push.rank, 0)
+                    server.pushes.add(push.rank, 0)
                     losses.append((push.loss, push.weight))
                     used |= push.used
                     add(total, push)
@@ -85,7 +84,7 @@ class DropStragglers:
             run.update(now)
             server.version += 1
 
-        return replace(run, gradients=gradients, update=update, state={**run.state, "pushes": pushes})
+        return replace(run, gradients=gradients, update=update, state={**run.state, "pushes": server.pushes})
 
 
 def add(total: list[Tensor], push: Push) -> None:

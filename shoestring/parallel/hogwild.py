@@ -8,7 +8,7 @@ from __future__ import annotations
 import fcntl
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -69,7 +69,7 @@ class Hogwild:
     # Parts
 
     def place(self, feed: Feed) -> tuple[int, int | None]:
-        """The next part. None for the first worker, if the others have done all of this step meanwhile."""
+        """The next part. None for the first worker, if the others have done all of this step meanwhile, or have its last parts."""
         if self.feed is None:
             self.feed, self.first = feed, feed.taken
             self.board.head[0] = feed.taken * self.parts
@@ -77,7 +77,13 @@ class Hogwild:
         if self.rank == 0:
             number = self.first + self.target // self.parts
             self.target += self.parts
-            return (number, None) if self.board.version >= self.target else self.take(feed)
+            if self.board.version >= self.target:
+                return number, None
+            later, part = self.take(feed)
+            with suppress(StopIteration):
+                feed.part(later, None)
+                return later, part
+            return number, None
         if self.board.head[1]:
             raise Over
         return self.take(feed)

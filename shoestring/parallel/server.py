@@ -21,6 +21,7 @@ from shoestring.core.errors import Mistake
 from shoestring.core.feed import Feed
 from shoestring.core.run import Run
 from shoestring.parallel.average import Statistics, trained
+from shoestring.parallel.pushes import Pushes
 from shoestring.parallel.reducer import Bucket, bucketed, part_of
 
 ASK, PULL, PUSH, DONE = range(4)   # what a worker says first; DONE: it has no more data
@@ -49,8 +50,8 @@ class Rule(Protocol):
 class Server:
     """The first worker's side."""
 
-    def __init__(self, run: Run, rule: Rule) -> None:
-        self.run, self.rule, self.link = run, rule, run.link
+    def __init__(self, run: Run, rule: Rule, pushes: Pushes) -> None:
+        self.run, self.rule, self.link, self.pushes = run, rule, run.link, pushes
         self.parts = run.link.world - 1
         self.weights = trained(run)
         self.buckets = [Bucket(members) for members in bucketed(self.weights)]

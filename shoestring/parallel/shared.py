@@ -29,7 +29,8 @@ class Shared:
             memory = tensors[0].detach().new_empty(size, dtype=torch.uint8)
             self.numbers: np.ndarray[Any, Any] = np.zeros(count, dtype=np.uint8)
         else:
-            path = self.joined(link, size)
+            path = joined(link, size)
+            self.file = os.open(path, os.O_RDONLY) if count else None   # to be locked by who changes a number
             memory = torch.from_file(path, shared=True, size=size, dtype=torch.uint8)
             self.numbers = memory[:count].numpy()
         for tensor in tensors:
@@ -43,17 +44,19 @@ class Shared:
             if link.rank == 0:
                 os.unlink(path)
 
-    def joined(self, link: Link, size: int) -> str:
-        """The name of the file, which all have opened."""
-        path: str = link.objects(made(size) if link.rank == 0 else "")[0]
-        if not path:
-            raise Mistake(f"no room for {bytes_text(size)} of weights that workers share, in {' or '.join(PLACES)}: make some, or use "
-                          f'Asynchronous(kind="server")')
-        if not all(link.objects(os.path.exists(path))):
-            raise Mistake('Asynchronous(kind="hogwild") keeps the weights in memory that all workers see, and these are on several '
-                          'machines: use Asynchronous(kind="server")')
-        self.file = os.open(path, os.O_RDONLY)
-        return path
+
+def joined(link: Link, size: int) -> str:
+    """The name of a file that all workers see."""
+    path: str = link.objects(made(size) if link.rank == 0 else "")[0]
+    if not path:
+        raise Mistake(f"no room for {bytes_text(size)} of weights that workers share, in {' or '.join(PLACES)}: make some, or use "
+                      f'Asynchronous(kind="server")')
+    if not all(link.objects(os.path.exists(path))):
+        if link.rank == 0:
+            os.unlink(path)
+        raise Mistake('Asynchronous(kind="hogwild") keeps the weights in memory that all workers see, and these are on several '
+                      'machines: use Asynchronous(kind="server")')
+    return path
 
 
 def made(size: int) -> str:
@@ -64,7 +67,8 @@ def made(size: int) -> str:
         except OSError:
             continue
         try:
-            os.posix_fallocate(file, 0, size)
+            if hasattr(os, "posix_fallocate"):   # else a full file system shows when it is written to, and kills
+                os.posix_fallocate(file, 0, size)
             return path
         except OSError:
             os.unlink(path)
