@@ -30,7 +30,7 @@ from shoestring.planning.plan import techniques_in
 from shoestring.planning.rehearse import prepared, rehearse, tracked
 from tests.models import job, seeded
 
-STEPS = 6
+STEPS = 5
 
 
 def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:

@@ -27,7 +27,7 @@ from shoestring.planning.planner import Planner
 from tests.models import job
 from tests.parallel.member import sgd
 
-TOLERANCE = 1e-4   # of sums in another order, after six steps of SGD
+TOLERANCE = 1e-4   # of sums in another order, after five steps of SGD
 
 
 @cache
@@ -71,7 +71,7 @@ def outcomes(name: str, world: int, wanted: list[tuple[Technique, ...]], folder:
     return [json.loads(line) for line in lines]
 
 
-@pytest.mark.parametrize(("name", "world"), [("chain", 2), ("u-net", 2), ("gpt2", 3)])
+@pytest.mark.parametrize(("name", "world"), [("chain", 2), *(pytest.param(name, 3, marks=pytest.mark.slow) for name in ("u-net", "gpt2"))])
 def test_every_way_to_unite_workers_keeps_to_what_it_states_with_every_technique_that_it_allows(
         name: str, world: int, tmp_path: Path) -> None:
     wanted = plans(name)
