@@ -3,7 +3,8 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
-from dataclasses import dataclass, replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,19 +15,23 @@ from torch import Tensor, nn
 from shoestring.core import chance
 from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
+from shoestring.core.hardware import Hardware, cluster
 from shoestring.core.job import Job, default_forward, default_optimizer
 from shoestring.core.ledger import Ledger
 from shoestring.core.run import brought_home
 from shoestring.core.technique import Exactness, Technique, environment, exactness, in_order, parsed, text
 from shoestring.core.units import parse_bytes
+from shoestring.group import run_group
 from shoestring.jobfile import job_path, loaded_job
 from shoestring.launch import run_worker
 from shoestring.loop import finite, steps
-from shoestring.measure.probe import known_hardware
+from shoestring.measure.probe import known_hardware, remember
 from shoestring.memory.precision import Precision
+from shoestring.parallel.average import Average
 from shoestring.planning.catalogue import CATALOGUE
+from shoestring.planning.conflicts import unites
 from shoestring.planning.plan import Plan
-from shoestring.planning.planner import Outcome, Planner
+from shoestring.planning.planner import Outcome, Planner, Worker
 from shoestring.planning.rehearse import prepared
 from shoestring.runs.tensors import TensorFile
 from shoestring.runs.values import valued
@@ -40,18 +45,51 @@ class Step(NamedTuple):
 
 
 def plan(job: Job | str | Path, memory: str | int | None = None, use: Iterable[Technique | str] | None = None,
-         inexact: bool = False, model: nn.Module | None = None, **flags: Any) -> Outcome:
-    """The best plan for a job (a Job, a job file or a built-in name) and a memory budget.
+         inexact: bool = False, model: nn.Module | None = None, devices: int = 1, here: int | None = None,
+         hardware: str | Path | None = None, **flags: Any) -> Outcome:
+    """The best plan for a job (a Job, a job file or a built-in name) and a memory budget, of each of so many workers (`here`: on this
+    machine, all if it is not said).
 
-    With `use`, the figures of exactly those techniques instead. Raises OverBudget if nothing fits.
+    With `use`, the figures of exactly those techniques instead. With `hardware`, a file that describes a cluster, the plan for that.
+    Raises OverBudget if nothing fits.
     """
     made = job if isinstance(job, Job) else loaded_job(job_path(str(job)), flags)
     forced = None if use is None else tuple(
         parsed(one, CATALOGUE) if isinstance(one, str) else one for one in use)
-    hardware = known_hardware(dtypes=inexact or any(isinstance(one, Precision) for one in forced or ()))
-    planner = Planner(made, hardware, run_worker if made.origin is not None else None, model,
-                      inexact=inexact, wanted=forced or ())
+    if forced is not None and devices > 1 and not any(map(unites, forced)):
+        forced = (*forced, Average())
+    if hardware is not None:
+        machine, worker = cluster(Path(hardware), devices), None
+    else:
+        machine = known_hardware(dtypes=inexact or any(isinstance(one, Precision) for one in forced or ()))
+        machine, worker = in_group(machine, devices, here or devices), workers(here or devices) if made.origin is not None else None
+    planner = Planner(made, machine, worker, model, inexact=inexact, wanted=forced or (), devices=devices, here=here or devices)
     return planner.outcome(None if memory is None else parse_bytes(memory), forced)
+
+
+def workers(count: int) -> Worker:
+    """Who does tasks of planning: one process, or as many at once as will train, started as those will be."""
+    return run_worker if count == 1 else lambda task, environment: run_group(task, environment, devices=count)
+
+
+def in_group(machine: Hardware, world: int, here: int) -> Hardware:
+    """The machine as one of so many workers on it has it; how they talk is measured once and kept. Others are taken to be as near."""
+    if world == 1:
+        return machine
+    count = max(here, 2)
+    if str(count) not in machine.links:
+        with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(count) as pool:
+            tasks = [{"task": "cable", "rank": rank, "world": count, "store": f"{folder}/store"} for rank in range(count)]
+            first, *_ = pool.map(run_worker, tasks, [shared(machine, count)] * count)
+        machine = replace(machine, links={**machine.links, str(count): first["cable"]})
+        remember(asdict(machine))
+    return replace(machine, environment=shared(machine, here), cores=max(machine.cores // here, 1),
+                   links={**machine.links, str(world): machine.links[str(count)]})
+
+
+def shared(machine: Hardware, devices: int) -> dict[str, str]:
+    """Variables of workers that share the machine's cores."""
+    return {**machine.environment, "OMP_NUM_THREADS": str(max(machine.cores // devices, 1))}
 
 
 def train(job: Job, plan: Plan | Outcome | Iterable[Technique] = (), model: nn.Module | None = None) -> Iterator[Step]:

@@ -9,10 +9,13 @@ from shoestring.core.errors import Mistake, OverBudget
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
     from pathlib import Path
     from typing import Any, NoReturn
 
     from shoestring.core.job import Job
+    from shoestring.core.nodes import Team
+    from shoestring.meeting import Meeting
     from shoestring.planning.plan import Plan
     from shoestring.runs.resume import Opened
 
@@ -57,7 +60,17 @@ def parser() -> Parser:
                              help='exactly these techniques instead of planning, such as "Checkpoint(every=2)"; may be repeated')
         command.add_argument("--plan", metavar="FILE", help="replay a plan that was saved")
         command.add_argument("--inexact", action="store_true", help="allow techniques that change the numbers, such as bf16")
+        if name in ("plan", "train"):
+            command.add_argument("--devices", type=int, default=1, metavar="N",
+                                 help="workers on this machine that train together (default 1)")
+            command.add_argument("--nodes", metavar="HOST:PORT,RANK/OF",
+                                 help="train with other machines: all give the same command, with their own rank; HOST has rank 0")
+            command.add_argument("--patience", default="30s", metavar="TIME",
+                                 help="without a sign of life for so long, a worker is replaced (default 30s)")
+            command.add_argument("--restarts", type=int, default=10, metavar="N",
+                                 help="how often to go on after a worker's death (default 10)")
         if name == "plan":
+            command.add_argument("--hardware", metavar="FILE", help="plan for a cluster that this file describes and that need not be here")
             command.add_argument("--save", metavar="FILE", help="save the chosen plan")
         if name == "train":
             command.add_argument("--run", metavar="DIR", help="folder of the run; one that is there is resumed (default: runs/JOB-TIME)")
@@ -186,7 +199,9 @@ def planned(options: argparse.Namespace, job: Job, memory: int | None) -> tuple[
     if options.plan:
         return load_plan(Path(options.plan)), {}
     say(options, "planning …")
-    outcome = make_plan(job, memory, options.use, options.inexact)
+    crew = team(options)
+    outcome = make_plan(job, memory, options.use, options.inexact, devices=crew.world, here=crew.devices,
+                        hardware=getattr(options, "hardware", None))
     return outcome.chosen, outcome.as_json() | {"blocks": outcome.chosen.blocks}
 
 
@@ -208,6 +223,7 @@ def plan(options: argparse.Namespace, path: Path, flags: dict[str, Any], memory:
 
     from shoestring.terminal import plan_text
 
+    team(options)
     job = loaded(options, path, flags)
     chosen, outcome = planned(options, job, memory)
     if options.save:
@@ -228,7 +244,7 @@ def train(options: argparse.Namespace, path: Path, flags: dict[str, Any], memory
         raise Mistake("--fresh, --adopt and --replan are about a run that is there: name it with --run")
     if options.fresh and (options.adopt or options.replan):
         raise Mistake("--fresh begins anew, --adopt and --replan go on: give one of them")
-    cadence = cadence_of(options)
+    cadence, crew = cadence_of(options), team(options)
     from pathlib import Path
 
     from shoestring.runs.board import needs_tensorboard
@@ -239,23 +255,26 @@ def train(options: argparse.Namespace, path: Path, flags: dict[str, Any], memory
     if options.tensorboard:
         needs_tensorboard()
     asked = asked_for(path, flags, memory, options.use, options.inexact, options.plan)
-    held = opened(Path(options.run) if options.run else new_folder(path.stem), asked, path, options.fresh, options.adopt)
-    try:
-        report = {} if held.changed else held.folder.read("report.json")
-        if report and not options.replan:
-            say(options, f"{held.folder.path} is finished; --fresh trains it anew")
-            return reported(options, report, held.folder.path)
+    if crew.nodes is not None and crew.nodes.rank:
+        return followed(options, path, asked, crew)
+    with meeting_of(crew) as meeting:
+        held = opened(Path(options.run) if options.run else new_folder(path.stem), asked, path, options.fresh, options.adopt)
         try:
-            return trained(options, path, held, cadence)
-        except (Exception, KeyboardInterrupt) as error:
-            said = read(held.folder.path)[0]
-            if isinstance(error, KeyboardInterrupt):
-                note(held.folder.path, "stopped", text="stopped at once; what was not saved is lost")
-            elif not said or said[-1]["event"] != "failed":
-                note(held.folder.path, "failed", text=str(error))
-            raise
-    finally:
-        held.lock.release()
+            report = {} if held.changed else held.folder.read("report.json")
+            if report and not options.replan:
+                say(options, f"{held.folder.path} is finished; --fresh trains it anew")
+                return reported(options, report, held.folder.path)
+            try:
+                return trained(options, path, held, cadence, crew, meeting)
+            except (Exception, KeyboardInterrupt) as error:
+                said = read(held.folder.path)[0]
+                if isinstance(error, KeyboardInterrupt):
+                    note(held.folder.path, "stopped", text="stopped at once; what was not saved is lost")
+                elif not said or said[-1]["event"] != "failed":
+                    note(held.folder.path, "failed", text=str(error))
+                raise
+        finally:
+            held.lock.release()
 
 
 def cadence_of(options: argparse.Namespace) -> dict[str, Any]:
@@ -307,22 +326,62 @@ def plan_file(chosen: Plan, outcome: dict[str, Any]) -> dict[str, Any]:
     return {
         "shoestring": 1, "chosen": chosen.as_json(), "plain": outcome.get("plain", {}), "blocks": outcome.get("blocks", ()),
         "predicted": {"peak_bytes": chosen.peak_bytes, "process_bytes": chosen.process_bytes, "step_seconds": chosen.step_seconds,
-                      "traffic_bytes": chosen.traffic},
+                      "traffic_bytes": chosen.traffic, "sent_bytes": chosen.sent},
         "techniques": [one | {"why": reasons.get(one["name"], "")} for one in chosen.as_json()["techniques"]],
         "runners_up": [one | {"text": plan_line(one)} for one in outcome.get("runners_up", ())], "exact": chosen.exact, "sure": chosen.sure,
     }
 
 
-def trained(options: argparse.Namespace, path: Path, held: Opened, cadence: dict[str, Any]) -> int:
+def team(options: argparse.Namespace) -> Team:
+    """Who trains together, from what the user wrote, or from what torchrun or SLURM put into the environment."""
+    from shoestring.core.nodes import Team, team_of
+
+    if "devices" not in options:
+        return Team()
+    return team_of(options.devices, options.nodes, options.patience, options.restarts, os.environ)
+
+
+def followed(options: argparse.Namespace, path: Path, asked: dict[str, Any], crew: Team) -> int:
+    """Train on a machine that does not lead: node 0 plans, keeps the run and tells of it."""
+    from pathlib import Path
+
+    from shoestring.api import worker_environment
+    from shoestring.group import run_group
+    from shoestring.meeting import Meeting
+    from shoestring.planning.plan import techniques_in
+    from shoestring.runs.folder import differences
+
+    assert crew.nodes is not None, "a machine that does not lead is one of several"
+    with Meeting(crew.nodes) as meeting:
+        say(options, f"{crew.nodes}: waiting for node 0 to plan …")
+        given = meeting.take("task")
+        task, found = given["task"] | {"file": str(path)}, differences(given["asked"], asked)
+        if found:
+            raise Mistake(f"{crew.nodes} asks for something else than node 0: {'; '.join(found)}; give the same command everywhere")
+        if not Path(task["folder"]).is_dir():
+            raise Mistake(f"{crew.nodes} does not see the folder of the run, {task['folder']}: put it where all machines see it, "
+                          f"under the same name, and say so with --run")
+        say(options, f"{crew.nodes}: training; node 0 tells how it goes")
+        result = run_group(task, worker_environment(techniques_in(task["techniques"])), devices=crew.devices, nodes=meeting,
+                           patience=crew.patience, restarts=crew.restarts)
+    return STOPPED if "stopped" in result else DONE
+
+
+def trained(options: argparse.Namespace, path: Path, held: Opened, cadence: dict[str, Any], crew: Team,
+            meeting: Meeting | None) -> int:
     """Train in a folder that this process holds."""
     from shoestring.api import worker_environment
     from shoestring.launch import OutOfMemory, run_worker
     from shoestring.page import page
+    from shoestring.planning.conflicts import unites
     from shoestring.runs.board import Board
     from shoestring.runs.story import story
 
     job = loaded(options, path, dict(held.asked["flags"]))
     chosen = settled_plan(options, job, held)
+    if crew.world > 1 and not any(map(unites, chosen.techniques)):
+        raise Mistake(f"{chosen} is a plan for one worker, with nothing that unites {crew.world}: they would train apart; plan for them "
+                      f"(--devices without --plan, --fresh in a folder that has a plan), or train with one")
     folder, memory = held.folder, held.asked["memory"]
     board = Board(folder.path) if options.tensorboard else None
 
@@ -333,6 +392,8 @@ def trained(options: argparse.Namespace, path: Path, held: Opened, cadence: dict
             show_step(options, event, job.steps, memory)
         elif event["event"] == "warning":
             print(f"\nwarning: {event['text']}", file=sys.stderr)
+        elif event["event"] in ("died", "re-formed"):
+            say(options, event["text"])
         elif event["event"] == "begun" and event["step"]:
             say(options, f"going on after step {event['step']} of {event['steps']}: {event['how']}")
 
@@ -340,7 +401,10 @@ def trained(options: argparse.Namespace, path: Path, held: Opened, cadence: dict
             "steps": job.steps, "folder": str(folder.path), "memory": memory, "predicted": chosen.process_bytes, "cadence": cadence,
             "traceback": options.traceback}
     try:
-        result = run_worker(task, worker_environment(chosen.techniques), show, held.lock.file)
+        if crew.world == 1:
+            result = run_worker(task, worker_environment(chosen.techniques), show, held.lock.file)
+        else:
+            result = grouped(task, held, crew, meeting, show)
     except OutOfMemory as error:
         raise OverBudget(after_memory_ran_out(options, job, held, chosen, str(error)), chosen) from error
     finally:
@@ -359,13 +423,40 @@ def trained(options: argparse.Namespace, path: Path, held: Opened, cadence: dict
         "measured": told["measured"], "techniques": plan["techniques"],
         "weights_sha256": result["weights_sha256"], "exact": chosen.exact, "sure": chosen.sure,
         "shown": result.get("shown", ""), "state_of_techniques": result["state"],
-    }
+    } | {name: result[name] for name in ("world", "restarts", "recovery_seconds") if name in result}
+    if "restarts" in result:
+        report["sent_bytes"] = {"predicted": plan["predicted"].get("sent_bytes"), "measured": told["measured"].get("sent_bytes")}
     try:
         folder.write("report.json", report)
     except OSError as error:
         print(f"warning: the run is done, but its report can't be written ({error.strerror}): free some space and give the same command",
               file=sys.stderr)
     return reported(options, report, folder.path)
+
+
+def meeting_of(crew: Team) -> AbstractContextManager[Meeting | None]:
+    """Where other machines come to, if there are some: open before the plan is made, so that they can wait for it."""
+    if crew.nodes is None:
+        from contextlib import nullcontext
+
+        return nullcontext()
+    from shoestring.meeting import Meeting
+
+    return Meeting(crew.nodes)
+
+
+def grouped(task: dict[str, Any], held: Opened, crew: Team, meeting: Meeting | None, show: Any) -> dict[str, Any]:
+    """Train in a group of workers, here and on the machines of a meeting."""
+    from shoestring.api import worker_environment
+    from shoestring.group import run_group
+    from shoestring.launch import fingerprint
+    from shoestring.planning.plan import techniques_in
+
+    if meeting is not None:
+        there = {"folder": str(held.folder.path.resolve()), "fingerprint": fingerprint(task["file"])}
+        meeting.give("task", {"task": task | there, "asked": dict(held.asked)})
+    return run_group(task, worker_environment(techniques_in(task["techniques"])), show, held.lock.file, crew.devices, meeting,
+                     crew.patience, crew.restarts)
 
 
 def reported(options: argparse.Namespace, report: dict[str, Any], run: Path) -> int:
@@ -406,7 +497,8 @@ def after_memory_ran_out(options: argparse.Namespace, job: Job, held: Opened, ch
            f"and had {bytes_text(measured)} at its last step"
     say(options, "planning again with what was measured …")
     try:
-        outcome = make_plan(job, int(min(0.9, chosen.process_bytes / most) * min(budget, most)), None, held.asked["inexact"])
+        outcome = make_plan(job, int(min(0.9, chosen.process_bytes / most) * min(budget, most)), None, held.asked["inexact"],
+                            devices=team(options).world)
     except (Mistake, OverBudget) as error:   # nothing fits, or planning, which trains a few steps, met the same
         return f"{said}; planning again led to nothing: {error}"
     held.folder.write("plan-next.json", plan_file(outcome.chosen, outcome.as_json() | {"blocks": outcome.chosen.blocks}))

@@ -5,6 +5,7 @@ ends; asked a second time, it kills it. If the launcher dies, the worker notices
 """
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -13,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from shoestring.core.errors import Mistake
 
@@ -80,8 +81,12 @@ def memory_kills() -> int:
     return count
 
 
+class Child(Protocol):
+    def send_signal(self, sig: int) -> None: ...
+
+
 @contextmanager
-def politely(child: subprocess.Popen[str], asked: list[int]) -> Iterator[None]:
+def politely(child: Child, asked: list[int]) -> Iterator[None]:
     """While inside, a signal to stop is passed on and noted: the first lets the worker save, the second kills it."""
 
     def stop(number: int, frame: Any) -> None:
@@ -103,10 +108,24 @@ def politely(child: subprocess.Popen[str], asked: list[int]) -> Iterator[None]:
 
 def ending(code: int) -> str:
     """What a worker's exit code means."""
+    why, more = reason(code)
+    return f"the worker process died with {why}: {more}" if code < 0 else f"the worker process ended with {why} and no result"
+
+
+def reason(code: int) -> tuple[str, str]:
+    """How a process ended, and what that may mean."""
     if code >= 0:
-        return f"the worker process ended with exit code {code} and no result"
+        return f"exit code {code}", ""
     name = signal.Signals(-code).name
-    why = {"SIGKILL": "somebody killed it",
-           "SIGILL": "the processor can't run an instruction that it advertises: run shoestring doctor",
-           "SIGSEGV": "a native library crashed"}.get(name, "it was stopped from outside")
-    return f"the worker process died with {name}: {why}"
+    return name, {"SIGKILL": "somebody killed it",
+                  "SIGILL": "the processor can't run an instruction that it advertises: run shoestring doctor",
+                  "SIGSEGV": "a native library crashed"}.get(name, "it was stopped from outside")
+
+
+def fingerprint(file: str) -> dict[str, str]:
+    """What must be the same for every worker of a group."""
+    import torch
+
+    from shoestring import __version__
+
+    return {"job file": hashlib.sha256(Path(file).read_bytes()).hexdigest(), "shoestring": __version__, "torch": torch.__version__}

@@ -64,12 +64,16 @@ def plan_text(outcome: dict[str, Any], whys: dict[str, str]) -> str:
     lines += [""] if chosen["techniques"] else []
     rows = [["", "tensors", "process", "a step", ""],
             plan_row(shortened(plan_name(chosen), width), chosen, "chosen" + ("" if chosen["exact"] else ", not the same numbers")),
-            *([plan_row("plain", plain, "no technique")] if chosen["techniques"] else []),
+            *([plan_row(plan_name(plain), plain, "the simplest plan" if plain["techniques"] else "no technique")]
+              if chosen["techniques"] != plain["techniques"] else []),
             *(plan_row(shortened(plan_name(plan), width), plan, plan["lost"]) for plan in outcome["runners_up"])]
     lines += [table(rows, right=(1, 2, 3)), ""]
     if chosen["traffic_bytes"]:
         lines += [f"to and from the disk: {bytes_text(chosen['traffic_bytes'])} a step, at {bytes_text(chosen['disk_bytes_per_second'])}/s "
                   f"as measured on this machine", ""]
+    if chosen["world"] > 1:
+        lines += [f"{chosen['world']} workers train together; these are the figures of the largest. It sends "
+                  f"{bytes_text(chosen['sent_bytes'])} a step to the others", ""]
     lines += [f"the peak is in the {chosen['where']}:"]
     whole = sum(chosen["parts"].values()) or 1
     lines += [f"  {name:<12} {bytes_text(size):>9}  {bar(size / whole)}" for name, size in chosen["parts"].items() if size * 200 > whole]
@@ -89,13 +93,14 @@ def beside(predicted: dict[str, Any], measured: dict[str, Any]) -> str:
     """Predicted beside measured."""
     rows = [["", "predicted", "measured", "off by"]]
     for key, name, shown in (("peak_bytes", "tensors", bytes_text), ("process_bytes", "process", bytes_text),
-                             ("step_seconds", "a step", seconds_text), ("traffic_bytes", "disk, a step", bytes_text)):
-        if key == "traffic_bytes" and not (predicted.get(key) and measured.get(key)):
+                             ("step_seconds", "a step", seconds_text), ("traffic_bytes", "disk, a step", bytes_text),
+                             ("sent_bytes", "sent, a step", bytes_text)):
+        if key in ("traffic_bytes", "sent_bytes") and not (predicted.get(key) and measured.get(key)):
             continue
         off = predicted[key] / measured[key] - 1 if measured.get(key) else 0.0
         difference = int(predicted[key] - measured[key])
-        rows.append([name, shown(predicted[key]), shown(measured[key]),
-                     f"{difference:+,} bytes" if key in ("peak_bytes", "traffic_bytes") and abs(off) < 1e-3 else f"{off:+.1%}"])
+        exact = key in ("peak_bytes", "traffic_bytes", "sent_bytes") and abs(off) < 1e-3
+        rows.append([name, shown(predicted[key]), shown(measured[key]), f"{difference:+,} bytes" if exact else f"{off:+.1%}"])
     return table(rows, right=(1, 2, 3))
 
 

@@ -52,7 +52,7 @@ def fresh_model(job: Any) -> Any:
     return model.to("cuda") if torch.cuda.is_available() else model
 
 
-def anchor(task: dict[str, Any], send: Send) -> dict[str, Any]:
+def anchor(task: dict[str, Any], send: Send, link: Link | None = None) -> dict[str, Any]:
     from shoestring.planning.anchor import anchored
     from shoestring.planning.plan import techniques_in
 
@@ -68,13 +68,13 @@ def anchor(task: dict[str, Any], send: Send) -> dict[str, Any]:
     return results
 
 
-def sample(task: dict[str, Any], send: Send) -> dict[str, Any]:
+def sample(task: dict[str, Any], send: Send, link: Link | None = None) -> dict[str, Any]:
     from shoestring.planning.sample import sampled
 
     return sampled(job_of(task))
 
 
-def rehearse(task: dict[str, Any], send: Send) -> dict[str, Any]:
+def rehearse(task: dict[str, Any], send: Send, link: Link | None = None) -> dict[str, Any]:
     """The log of real steps, for a model that fake tensors can't run."""
     from shoestring.planning.plan import techniques_in
     from shoestring.planning.rehearse import tracked
@@ -83,7 +83,7 @@ def rehearse(task: dict[str, Any], send: Send) -> dict[str, Any]:
     return tracked(job, techniques_in(task["techniques"]), fresh_model(job)).as_json()
 
 
-def trial(task: dict[str, Any], send: Send) -> dict[str, Any]:
+def trial(task: dict[str, Any], send: Send, link: Link | None = None) -> dict[str, Any]:
     """A few real steps, to see how large this process grows."""
     return train(task | {"trial": True}, send)
 
@@ -145,12 +145,22 @@ def train(task: dict[str, Any], send: Send, link: Link | None = None) -> dict[st
         return {"stopped": number}
     calm = sorted(seconds[2:] or seconds or [0.0])
     return {
-        "steps": number, "losses": losses, "state": {name: part.state_dict() for name, part in run.state.items()
-                                                                if not hasattr(part, "saved")},
+        "steps": number, "losses": losses, "state": told_state(run),
         "measured": measured | {"process_bytes": status("VmHWM"), "step_seconds": calm[len(calm) // 2],
                                 "traffic_bytes": meter.last.get("moved", 0), "sent_bytes": meter.last.get("sent", 0)},
         "world": link.world,
     } | ({} if task.get("trial") else shown(task, job, run))
+
+
+def told_state(run: Any) -> dict[str, Any]:
+    """What techniques have to say of their course: their state as far as it is numbers and text."""
+    def plain(value: Any) -> bool:
+        if isinstance(value, dict):
+            return all(map(plain, value.values()))
+        return all(map(plain, value)) if isinstance(value, (list, tuple)) else value is None or isinstance(value, (int, float, str))
+
+    states = {name: part.state_dict() for name, part in run.state.items() if not hasattr(part, "saved")}
+    return {name: state for name, state in states.items() if state and plain(state)}
 
 
 def made(job: Any, techniques: Any, keeper: Any, tracker: Any) -> Any:
@@ -202,7 +212,13 @@ def shown(task: dict[str, Any], job: Any, run: Any) -> dict[str, Any]:
     return result
 
 
-def doctor(task: dict[str, Any], send: Send) -> dict[str, Any]:
+def cable(task: dict[str, Any], send: Send, link: Link | None = None) -> dict[str, Any]:
+    from shoestring.measure.cable import cable
+
+    return {"cable": cable(task["rank"], task["world"], task["store"])}
+
+
+def doctor(task: dict[str, Any], send: Send, link: Link | None = None) -> dict[str, Any]:
     from dataclasses import asdict
 
     from shoestring.measure.probe import measured_hardware
@@ -210,8 +226,8 @@ def doctor(task: dict[str, Any], send: Send) -> dict[str, Any]:
     return asdict(measured_hardware(dtypes=True))
 
 
-TASKS: dict[str, Callable[[dict[str, Any], Send], dict[str, Any]]] = {
-    "anchor": anchor, "sample": sample, "rehearse": rehearse, "trial": trial, "train": train, "doctor": doctor,
+TASKS: dict[str, Callable[..., dict[str, Any]]] = {
+    "anchor": anchor, "sample": sample, "rehearse": rehearse, "trial": trial, "train": train, "doctor": doctor, "cable": cable,
 }
 
 
@@ -224,16 +240,22 @@ def main() -> None:
             pipe.write(json.dumps(event) + "\n")
 
     task = json.loads(sys.stdin.read())
-    try:
-        last = {"event": "result"} | TASKS[task["task"]](task, send)
-    except Exception as error:
-        last = ending(error, task)
-        if task.get("traceback") or last["event"] == "fault":
-            traceback.print_exc()
-        if "folder" in task:
-            failed(task["folder"], last["text"])
+    last = last_word(task, lambda: TASKS[task["task"]](task, send))
+    sys.stderr.write(last.pop("trace", ""))
+    if "folder" in task and last["event"] != "result":
+        failed(task["folder"], last["text"])
     with suppress(BrokenPipeError):
         send(last)
+
+
+def last_word(task: dict[str, Any], work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What a worker has to say in the end: its result, or what went wrong."""
+    try:
+        return {"event": "result"} | work()
+    except Exception as error:
+        last = ending(error, task)
+        shown = task.get("traceback") or last["event"] == "fault"
+        return last | ({"trace": traceback.format_exc()} if shown else {})
 
 
 def ending(error: Exception, task: dict[str, Any]) -> dict[str, Any]:

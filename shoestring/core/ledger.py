@@ -75,6 +75,7 @@ class Ledger:
     world: int = 1                     # workers that share a batch; the blocks are those of one of them
     per_sent: float = 0.0              # seconds per byte sent
     per_message: float = 0.0           # seconds per message
+    hides: bool = False                # sending has an engine of its own and hides behind backward
     base: float = 0.0                  # bytes of the process before any tensor
     slack: float = 0.0                 # bytes that the allocator rounds up per byte of tensors
     retention: float = 0.0             # bytes that the allocator keeps back per byte of tensors born

@@ -4,7 +4,7 @@
     sum          2 (w - 1) / w  n        ring all-reduce (Patarasuk, Yuan: Bandwidth optimal all-reduce algorithms, 2009)
     scatter      (w - 1) / w  n          everybody sends every other worker its part of the sum
     gather       (w - 1) / w  n          everybody sends its part round
-    collect      (w - 1)  m              everybody gets everybody's message of m bytes
+    exchange     (w - 1) / w  n          everybody sends every other worker a part of its own
     send         n                       to one other worker, who receives it; not all take part
 
 This class imagines the group: nothing is sent, everything is counted. A rehearsal runs on it, so that the bytes of a step are
@@ -59,6 +59,7 @@ class Link:
         self.sent = 0         # bytes so far
         self.calls = 0        # messages so far
         self.idle = False     # the batch of this step has fewer samples than there are workers, and none for this one
+        self.meets = True     # after this step workers agree on what to do; between two meetings each is on its own
         self.desk: Desk | None = None   # of a loose group
 
     @property
@@ -100,6 +101,11 @@ class Link:
         self.count((self.world - 1) * part.nbytes)
         return self.begin_gather(part, whole)
 
+    def exchange(self, outgoing: Tensor, incoming: Tensor) -> Sending:
+        """Send each worker its part of what goes out; what comes in are the parts that they have for this one."""
+        self.count((self.world - 1) * (outgoing.nbytes // self.world))
+        return self.begin_exchange(outgoing, incoming)
+
     def send(self, tensor: Tensor, to: int) -> None:
         """Give another worker a tensor; done when it may be changed again."""
         self.count(tensor.nbytes)
@@ -124,6 +130,13 @@ class Link:
         return Received(torch.empty_like(whole) if self.world > 1 else whole, part)
 
     def begin_gather(self, part: Tensor, whole: Tensor) -> Sending:
+        if self.world == 1:   # nothing is imagined then
+            whole.copy_(part)
+        return Done()
+
+    def begin_exchange(self, outgoing: Tensor, incoming: Tensor) -> Sending:
+        if self.world == 1:
+            incoming.copy_(outgoing)
         return Done()
 
     def begin_send(self, tensor: Tensor, to: int) -> Sending:
@@ -143,3 +156,15 @@ class Received:
 
 
 ALONE = Link()
+
+
+def agreement(world: int) -> Tensor:
+    """What workers tell each other after every step: to stop, to save, and of each how large its process is and was at most."""
+    return torch.zeros(2 + 2 * world, dtype=torch.float64)
+
+
+def agreement_bytes(world: int) -> int:
+    """Bytes that a worker sends for that."""
+    link = Link(0, world)
+    link.sum(agreement(world))
+    return link.sent

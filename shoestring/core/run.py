@@ -75,6 +75,11 @@ def traffic(run: Run) -> int:
     return sum(getattr(part, "moved", 0) for part in run.state.values())
 
 
+def weighed(loss: Tensor, share: float) -> Tensor:
+    """A part of the batch's loss by its share of the batch's weight; a mean over nothing, which is not a number, counts nothing."""
+    return share * loss if share else 0.0 * loss.nan_to_num(0.0)
+
+
 def brought_home(run: Run) -> None:
     """Put all weights back into memory, where they can be; the run is over."""
     found = {name: torch.cat([piece.clone() for piece in one.pieces()]).view(one.shape) for name, one in kept(run).items()}

@@ -24,6 +24,18 @@ def parse_bytes(text: str | int) -> int:
     return size
 
 
+def parse_seconds(text: str) -> float:
+    """Seconds in a time such as 90s, 5m or 1h.
+
+    >>> parse_seconds("90s"), parse_seconds("1.5m")
+    (90.0, 90.0)
+    """
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smh])\s*", text)
+    if found is None or not float(found[1]):
+        raise Mistake(f"{text!r} is not a time: write a number and a unit, such as 90s, 5m or 1h")
+    return float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2]]
+
+
 def bytes_text(size: float) -> str:
     """A size for people, in binary units.
 

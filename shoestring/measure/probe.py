@@ -178,7 +178,7 @@ def hardware_file() -> Path:
     import torch
 
     place = Path(os.path.expanduser("~")) / ".cache" / "shoestring"
-    return place / f"hardware-{platform.node()}-{torch.__version__}.json"
+    return place / f"hardware-{platform.node()}-{torch.__version__}-{torch.get_num_threads()}.json"   # threads: as its user limits them
 
 
 def remember(found: dict[str, Any]) -> None:

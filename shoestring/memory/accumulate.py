@@ -21,7 +21,7 @@ from torch import Tensor
 from shoestring.core.batch import Batch, samples, split
 from shoestring.core.errors import Mistake
 from shoestring.core.ledger import Ledger, between
-from shoestring.core.run import Run
+from shoestring.core.run import Run, weighed
 from shoestring.core.technique import Exactness
 
 
@@ -65,26 +65,30 @@ class Accumulate:
         )
         return replace(ledger, blocks=blocks, gradients=ledger.gradients + held, batch=largest, pieces=self.pieces)
 
-    def pieces_of(self, run: Run, batch: Batch) -> int:
-        """In a group, a worker may have a sample less than others."""
-        return min(self.pieces, samples(batch)) if run.link.world > 1 else self.pieces
+    def cut(self, run: Run, batch: Batch) -> list[Batch]:
+        """The batch in pieces; in a group, a worker may have fewer samples than that."""
+        return split(batch, min(self.pieces, samples(batch)) if run.link.world > 1 else self.pieces)
 
     def apply(self, run: Run) -> Run:
         def gradients(now: Run, batch: Batch) -> Tensor:
             whole = float(now.weight(batch))
+            if now.link.world > 1:   # other workers' parts count, if this one's does not
+                whole = whole or 1.0
             if not whole > 0:
                 raise Mistake(f"the batch has the weight {whole}: a mean over nothing; check the job's weight")
             total = torch.zeros(())
-            shares = [(piece, float(now.weight(piece)) / whole) for piece in split(batch, self.pieces_of(now, batch))]
-            last = max(number for number, (_, share) in enumerate(shares) if share)
-            for number, (piece, share) in enumerate(shares):
-                if share:
-                    part = replace(now, loss=scaled(now.loss, share), last=now.last and number == last)
-                    total = total + run.gradients(part, piece)
+            shares = [(piece, float(now.weight(piece)) / whole) for piece in self.cut(now, batch)]
+            if now.link.world > 1:   # all workers have as many pieces, so that they send as often
+                shares += [(shares[0][0], 0.0)] * (self.pieces - len(shares))
+            else:
+                shares = [(piece, share) for piece, share in shares if share]
+            for number, (piece, share) in enumerate(shares, 1):
+                part = replace(now, loss=scaled(now.loss, share), last=now.last and number == len(shares))
+                total = total + run.gradients(part, piece)
             return total
 
         return replace(run, gradients=gradients)
 
 
 def scaled(loss: Callable[[Any, Batch], Tensor], share: float) -> Callable[[Any, Batch], Tensor]:
-    return lambda output, batch: share * loss(output, batch)
+    return lambda output, batch: weighed(loss(output, batch), share)

@@ -99,7 +99,7 @@ def events(story: Told) -> str:
 
 
 def tone_of(event: Told) -> str:
-    return {"warning": "warned", "failed": "failed"}.get(str(event.get("event")), "")
+    return {"warning": "warned", "died": "warned", "failed": "failed"}.get(str(event.get("event")), "")
 
 
 def told(group: list[Told]) -> str:
@@ -128,6 +128,8 @@ def sentences(event: Told) -> Iterator[str]:
     elif kind == "stopped":
         yield f"Stopped at step {step:,}"
         yield text
+    elif kind in ("died", "re-formed"):
+        yield text[:1].upper() + text[1:]
     elif kind in ("warning", "failed"):
         yield f"<b>{kind.capitalize()}</b> {text}"
     else:

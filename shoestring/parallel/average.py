@@ -23,7 +23,7 @@ from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.ledger import Ledger
 from shoestring.core.link import Link
-from shoestring.core.run import Run
+from shoestring.core.run import Run, weighed
 from shoestring.core.technique import Exactness
 from shoestring.parallel.rate import rate_times
 from shoestring.parallel.reducer import BUCKET, Bucket, Reducer, Send, bucketed
@@ -72,7 +72,9 @@ def split_exactness(ledger: Ledger) -> Exactness:
 
 def told(ledger: Ledger, sent: float, messages: float) -> Ledger:
     """The ledger of a step that sends so many bytes in so many messages."""
-    return replace(ledger, sent=ledger.sent + sent, waiting=ledger.waiting + sent * ledger.per_sent + messages * ledger.per_message)
+    seconds = sent * ledger.per_sent + messages * ledger.per_message
+    hidden = ledger.pieces * sum(block.backward for block in ledger.blocks) if ledger.hides else 0.0
+    return replace(ledger, sent=ledger.sent + sent, waiting=ledger.waiting + max(seconds - hidden, 0.0))
 
 
 def with_buckets(ledger: Ledger) -> Ledger:
@@ -85,9 +87,10 @@ def trained(run: Run) -> list[nn.Parameter]:
     return [parameter for group in run.optimizer.param_groups for parameter in group["params"] if parameter.requires_grad]
 
 
-def united(run: Run, send: Send) -> Run:
-    """The run in which gradients are the sum over all workers. `send` is how a bucket gets to be that."""
-    reducer = Reducer([Bucket(members) for members in bucketed(trained(run))], run.link, send)
+def united(run: Run, send: Send, multiple: int = 1) -> Run:
+    """The run in which gradients are the sum over all workers. `send` is how a bucket, of a multiple of some size, gets to be that."""
+    buckets = [Bucket(members, multiple, str(number)) for number, members in enumerate(bucketed(trained(run)))]
+    reducer = Reducer(buckets, run.link, send)
     statistics = Statistics(run.model, run.link)
 
     def backward(now: Run, value: Tensor) -> None:
@@ -100,7 +103,7 @@ def united(run: Run, send: Send) -> Run:
     def gradients(now: Run, batch: Batch) -> Tensor:
         share = share_of(now, batch)
         statistics.begin()
-        loss = run.gradients(replace(now, loss=lambda output, part: share() * now.loss(output, part)), batch)
+        loss = run.gradients(replace(now, loss=lambda output, part: weighed(now.loss(output, part), share())), batch)
         total, unused = reducer.tally(loss)
         for parameter in unused:
             parameter.grad = None

@@ -15,26 +15,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shoestring.core.link import ALONE, Link
 from shoestring.parallel.codecs import Codec
+from shoestring.parallel.link import Rows, own_row
 
 
 class ErrorFeedback:
     """What one worker keeps back of each bucket: 4 bytes a number.
 
-    It belongs to that worker: a run that goes on with another number of workers loses what was kept back and begins at zero;
-    `lost` says that this happened. Where what was owed is not finite, nothing is kept; a step that is skipped loses what it sent.
+    It belongs to that worker: a run that goes on with another number of workers loses what was kept back and begins at
+    zero. Where what was owed is not finite, nothing is kept; a step that is skipped loses what it sent.
     """
 
-    def __init__(self, workers: int = 1) -> None:
-        self.workers = workers
-        self.kept: dict[str, Tensor] = {}
-        self.lost = False
+    def __init__(self, link: Link = ALONE) -> None:
+        self.link = link
+        self.rest: dict[str, Tensor] = {}
 
     def owed(self, bucket: str, gradient: Tensor) -> Tensor:
         """The gradient and what was kept back. Whoever sends of it subtracts that from it; the rest is then kept."""
-        if bucket not in self.kept:
-            self.kept[bucket] = torch.zeros_like(gradient)
-        return self.kept[bucket].nan_to_num_(0.0, 0.0, 0.0).add_(gradient)
+        if bucket not in self.rest:
+            self.rest[bucket] = torch.zeros_like(gradient)
+        return self.rest[bucket].nan_to_num_(0.0, 0.0, 0.0).add_(gradient)
 
     def encode(self, bucket: str, gradient: Tensor, codec: Codec, into: Tensor) -> None:
         """The message of what is owed."""
@@ -43,8 +44,7 @@ class ErrorFeedback:
         codec.add(into, owed, times=-1.0)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"workers": self.workers, "kept": dict(self.kept)}
+        return {bucket: Rows(self.link, kept) for bucket, kept in self.rest.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.lost = state["workers"] != self.workers
-        self.kept = {} if self.lost else {bucket: kept.clone() for bucket, kept in state["kept"].items()}
+        self.rest = {bucket: own for bucket, rows in state.items() if (own := own_row(rows, self.link)) is not None}

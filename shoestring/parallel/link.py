@@ -4,6 +4,7 @@ Gloo's own reduce-scatter is an all-reduce of which the rest is thrown away; our
 """
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -24,10 +25,13 @@ class Joined(Link):
 
     def begin_scatter(self, whole: Tensor, part: Tensor) -> Sending:
         others = torch.empty_like(whole)
-        return Received(others, part, Expected(lambda: dist.all_to_all_single(others, whole, async_op=True)))
+        return Received(others, part, self.begin_exchange(whole, others))
 
     def begin_gather(self, part: Tensor, whole: Tensor) -> Sending:
         return Expected(lambda: all_gather(whole, part, async_op=True))
+
+    def begin_exchange(self, outgoing: Tensor, incoming: Tensor) -> Sending:
+        return Expected(lambda: dist.all_to_all_single(incoming, outgoing, async_op=True))
 
     def begin_send(self, tensor: Tensor, to: int) -> Sending:
         return Expected(lambda: dist.isend(tensor, to))
@@ -60,6 +64,28 @@ class Expected:
             self.work.wait()
         except RuntimeError as error:
             raise Lost(str(error)) from error
+
+
+class Rows:
+    """What every worker has of its own, as the rows of one tensor. All of them must ask for it."""
+
+    def __init__(self, link: Link, own: Tensor) -> None:
+        self.link, self.own = link, own
+        self.dtype, self.shape = own.dtype, torch.Size((link.world, *own.shape))
+        self.gathered = False
+
+    def pieces(self) -> Iterator[Tensor]:
+        """Row by row: the others add zeros to the bytes of its owner."""
+        self.gathered = True
+        for rank in range(self.link.world):
+            row = self.own.detach().clone() if rank == self.link.rank else torch.zeros_like(self.own)
+            self.link.sum(row.reshape(-1).view(torch.uint8)).wait()
+            yield row
+
+
+def own_row(rows: Tensor, link: Link) -> Tensor | None:
+    """This worker's row of what as many workers had; nothing if there were more or fewer."""
+    return rows[link.rank].clone() if len(rows) == link.world else None
 
 
 def joined(rank: int, world: int) -> Link:

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -51,8 +52,8 @@ class PowerSGD:
             else:
                 self.plain.append(slice(start, start + count))
             start += count
-        draw = torch.Generator().manual_seed(seed)      # the same on all workers
-        self.fresh = [torch.randn(matrix.columns, rank, generator=draw) for matrix in self.matrices]
+        draw = np.random.default_rng(seed)      # the same on all workers, and nobody else's chance
+        self.fresh = [torch.from_numpy(draw.standard_normal((matrix.columns, rank), np.float32)) for matrix in self.matrices]
         self.right = self.fresh                         # Q of every matrix
         self.left: list[Tensor] = []                    # P' of every matrix
 

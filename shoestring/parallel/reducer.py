@@ -22,20 +22,21 @@ BUCKET = 16 << 20   # bytes of gradients that are sent at once, unless one weigh
 class Bucket:
     """Weights whose gradients are sent together. They lie one after the other, in a stretch of a multiple of some size."""
 
-    def __init__(self, members: Sequence[nn.Parameter], multiple: int = 1) -> None:
-        self.members = list(members)
+    def __init__(self, members: Sequence[nn.Parameter], multiple: int = 1, name: str = "") -> None:
+        self.members, self.name = list(members), name
         self.offsets: dict[nn.Parameter, int] = {}
         size = 0
         for parameter in members:
             self.offsets[parameter] = size
             size += parameter.numel()
-        self.size = -(-size // multiple) * multiple
+        self.full, self.size = size, -(-size // multiple) * multiple
         self.flat: Tensor | None = None          # the gradients, from the first that is there until they are sent
         self.here: set[nn.Parameter] = set()
 
     def view(self, parameter: nn.Parameter) -> Tensor:
         if self.flat is None:
             self.flat = parameter.data.new_empty(self.size)
+            self.flat[self.full:] = 0.0
         return part_of(self.flat, self.offsets[parameter], parameter)
 
     @property

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.ledger import Ledger
-from shoestring.core.run import Run
+from shoestring.core.run import Run, weighed
 from shoestring.core.technique import Exactness
 from shoestring.memory.parked import ELEMENTWISE
 from shoestring.parallel.average import Statistics, alone, share_of, split_exactness, told
@@ -88,7 +88,7 @@ class Shard:
             share = share_of(now, batch)
             statistics.begin()
             sharding.come()
-            loss = run.gradients(replace(now, loss=lambda output, part: share() * now.loss(output, part)), batch)
+            loss = run.gradients(replace(now, loss=lambda output, part: weighed(now.loss(output, part), share())), batch)
             sharding.leave()
             total, unused = sharding.reducer.tally(loss)
             sharding.hand_out(unused)

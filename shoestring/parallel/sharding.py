@@ -116,7 +116,8 @@ class Sharding:
             storage = leaf.untyped_storage()
             return "" if storage.nbytes() or not leaf.numel() else storages.get(storage._cdata, "")
 
-        return Guard(absent, "use Shard(stage=1) or Shard(stage=2)") if self.link.imagined and storages else nullcontext()
+        rehearsed = self.link.imagined and self.link.world > 1
+        return Guard(absent, "use Shard(stage=1) or Shard(stage=2)") if rehearsed and storages else nullcontext()
 
     def wrapped(self, units: list[Unit], inner: Any) -> Any:
         def come(gradient: Tensor | None = None) -> None:

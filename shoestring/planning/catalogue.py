@@ -13,7 +13,9 @@ from shoestring.memory.step_in_backward import StepInBackward
 from shoestring.memory.stream import Stream
 from shoestring.parallel.asynchronous import Asynchronous
 from shoestring.parallel.average import Average
+from shoestring.parallel.compress_gradients import CompressGradients
 from shoestring.parallel.drop_stragglers import DropStragglers
+from shoestring.parallel.local_steps import LocalSteps
 from shoestring.parallel.shard import Shard
 
 CATALOGUE: tuple[type[Technique], ...] = (
@@ -27,6 +29,8 @@ CATALOGUE: tuple[type[Technique], ...] = (
     StepInBackward,
     Average,
     Shard,
+    CompressGradients,
+    LocalSteps,
     Asynchronous,
     DropStragglers,
     Allocator,

@@ -7,9 +7,6 @@ from itertools import combinations
 
 from shoestring.core.technique import Technique
 
-UNITED = "both unite the workers: choose one"
-WHOLE = "a gradient is whole only when all workers have added theirs; {} moves a weight before"
-
 CONFLICTS: dict[frozenset[str], str] = {
     frozenset({"StepInBackward", "Accumulate"}):
         "StepInBackward updates and frees a gradient at once; Accumulate needs it to stay until the last piece",
@@ -23,11 +20,13 @@ CONFLICTS: dict[frozenset[str], str] = {
         "Stream computes every block again itself, when its weights are in memory",
     frozenset({"Stream", "Accumulate"}):
         "Stream updates a block when its gradient is there; Accumulate needs it to stay until the last piece",
-    frozenset({"Average", "StepInBackward"}): WHOLE.format("StepInBackward"),
-    frozenset({"Average", "Stream"}): WHOLE.format("Stream"),
+    frozenset({"Shard", "Precision(fp16)"}):
+        "fp16 must look at all gradients for overflow before any weight moves; with Shard every worker sees a part of them",
+    frozenset({"CompressGradients", "Precision(fp16)"}):
+        "what a message leaves out is kept back at the loss scale of its step, and that scale changes",
+    frozenset({"LocalSteps", "Precision(fp16)"}):
+        "between two meetings every worker would have a loss scale of its own",
     **{frozenset({served, other}): reason for served in ("Asynchronous", "DropStragglers") for other, reason in (
-        ("StepInBackward", "gradients are pushed when backward is done, and move the weights then; StepInBackward moves them before"),
-        ("Stream", "every worker gets all weights, which Stream keeps on disk"),
         ("OffloadOptimizer", "weights are stepped whenever a gradient arrives; OffloadOptimizer's file has one step after the other"),
         ("Precision(fp16)", "fp16 must look at all gradients of a step for overflow; here every worker has its own, and its own scale"),
     )},
@@ -36,15 +35,33 @@ CONFLICTS: dict[frozenset[str], str] = {
 }
 
 
+# Techniques that can't be combined with any that unites workers
+APART = {
+    "StepInBackward": "a gradient is whole only when all workers have added theirs; StepInBackward moves a weight before",
+    "Stream": "a gradient is whole only when all workers have added theirs; Stream moves a block before",
+    "OffloadOptimizer(disk)": "the state on disk is one worker's; Shard divides the optimizer's state between workers instead",
+}
+
+
 def label(technique: Technique) -> str:
-    """What a technique is called in the table when its dtype matters."""
-    return f"{type(technique).__name__}({getattr(technique, 'dtype', '')})"
+    """What a technique is called in the table when its dtype or place matters."""
+    return f"{type(technique).__name__}({getattr(technique, 'dtype', '') or getattr(technique, 'to', '')})"
+
+
+def unites(technique: Technique) -> bool:
+    """Whether a technique makes workers train one model; a group's plan has exactly one of these."""
+    return getattr(technique, "unites", False)
 
 
 def clash(one: Technique, other: Technique) -> str:
     """Why two techniques can't be combined; empty if they can."""
-    known = known_clash(type(one).__name__, label(one), type(other).__name__, label(other))
-    return known or (UNITED if getattr(one, "unites", False) and getattr(other, "unites", False) else "")
+    if unites(one) and unites(other) and type(one) is not type(other):
+        return "both unite the workers: choose one"
+    if unites(one) or unites(other):
+        alone = one if unites(other) else other
+        if (reason := APART.get(type(alone).__name__, "") or APART.get(label(alone), "")):
+            return reason
+    return known_clash(type(one).__name__, label(one), type(other).__name__, label(other))
 
 
 @cache

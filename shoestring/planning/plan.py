@@ -20,6 +20,8 @@ class Plan:
     exact: bool = True
     flops: float = 0.0             # operations of a step
     traffic: float = 0.0           # bytes to and from disk per step
+    sent: float = 0.0              # bytes that a worker sends to others per step
+    world: int = 1                 # workers that train together; the figures are those of the largest
     where: str = ""                # the moment of the peak
     parts: tuple[tuple[str, int], ...] = ()   # what the peak is made of
     sure: str = ""                 # how these figures were found
@@ -33,8 +35,8 @@ class Plan:
         return {
             "techniques": [described(technique) for technique in self.techniques], "peak_bytes": self.peak_bytes,
             "process_bytes": self.process_bytes, "step_seconds": self.step_seconds, "exact": self.exact, "flops": self.flops,
-            "traffic_bytes": self.traffic, "disk_bytes_per_second": self.disk_speed, "where": self.where, "parts": dict(self.parts),
-            "sure": self.sure,
+            "traffic_bytes": self.traffic, "disk_bytes_per_second": self.disk_speed, "sent_bytes": self.sent, "world": self.world,
+            "where": self.where, "parts": dict(self.parts), "sure": self.sure,
         }
 
     def save(self, path: Path) -> None:
@@ -52,8 +54,9 @@ def load_plan(path: Path) -> Plan:
         chosen = data.get("chosen", data)
         return Plan(
             techniques_in(chosen["techniques"]), chosen["peak_bytes"], chosen["process_bytes"], chosen["step_seconds"],
-            chosen["exact"], chosen.get("flops", 0.0), chosen.get("traffic_bytes", 0.0), chosen.get("where", ""),
-            tuple(chosen.get("parts", {}).items()), chosen.get("sure", ""), chosen.get("disk_bytes_per_second", 0.0),
+            chosen["exact"], flops=chosen.get("flops", 0.0), traffic=chosen.get("traffic_bytes", 0.0), where=chosen.get("where", ""),
+            parts=tuple(chosen.get("parts", {}).items()), sure=chosen.get("sure", ""), sent=chosen.get("sent_bytes", 0.0),
+            disk_speed=chosen.get("disk_bytes_per_second", 0.0), world=chosen.get("world", 1),
         )
     except Mistake:
         raise

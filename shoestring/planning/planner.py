@@ -14,6 +14,7 @@ from shoestring.core.errors import Mistake, OverBudget
 from shoestring.core.hardware import Hardware
 from shoestring.core.job import Job
 from shoestring.core.ledger import Ledger
+from shoestring.core.link import Link, agreement_bytes
 from shoestring.core.technique import (
     Exactness,
     Technique,
@@ -24,6 +25,7 @@ from shoestring.core.technique import (
     in_order,
     refusal,
     text,
+    total_cost,
 )
 from shoestring.core.units import bytes_text, seconds_text
 from shoestring.measure.process import address_limit, memory_free, status
@@ -33,6 +35,10 @@ from shoestring.memory.accumulate import Accumulate
 from shoestring.memory.allocator import Allocator, following
 from shoestring.memory.checkpoint import Checkpoint
 from shoestring.memory.precision import Precision
+from shoestring.parallel.asynchronous import Asynchronous
+from shoestring.parallel.average import Average
+from shoestring.parallel.drop_stragglers import DropStragglers
+from shoestring.parallel.local_steps import LocalSteps
 from shoestring.planning.anchor import paged
 from shoestring.planning.catalogue import CATALOGUE
 from shoestring.planning.conflicts import conflict
@@ -43,6 +49,7 @@ from shoestring.planning.step import Anchor, first_batch, half_log, plain_ledger
 
 Worker = Callable[[Mapping[str, Any], Mapping[str, str]], dict[str, Any]]   # task, environment -> result
 
+SLACK = 1.05           # what a device's own allocator takes above the tensors, where that can't be measured
 MARGIN = 1.02          # on the predicted process: better two percent too much than a run over its budget
 TRIALS = 2             # real trials of allocators whose behaviour can't be predicted,
 MORE_TRIALS = 6        # or so many while what can be predicted is slower by more than
@@ -83,14 +90,18 @@ class Planner:
 
     job: Job
     hardware: Hardware
-    worker: Worker | None = None        # runs tasks of a job file in a child process; None: all happens here
+    worker: Worker | None = None        # runs tasks of a job file in a child process, or in as many as will train; None: all happens here
     model: nn.Module | None = None      # plan for this very model instead of the job's factory
     catalogue: tuple[type[Technique], ...] = CATALOGUE
     inexact: bool = False
     wanted: tuple[Technique, ...] = ()  # techniques the user asked for; their precisions are measured too
+    devices: int = 1                    # workers that train together,
+    here: int = 1                       # of which so many share this machine
 
     def __post_init__(self) -> None:
         self.begun = time.perf_counter()
+        if self.devices > 1:
+            self.job = replace(self.job, link=Link(largest_worker(self.job, self.devices), self.devices))
         self.real = False               # whether rehearsals need real tensors
         self.guessed = ""
         self.trials = 0
@@ -119,7 +130,8 @@ class Planner:
     def task(self, name: str, techniques: tuple[Technique, ...], **more: Any) -> dict[str, Any]:
         assert self.job.origin is not None, "only a job from a file can be made again in a child process"
         return {"task": name, "file": self.job.origin.file, "flags": dict(self.job.origin.flags),
-                "techniques": [described(technique) for technique in techniques]} | more
+                "techniques": [described(technique) for technique in techniques],
+                "place": (self.job.link.rank, self.job.link.world)} | more
 
     def anchors(self, plain: Log, precisions: tuple[Precision, ...]) -> tuple[dict[str, Anchor], dict[str, str]]:
         """Measured steps by precision ("" is plain), and what failed."""
@@ -225,14 +237,26 @@ class Planner:
         return Plan(
             one.techniques, highest.bytes, int(predicted), one.seconds, one.exactness <= Exactness.ROUNDING,
             sum(log.flops.values()) / max(steps, 1), float(log.moved[-1]) if log.moved else one.ledger.traffic,
-            f"{highest.moment.phase} of {highest.moment.block or 'all weights'}",
+            self.sent(one, log), self.devices, f"{highest.moment.phase} of {highest.moment.block or 'all weights'}",
             highest.parts, f"{one.ledger.sure}; process {how}", disk_speed(one.ledger), by_block(log),
         )
+
+    def sent(self, one: Candidate, log: Log) -> float:
+        """Bytes that a worker sends a step, with what workers agree on after it; the mean where not all steps are alike."""
+        if self.devices == 1:
+            return 0.0
+        uneven = any(isinstance(technique, LocalSteps) for technique in one.techniques)
+        loose = any(isinstance(technique, (Asynchronous, DropStragglers)) for technique in one.techniques)
+        agreed = 0 if loose else agreement_bytes(self.devices)
+        return (one.ledger.sent if uneven or not log.sent else log.sent[-1]) + agreed
 
     def process(self, one: Candidate, log: Log) -> tuple[float, str]:
         """Bytes of the process, and how we know."""
         anchor = self.found_anchors.get("")
         allocator = next((technique for technique in one.techniques if isinstance(technique, Allocator)), None)
+        belonging = self.hardware.links.get(str(self.devices), (0.0, 0.0, 0.0))[2]   # bytes of a process for its part in a group
+        if self.hardware.described:
+            return peak(log).bytes * SLACK + self.hardware.base, "estimated from the tensors: the hardware is not here"
         if self.worker is None:
             held = sum(p.untyped_storage().nbytes() for p in self.model.parameters()) if self.model is not None else 0
             return status("VmRSS") + (peak(log).bytes - held) * 1.35, "estimated from this process and its tensors"
@@ -242,13 +266,13 @@ class Planner:
             base = min(anchor.overheads.values())
             most = max(stretch.top + anchor.overheads.get(" ".join(stretch.moment), base)
                        for stretch in list(stretches(filled(log, anchor.filled), paged))[1:])
-            return most * MARGIN, "from the anchor step and every tensor's pages"
+            return (most + belonging) * MARGIN, "from the anchor step and every tensor's pages"
         if not one.techniques and not anchor.eased:
             return anchor.process * MARGIN, "from the anchor step"
         self.trials += 1
         result = self.worker(self.task("trial", one.techniques, steps=TRIAL_STEPS),
                              {**self.hardware.environment, **environment(one.techniques)})
-        return result["measured"]["process_bytes"] * MARGIN, f"from a trial of {TRIAL_STEPS} steps"
+        return (result["measured"]["process_bytes"] + belonging) * MARGIN, f"from a trial of {TRIAL_STEPS} steps"
 
     # Choosing
 
@@ -261,11 +285,13 @@ class Planner:
     def decided(self, ledger: Ledger, memory: int | None, forced: tuple[Technique, ...] | None = None) -> Outcome:
         """The outcome for a ledger that was measured; several budgets can be asked for, one after the other."""
         self.trials = 0
-        budget = memory if memory is not None else int(0.9 * memory_free())
+        free = self.hardware.memory if self.hardware.described else memory_free() / self.here
+        budget = memory if memory is not None else int(0.9 * free)
         limit = address_limit()
         if limit is not None:
             budget = min(budget, limit - self.reserved)
-        plain = self.rehearsed(candidate((), ledger, Exactness.BITS))
+        simplest: tuple[Technique, ...] = (Average(),) if self.devices > 1 else ()
+        plain = self.rehearsed(candidate(simplest, total_cost(simplest, ledger), Exactness.BITS))
         if forced is not None:
             chosen = self.forced(ledger, forced)
             return Outcome(chosen, plain, (), 1, int(chosen.process_bytes <= budget), self.elapsed(), budget, (), ())
@@ -305,7 +331,7 @@ class Planner:
             if one.process * worse.get(kind, 1.0) > budget or (needs_trial and self.trials >= self.trials_worth(one, sure)):
                 continue
             try:
-                plan = self.rehearsed(one) if one.techniques else plain
+                plan = plain if one.techniques == plain.techniques else self.rehearsed(one)
             except Mistake as error:   # only a rehearsal shows that a technique can't be used for this model
                 passed.append((sketched(one), str(error)))
                 worse[kind] = float("inf")
@@ -356,6 +382,8 @@ class Planner:
         """Techniques of which no setting could be used, and why."""
         found = []
         for kind in self.catalogue:
+            if self.devices == 1 and getattr(kind, "unites", False):   # nobody asked for other workers
+                continue
             tried = choices(kind, ledger) or ((kind(),) if kind is Precision else ())
             reasons = [refusal(one, ledger) or ("not exact for this model: allow it with --inexact"
                                                 if exactness(one, ledger) > most else "") for one in tried]
@@ -385,6 +413,15 @@ class Planner:
         return time.perf_counter() - self.begun
 
 
+def largest_worker(job: Job, devices: int) -> int:
+    """The worker with the largest part of a batch, which is the last one, or where parts are equal of the state, which is the first."""
+    count = samples(first_batch(job))
+    if count < devices:
+        raise Mistake(f"batches of {count} samples for {devices} workers: some would have none; give a batch of {devices} samples or more, "
+                      f"or fewer --devices")
+    return devices - 1 if count % devices else 0
+
+
 def kind_of(techniques: tuple[Technique, ...]) -> frozenset[str]:
     """The names of a plan's techniques; allocators differ by more than a knob."""
     return frozenset(text(one) if isinstance(one, Allocator) else type(one).__name__ for one in techniques)
@@ -393,7 +430,8 @@ def kind_of(techniques: tuple[Technique, ...]) -> frozenset[str]:
 def sketched(one: Candidate) -> Plan:
     """A candidate with the ledger's figures."""
     return Plan(one.techniques, int(one.peak), int(one.process), one.seconds, one.exactness <= Exactness.ROUNDING,
-                one.ledger.flops, one.ledger.traffic, sure="by the ledger alone, not rehearsed", disk_speed=disk_speed(one.ledger))
+                one.ledger.flops, one.ledger.traffic, one.ledger.sent, one.ledger.world, sure="by the ledger alone, not rehearsed",
+                disk_speed=disk_speed(one.ledger))
 
 
 def disk_speed(ledger: Ledger) -> float:

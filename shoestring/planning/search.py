@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from shoestring.core.ledger import Ledger
 from shoestring.core.technique import Exactness, Technique, choices, exactness, order, refusal
-from shoestring.planning.conflicts import clash
+from shoestring.planning.conflicts import clash, unites
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,8 @@ def candidates(ledger: Ledger, catalogue: tuple[type[Technique], ...], most: Exa
     rows = sorted(catalogue, key=order)
 
     def below(start: int, chosen: tuple[Technique, ...], now: Ledger, level: Exactness) -> Iterator[Candidate]:
-        yield candidate(chosen, now, level)
+        if now.world == 1 or any(map(unites, chosen)):
+            yield candidate(chosen, now, level)
         for row in range(start, len(rows)):
             for choice in choices(rows[row], now):
                 closeness = max(level, exactness(choice, now))

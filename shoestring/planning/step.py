@@ -63,6 +63,7 @@ def plain_ledger(job: Job, log: Log, half: Log | None, hardware: Hardware, ancho
     update = max(stretch.top for stretch in step if stretch.moment.phase == "update")
     gradients = sum(block.gradient for block in blocks)
     tensors = sum(parts.values())
+    cable = hardware.links.get(str(job.link.world), (0.0, 0.0, 0.0))
     ledger = Ledger(
         blocks=blocks, still=still, batch=count, parameters=parts["parameters"], buffers=parts["buffers"],
         inputs=parts["inputs"], optimizer=parts["optimizer"], update_rise=update - tensors - gradients,
@@ -71,6 +72,7 @@ def plain_ledger(job: Job, log: Log, half: Log | None, hardware: Hardware, ancho
         update=update_seconds(anchor, tensors, hardware), fused_update=anchor.fused if anchor else None,
         paces=((1.0, 1.0), *anchor.paces) if anchor else ((1.0, 1.0),), adding=anchor.adding if anchor else 0.0,
         calls=anchor.call * sum(role == "parameters" for role in log.roles.values()) if anchor else 0.0,
+        world=job.link.world, per_sent=cable[0], per_message=cable[1], hides=hardware.device != "cpu",
         traits=frozenset(traits), sure="measured on fake tensors, times " + (
             "from operations at the machine's speed" if anchor is None else "from one real block of each kind" if anchor.sampled
             else "relative to one real step"),
@@ -80,7 +82,7 @@ def plain_ledger(job: Job, log: Log, half: Log | None, hardware: Hardware, ancho
 
 def with_process(ledger: Ledger, tensors: int, hardware: Hardware, anchor: Anchor | None) -> Ledger:
     """The ledger with what the process needs above its tensors, and what each allocator costs."""
-    base, price, retention = 5e8, hardware.fault, 0.25
+    base, price, retention = hardware.base, hardware.fault, 0.0 if hardware.described else 0.25
     if anchor is not None:
         base = min(anchor.overheads.values())
         blocks = tuple(replace(block, scratch=scratch(anchor, "forward", block.name, base),
@@ -91,6 +93,7 @@ def with_process(ledger: Ledger, tensors: int, hardware: Hardware, anchor: Ancho
         price = max(anchor.following - anchor.times["step"], 0.0) / max(ledger.fresh, 1.0)
     allocators = {"default": (0.0, retention, 0.0), "pinned": (0.01, 0.0, price), "huge": (0.01, 0.0, price),
                   "jemalloc": (0.0, retention / 2, price / 2), "mimalloc": (0.0, retention / 2, price / 4)}
+    base += hardware.links.get(str(ledger.world), (0.0, 0.0, 0.0))[2]
     return replace(ledger, base=base, retention=retention, allocators=allocators)
 
 
@@ -151,7 +154,7 @@ def emptied(full: Block, part: Block, share: float) -> Block:
 
 def update_seconds(anchor: Anchor | None, tensors: float, hardware: Hardware) -> float:
     if anchor is None:
-        return tensors / 5e9   # the update reads and writes every number once or twice: memory speed
+        return tensors / hardware.bandwidth   # the update reads and writes every number once or twice
     return anchor.times.get("update (update)", 0.0)
 
 

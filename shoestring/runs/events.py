@@ -12,6 +12,8 @@ Every event has `event` (its kind) and `time` (seconds since 1970):
     finished   step
     planning   memory            the planner is at work
     failed     text              why it can't go on; a run that was killed says nothing
+    died       rank, why (SIGKILL, exit code 1, no sign of life for 30 s), step, text      a worker of a group
+    re-formed  world, seconds (since the first of such deaths), step, text                 the group goes on
 """
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from shoestring.core.feed import Feed
-from shoestring.core.link import ALONE, Link
+from shoestring.core.link import ALONE, Link, agreement, agreement_bytes
 from shoestring.core.run import Run, traffic
 from shoestring.core.units import bytes_text
 from shoestring.runs.checkpoints import Checkpoint, clear_drafts, move_aside, newest_good
@@ -85,8 +85,9 @@ class Keeper:
     def after(self, run: Run, feed: Feed, event: dict[str, Any]) -> bool:
         """A step is done; gives whether to go on."""
         self.step = event["step"]
-        stop, due = bool(self.stop) and self.link.counts, self.saver.due(self.step)
-        if self.link.world > 1 and not self.link.loose:
+        meets = self.link.meets or self.step >= self.steps
+        stop, due = meets and bool(self.stop) and self.link.counts, meets and self.saver.due(self.step)
+        if meets and self.link.world > 1 and not self.link.loose:
             stop, due = self.agreed(stop, due, event)
         self.saver.losses.append(event["loss"])
         self.tell("step", **event)
@@ -152,18 +153,6 @@ class Meter:
         agreed = 0 if self.run.link.loose else agreement_bytes(world)
         self.last = ({"moved": moved - self.moved} if moved else {}) | ({"sent": sent - self.sent + agreed} if world > 1 else {})
         return self.last
-
-
-def agreement(world: int) -> torch.Tensor:
-    """What workers tell each other after every step: to stop, to save, and of each how large its process is and was at most."""
-    return torch.zeros(2 + 2 * world, dtype=torch.float64)
-
-
-def agreement_bytes(world: int) -> int:
-    """Bytes that a worker sends for that."""
-    link = Link(0, world)
-    link.sum(agreement(world))
-    return link.sent
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 from shoestring.core.units import seconds_text
@@ -80,4 +80,5 @@ def so_far(steps: list[dict[str, Any]], events: list[dict[str, Any]]) -> dict[st
     calm = [event["seconds"] for event in steps[2:] or steps]
     return {"measured": {key: value for key, value in tensors.items() if key not in ("event", "time")}
             | {"process_bytes": max(event["most"] for event in steps), "step_seconds": median(calm)}
-            | ({"traffic_bytes": steps[-1]["moved"]} if "moved" in steps[-1] else {})}
+            | ({"traffic_bytes": steps[-1]["moved"]} if "moved" in steps[-1] else {})
+            | ({"sent_bytes": mean(event.get("sent", 0) for event in steps)} if "sent" in steps[-1] else {})}

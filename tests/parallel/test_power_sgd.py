@@ -103,7 +103,7 @@ def test_with_feedback_everything_arrives() -> None:
         sent = sent + mean_of(workers, owed, owed=True)[0]
         given_ = given_ + torch.stack(gradients).mean(0)
         off.append(float((sent - given_).norm()) / step)
-    torch.testing.assert_close(sent + torch.stack([feedback.kept["b"] for feedback in kept]).mean(0), given_, rtol=0, atol=1e-3)
+    torch.testing.assert_close(sent + torch.stack([feedback.rest["b"] for feedback in kept]).mean(0), given_, rtol=0, atol=1e-3)
     assert off[-1] < 0.4 * off[0]
 
 

@@ -1,0 +1,149 @@
+"""LocalSteps: every worker takes h steps on its own samples, then all weights are averaged.
+
+    sent      2 (w - 1) / w  p / h  a step        p: bytes of the weights; a step between two meetings sends nothing
+
+With `after`, the first steps average gradients (post-local SGD). With `outer`, what the workers moved on average is a gradient for
+a second optimizer, SGD with Nesterov momentum (DiLoCo):
+
+    d = x - mean_r x_r        m = momentum m + d        x = x - outer (d + momentum m)
+
+Inexact: workers go apart between meetings. Each keeps its own moments.
+Stich: Local SGD Converges Fast and Communicates Little, 2018, arXiv 1805.09767; Lin et al.: Don't Use Large Mini-Batches, Use Local SGD,
+2018, arXiv 1808.07217; Douillard et al.: DiLoCo, 2023, arXiv 2311.08105.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from shoestring.core.batch import Batch
+from shoestring.core.errors import Mistake
+from shoestring.core.ledger import Ledger
+from shoestring.core.run import Run, weighed
+from shoestring.core.technique import Exactness
+from shoestring.parallel.average import Statistics, alone, told, trained, united
+from shoestring.parallel.link import Rows, own_row
+from shoestring.parallel.reducer import BUCKET, bucketed
+
+
+@dataclass(frozen=True)
+class LocalSteps:
+    h: int = 8               # steps from one meeting to the next
+    after: int = 0           # steps of averaged gradients before the first that a worker takes on its own
+    outer: float = 0.0       # rate of the second optimizer; 0: weights are averaged. 0.7 is DiLoCo's
+    momentum: float = 0.9    # of the second optimizer
+
+    order: ClassVar[int] = 60
+    exact: ClassVar[bool] = False
+    unites: ClassVar[bool] = True
+    why: ClassVar[str] = "workers meet only every few steps and average their weights"
+
+    def __post_init__(self) -> None:
+        if self.h < 1 or self.after < 0 or self.outer < 0 or not 0 <= self.momentum < 1:
+            raise Mistake(f"LocalSteps(h={self.h}, after={self.after}, outer={self.outer}, momentum={self.momentum}): give one step "
+                          f"or more between meetings, no negative numbers, and a momentum below 1")
+
+    @classmethod
+    def choices(cls, ledger: Ledger) -> tuple[LocalSteps, ...]:
+        return cls(8), cls(32), cls(32, outer=0.7)
+
+    def refusal(self, ledger: Ledger) -> str:
+        return alone(ledger)
+
+    def exactness(self, ledger: Ledger) -> Exactness:
+        return Exactness.CHANGED
+
+    def cost(self, ledger: Ledger) -> Ledger:
+        extra = ledger.parameters * (2 if self.outer else 0)
+        made = replace(ledger, buffers=ledger.buffers + extra, update_rise=max(ledger.update_rise, min(BUCKET, ledger.parameters)))
+        return told(made, 2 * (ledger.world - 1) / ledger.world * ledger.parameters / self.h,
+                    ledger.parameters / BUCKET / self.h + 1 / self.h)
+
+    def apply(self, run: Run) -> Run:
+        together = united(run, lambda bucket: run.link.sum(bucket.filled))
+        meetings = Meetings(run, self)
+        statistics = Statistics(run.model, run.link)
+
+        def gradients(now: Run, batch: Batch) -> Tensor:
+            meetings.begin()
+            if not meetings.apart:
+                return together.gradients(now, batch)
+            statistics.begin()
+            idle = replace(now, loss=lambda output, part: weighed(now.loss(output, part), 0.0)) if now.link.idle else now
+            return run.gradients(replace(idle, backward=run.backward), batch)
+
+        def update(now: Run) -> None:
+            run.update(now)
+            if meetings.apart and now.link.meets:
+                meetings.meet()
+                statistics.average()
+
+        return replace(together, gradients=gradients, update=update, state={**run.state, "meetings": meetings})
+
+
+class Meetings:
+    """When workers meet, and what they do then."""
+
+    def __init__(self, run: Run, knobs: LocalSteps) -> None:
+        self.run, self.link, self.knobs = run, run.link, knobs
+        self.step = 0
+        self.groups = bucketed(trained(run))
+        self.before: list[Tensor] = []      # the weights at the last meeting, where a second optimizer wants to know,
+        self.moments: list[Tensor] = []     # and its momentum
+        if knobs.outer:
+            self.before = [joint(members) for members in self.groups]
+            self.moments = [torch.zeros_like(flat) for flat in self.before]
+
+    def begin(self) -> None:
+        """A step begins."""
+        self.step += 1
+        self.link.meets = not self.apart or (self.step - self.knobs.after) % self.knobs.h == 0
+
+    @property
+    def apart(self) -> bool:
+        """Whether this step is a worker's own."""
+        return self.step > self.knobs.after
+
+    @torch.no_grad()
+    def meet(self) -> None:
+        for number, members in enumerate(self.groups):
+            flat = joint(members)
+            self.link.sum(flat).wait()
+            flat.div_(self.link.world)
+            if self.knobs.outer:
+                flat = self.led(number, flat)
+            start = 0
+            for parameter in members:
+                parameter.copy_(flat[start:start + parameter.numel()].view(parameter.shape))
+                start += parameter.numel()
+
+    def led(self, number: int, mean: Tensor) -> Tensor:
+        """Where the second optimizer goes from the last meeting's weights."""
+        before, moment = self.before[number], self.moments[number]
+        way = before - mean
+        moment.mul_(self.knobs.momentum).add_(way)
+        return before.sub_(way.add_(moment, alpha=self.knobs.momentum), alpha=self.knobs.outer)
+
+    def state_dict(self) -> dict[str, Any]:
+        states = [self.run.optimizer.state.get(parameter, {}) for parameter in trained(self.run)]
+        own = {number: {key: Rows(self.link, value) for key, value in state.items() if isinstance(value, Tensor)}
+               for number, state in enumerate(states)}
+        return {"step": self.step, "before": self.before, "moments": self.moments, "own": own}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.step = state["step"]
+        for mine, saved in ((self.before, state["before"]), (self.moments, state["moments"])):
+            for tensor, value in zip(mine, saved, strict=True):
+                tensor.copy_(value)
+        for number, parameter in enumerate(trained(self.run)):
+            for key, rows in state["own"][number].items():
+                row = own_row(rows, self.link)
+                if row is not None:
+                    self.run.optimizer.state[parameter][key].copy_(row)
+
+
+def joint(members: list[nn.Parameter]) -> Tensor:
+    return torch.cat([parameter.detach().reshape(-1) for parameter in members])
