@@ -202,6 +202,7 @@ def free_port() -> int:
         return int(server.getsockname()[1])
 
 
+@pytest.mark.slow
 def test_a_machine_that_is_lost_is_gone_on_without_and_may_come_back(place: Path) -> None:
     at = f"127.0.0.1:{free_port()}"
     words = ("--pause", 0.05, "--steps", 4000, "--save-every", 4)
@@ -227,6 +228,7 @@ def worlds(run: Path) -> list[int]:
     return [event.get("world", 1) for event in read(run)[0] if event["event"] == "begun"]
 
 
+@pytest.mark.slow
 def test_a_machine_with_another_job_is_refused_on_both(place: Path) -> None:
     at = f"127.0.0.1:{free_port()}"
     first = begun(place, "--nodes", f"{at},0/2")
@@ -239,6 +241,7 @@ def test_a_machine_with_another_job_is_refused_on_both(place: Path) -> None:
         assert "Traceback" not in said
 
 
+@pytest.mark.slow
 def test_inside_torchrun_every_process_is_a_worker(place: Path) -> None:
     words = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port()), "-m", "--",
              *shoestring(place, "--json")[2:]]

@@ -40,7 +40,7 @@ def losses(folder: Path, techniques: tuple[Technique, ...], workers: int, steps:
     return list(done["losses"])
 
 
-@pytest.mark.parametrize("technique", [Average(), *(pytest.param(Shard(stage), marks=pytest.mark.slow) for stage in (1, 2)), Shard(3)])
+@pytest.mark.parametrize("technique", [*(pytest.param(one, marks=pytest.mark.slow) for one in (Average(), Shard(1), Shard(2))), Shard(3)])
 def test_two_workers_then_one_then_three(technique: Technique, tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(JOB)
     alone = tmp_path / "alone"
