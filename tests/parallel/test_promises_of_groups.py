@@ -96,7 +96,7 @@ def test_every_way_to_unite_workers_keeps_to_what_it_states_with_every_technique
             assert len({one["sum"] for one in workers}) == 1 and len({tuple(one["losses"]) for one in workers}) == 1, plan
 
 
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_the_bytes_that_are_counted_are_those_that_the_kernel_counts(world: int, tmp_path: Path) -> None:
     """But for what gloo writes around every message, and for the barriers of the test."""
     wanted: list[tuple[Technique, ...]] = [(Average(),), (Shard(2),), (Shard(3),), (CompressGradients("int8"),)]
