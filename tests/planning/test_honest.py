@@ -32,7 +32,7 @@ MIXED: tuple[tuple[Technique, ...], ...] = (
 )
 
 
-SLOW = ("albert", "bart", "deberta", "gemma", "rwkv", "swin")
+SLOW = ("albert", "bart", "deberta", "gemma", "mamba", "rwkv", "swin", "wav2vec2")
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in MODELS])

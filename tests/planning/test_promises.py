@@ -82,7 +82,7 @@ def test_every_technique_and_every_allowed_pair_keeps_to_what_it_states(name: st
             assert (after - plain).abs().max() <= ROUNDED * plain.abs().max(), plan
 
 
-@pytest.mark.parametrize("name", ["chain", "u-net"])
+@pytest.mark.parametrize("name", ["chain", pytest.param("u-net", marks=pytest.mark.slow)])
 def test_every_technique_and_every_allowed_pair_needs_the_bytes_and_operations_that_were_rehearsed(name: str) -> None:
     made = job(name, optimizer=sgd)
     for plan in plans(name):

@@ -112,7 +112,7 @@ def gone_on(job: Path, folder: Path, plan: str = "in memory", flag: str = "") ->
     return str(run_worker(task(job, folder, 0.0, plan, flag), {})["weights_sha256"])
 
 
-@pytest.mark.parametrize("step", [0, 1, 11, 23])
+@pytest.mark.parametrize("step", [0, 1, pytest.param(11, marks=pytest.mark.slow), 23])
 def test_killed_in_a_step(step: int, plan: str, job: Path, tmp_path: Path, expected: str) -> None:
     """Step 0 is the first one, before anything was saved."""
     with pytest.raises(Crashed, match="SIGKILL"):
