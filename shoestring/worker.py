@@ -115,7 +115,7 @@ def train(task: dict[str, Any], send: Send, link: Link | None = None) -> dict[st
         """Note a step that is done; gives whether there is to be another."""
         nonlocal begun, number
         number += 1
-        losses.append(finite(float(loss), number))
+        losses.append(float(loss) if task.get("trial") else finite(float(loss), number))   # a trial's group may be imagined: bytes count
         now = time.perf_counter()
         seconds.append(now - begun)
         event = {"step": number, "loss": losses[-1], "seconds": seconds[-1], "process": status("VmRSS"), "most": status("VmHWM")}

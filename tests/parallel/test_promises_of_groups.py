@@ -48,6 +48,7 @@ def plans(name: str) -> list[tuple[Technique, ...]]:
             uniting += usable
         elif usable and kind is not Allocator:
             others += dict.fromkeys([usable[0], *(usable[-1:] if kind is Checkpoint else ())])
+    uniting[-1:-1] = map(CompressGradients, ("bf16", "topk", "powersgd"))   # not the planner's to choose
     pairs = [in_order((one, other)) for one in uniting for other in others
              if not conflict((one, other)) and one in (Average(), Shard(3), uniting[-1])]   # stages 1 and 2 are a part of 3
     return [(one,) for one in uniting] + pairs
