@@ -55,10 +55,12 @@ def cluster(path: Path, devices: int) -> Hardware:
     A ring passes through every machine once, so its slowest part is what counts: `network` between machines, `link` inside of one.
     """
     try:
-        told = {**json.loads(CLUSTER), **DEFAULTS, **json.loads(path.read_text())}
-        unknown = set(told) - set(json.loads(CLUSTER))
-        if unknown:
-            raise Mistake(f"{path} describes {', '.join(sorted(unknown))}, which is nothing of a cluster; it has the keys of {CLUSTER}")
+        told = {**MAY_BE_LEFT_OUT, **json.loads(path.read_text())}
+        known = json.loads(CLUSTER)
+        if missing := known.keys() - told.keys():
+            raise Mistake(f"{path} does not say {', '.join(sorted(missing))} of the cluster; a whole description is {CLUSTER}")
+        if unknown := told.keys() - known.keys():
+            raise Mistake(f"{path} describes {', '.join(sorted(unknown))}, which is nothing of a cluster; its keys are those of {CLUSTER}")
         sizes = {name: size_of(told[name]) for name in ("memory", "bandwidth", "link", "network", "base")}
         inside = devices <= int(told["devices"])
         speed = sizes["link"] if inside else min(sizes["link"], sizes["network"])
@@ -72,11 +74,11 @@ def cluster(path: Path, devices: int) -> Hardware:
         raise
     except FileNotFoundError:
         raise Mistake(f"there is no {path}: describe the cluster in a file such as {CLUSTER}") from None
-    except (OSError, ValueError, TypeError, KeyError, ZeroDivisionError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, ZeroDivisionError) as error:
         raise Mistake(f"{path} does not describe a cluster ({type(error).__name__}: {error}): write a file such as {CLUSTER}") from error
 
 
-DEFAULTS: dict[str, Any] = {"name": "", "device": "cuda"}
+MAY_BE_LEFT_OUT: dict[str, Any] = {"name": "", "device": "cuda", "base": "1GiB"}   # base: of a process beside its tensors
 
 
 def size_of(written: Any) -> float:

@@ -1,0 +1,51 @@
+"""Plans on paper: for machines that somebody described."""
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import shoestring
+from shoestring import Mistake
+from shoestring.core.hardware import CLUSTER, cluster
+from tests.models import job
+
+
+def described(folder: Path, **changes: object) -> Path:
+    path = folder / "cluster.json"
+    path.write_text(json.dumps({key: value for key, value in {**json.loads(CLUSTER), **changes}.items() if value is not None}))
+    return path
+
+
+def test_a_description_that_is_not_whole_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(Mistake, match="does not say memory of the cluster"):
+        cluster(described(tmp_path, memory=None), 8)
+    with pytest.raises(Mistake, match="describes colour, which is nothing of a cluster"):
+        cluster(described(tmp_path, colour="red"), 8)
+    with pytest.raises(Mistake, match="does not describe a cluster"):
+        cluster(described(tmp_path, flops="many"), 8)
+    with pytest.raises(Mistake, match="there is no"):
+        cluster(tmp_path / "nothing.json", 8)
+    (tmp_path / "list.json").write_text("[1]")
+    with pytest.raises(Mistake, match="does not describe a cluster"):
+        cluster(tmp_path / "list.json", 8)
+
+
+def test_past_one_machine_the_network_is_what_counts(tmp_path: Path) -> None:
+    path = described(tmp_path)
+    inside, outside = cluster(path, 8).links["8"], cluster(path, 16).links["16"]
+    assert inside[0] == pytest.approx(1 / 250e9) and outside[0] == pytest.approx(1 / 25e9) and outside[1] > inside[1]
+
+
+def test_a_plan_for_machines_that_are_not_here(tmp_path: Path) -> None:
+    fast = shoestring.plan(job("llama"), devices=4, hardware=described(tmp_path))
+    assert fast.chosen.world == 4 and fast.chosen.sent > 0 and "the hardware is not here" in fast.chosen.sure
+    assert fast.chosen.process_bytes <= fast.memory == int(0.9 * (80 << 30))
+    slow = shoestring.plan(job("llama"), devices=4, use=["Average()"], hardware=described(tmp_path, link="1MB", latency=0.01))
+    assert slow.chosen.step_seconds > 10 * fast.chosen.step_seconds
+    whole, parts = (shoestring.plan(job("llama"), devices=4, use=[use], hardware=described(tmp_path)).chosen.peak_bytes
+                    for use in ("Average()", "Shard(stage=3)"))
+    assert parts < whole
+    with pytest.raises(Mistake, match="batches of 4 samples for 512 workers"):
+        shoestring.plan(job("llama"), devices=512, hardware=described(tmp_path))
