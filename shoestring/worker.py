@@ -31,7 +31,8 @@ def job_of(task: dict[str, Any], link: Link | None = None) -> Any:
     from shoestring.core.link import Link
     from shoestring.jobfile import loaded_job
 
-    return replace(loaded_job(Path(task["file"]), task["flags"]), link=link or Link(*task.get("place", (0, 1))))
+    job = loaded_job(Path(task["file"]), task["flags"])
+    return replace(job, link=link or Link(*task.get("place", (0, 1))), steps=task.get("steps", job.steps))
 
 
 def fresh_model(job: Any) -> Any:
@@ -100,6 +101,7 @@ def train(task: dict[str, Any], send: Send, link: Link | None = None) -> dict[st
 
     job, techniques = job_of(task, link), techniques_in(task["techniques"])
     link = job.link
+    imagined = link.world > 1 and link.imagined   # what the others would have sent is missing: bytes count, numbers do not
     keeper = Keeper(task, send, link) if "folder" in task else None
     tracker = Tracker()
     run = made(job, techniques, keeper, tracker)
@@ -115,7 +117,7 @@ def train(task: dict[str, Any], send: Send, link: Link | None = None) -> dict[st
         """Note a step that is done; gives whether there is to be another."""
         nonlocal begun, number
         number += 1
-        losses.append(float(loss) if task.get("trial") else finite(float(loss), number))   # a trial's group may be imagined: bytes count
+        losses.append(float(loss) if imagined else finite(float(loss), number))
         now = time.perf_counter()
         seconds.append(now - begun)
         event = {"step": number, "loss": losses[-1], "seconds": seconds[-1], "process": status("VmRSS"), "most": status("VmHWM")}
@@ -171,8 +173,28 @@ def made(job: Any, techniques: Any, keeper: Any, tracker: Any) -> Any:
     resumed = keeper.look() if keeper else False
     with making(techniques):
         model = fresh_model(job)
+        same_weights(model, job.link)
         with tracker:
             return prepared(job, techniques, model, keeper.folder.path if keeper else None, resumed)
+
+
+def same_weights(model: Any, link: Link) -> None:
+    """Refuse to train one model that workers began with different weights."""
+    from xxhash import xxh3_64
+
+    from shoestring.runs.tensors import pieces
+
+    if link.world == 1 or link.imagined:
+        return
+    digest = xxh3_64()
+    for value in model.state_dict().values():
+        for piece in pieces(value) if hasattr(value, "dtype") else ():
+            digest.update(piece)
+    found = link.objects(digest.hexdigest())
+    others = [rank for rank, one in enumerate(found) if one != found[0]]
+    if others:
+        raise Mistake(f"worker {others[0]} of {link.world} made other weights than worker 0, though both began from the job's seed: "
+                      f"the model draws from something else (the time, the operating system, its own generator); seed that too")
 
 
 def until_stopped(losses: Iterable[Any], go_on: Callable[[Any], bool]) -> bool:
