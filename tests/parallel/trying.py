@@ -1,4 +1,4 @@
-"""One worker of a group that tries plans: python -m tests.parallel.member RANK WORLD STORE MODEL, and plans as JSON on standard input.
+"""One worker of a group that tries plans: python -m tests.parallel.trying RANK WORLD STORE MODEL, and plans as JSON on standard input.
 
 The first worker writes a JSON line for every plan: how far its weights are from one process with the whole batch, and bytes in memory and
 on the way, of the largest worker, rehearsed and measured.
