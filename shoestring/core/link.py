@@ -57,7 +57,6 @@ class Link:
     def __init__(self, rank: int = 0, world: int = 1) -> None:
         self.rank, self.world = rank, world
         self.sent = 0         # bytes so far
-        self.calls = 0        # messages so far
         self.idle = False     # the batch of this step has fewer samples than there are workers, and none for this one
         self.meets = True     # after this step workers agree on what to do; between two meetings each is on its own
         self.desk: Desk | None = None   # of a loose group
@@ -121,7 +120,6 @@ class Link:
 
     def count(self, size: int) -> None:
         self.sent += size
-        self.calls += 1
 
     def begin_sum(self, tensor: Tensor) -> Sending:
         return Done()

@@ -56,6 +56,7 @@ class Run:
     link: Link = ALONE                                  # to the other workers, where there are some
     last: bool = True                                   # no more gradients follow in this step
     clip: float = 0.0                                   # largest global norm of the gradients; 0: no clipping
+    steps: int = 0                                      # that it is to take
     folder: Path | None = None                          # where files can be kept that must survive a restart
     resumed: bool = False                               # what is kept there is to be gone on with
 
@@ -113,4 +114,4 @@ def plain_run(job: Job, model: nn.Module, blocks: Mapping[str, nn.Module]) -> Ru
         run.optimizer.step()
 
     return Run(model, job.optimizer(parameters), blocks, job.forward, job.loss, job.weight, gradients, backward, update,
-               link=job.link, clip=job.clip)
+               link=job.link, clip=job.clip, steps=job.steps)

@@ -3,6 +3,8 @@
 Only `cost`, `apply`, `exact` and `why` are required. A technique may also have
 
     order          where among the techniques of a plan it stands (default: last)
+    unites         whether it makes workers train one model; a group's plan has exactly one such (default: no)
+    agrees         after which share of the steps workers then agree on what to do (default: all; 0: they never wait for each other)
     choices        classmethod: the settings worth trying for a ledger (default: the one without arguments)
     refusal        why it can't work for this ledger, as text (default: it can)
     exactness      how close it stays for this ledger (default: from `exact`)

@@ -47,6 +47,7 @@ class Asynchronous:
     order: ClassVar[int] = 60
     exact: ClassVar[bool] = False
     unites: ClassVar[bool] = True
+    agrees: ClassVar[float] = 0.0
     why: ClassVar[str] = "no worker waits for a slower one; gradients move the weights as they arrive, on weights that may be older"
 
     def __post_init__(self) -> None:

@@ -33,6 +33,7 @@ class DropStragglers:
     order: ClassVar[int] = 60
     exact: ClassVar[bool] = False
     unites: ClassVar[bool] = True
+    agrees: ClassVar[float] = 0.0
     why: ClassVar[str] = "every round goes on without the gradients of the slowest workers"
 
     def __post_init__(self) -> None:

@@ -2,8 +2,8 @@
 
     sent      2 (w - 1) / w  p / h  a step        p: bytes of the weights; a step between two meetings sends nothing
 
-With `after`, the first steps average gradients (post-local SGD). With `outer`, what the workers moved on average is a gradient for
-a second optimizer, SGD with Nesterov momentum (DiLoCo):
+They meet after the last step too. With `after`, the first steps average gradients (post-local SGD). With `outer`, what the workers
+moved on average is a gradient for a second optimizer, SGD with Nesterov momentum (DiLoCo):
 
     d = x - mean_r x_r        m = momentum m + d        x = x - outer (d + momentum m)
 
@@ -45,6 +45,10 @@ class LocalSteps:
         if self.h < 1 or self.after < 0 or self.outer < 0 or not 0 <= self.momentum < 1:
             raise Mistake(f"LocalSteps(h={self.h}, after={self.after}, outer={self.outer}, momentum={self.momentum}): give one step "
                           f"or more between meetings, no negative numbers, and a momentum below 1")
+
+    @property
+    def agrees(self) -> float:
+        return 1 / self.h
 
     @classmethod
     def choices(cls, ledger: Ledger) -> tuple[LocalSteps, ...]:
@@ -100,7 +104,7 @@ class Meetings:
     def begin(self) -> None:
         """A step begins."""
         self.step += 1
-        self.link.meets = not self.apart or (self.step - self.knobs.after) % self.knobs.h == 0
+        self.link.meets = not self.apart or (self.step - self.knobs.after) % self.knobs.h == 0 or self.step >= self.run.steps
 
     @property
     def apart(self) -> bool:

@@ -35,13 +35,10 @@ from shoestring.memory.accumulate import Accumulate
 from shoestring.memory.allocator import Allocator, following
 from shoestring.memory.checkpoint import Checkpoint
 from shoestring.memory.precision import Precision
-from shoestring.parallel.asynchronous import Asynchronous
 from shoestring.parallel.average import Average
-from shoestring.parallel.drop_stragglers import DropStragglers
-from shoestring.parallel.local_steps import LocalSteps
 from shoestring.planning.anchor import paged
 from shoestring.planning.catalogue import CATALOGUE
-from shoestring.planning.conflicts import conflict
+from shoestring.planning.conflicts import conflict, unites
 from shoestring.planning.plan import Plan
 from shoestring.planning.rehearse import rehearse
 from shoestring.planning.search import Candidate, best_first, candidate, candidates
@@ -242,13 +239,12 @@ class Planner:
         )
 
     def sent(self, one: Candidate, log: Log) -> float:
-        """Bytes that a worker sends a step, with what workers agree on after it; the mean where not all steps are alike."""
+        """Bytes that a worker sends a step, with what workers agree on after it; the ledger's mean where not all steps are alike."""
         if self.devices == 1:
             return 0.0
-        uneven = any(isinstance(technique, LocalSteps) for technique in one.techniques)
-        loose = any(isinstance(technique, (Asynchronous, DropStragglers)) for technique in one.techniques)
-        agreed = 0 if loose else agreement_bytes(self.devices)
-        return (one.ledger.sent if uneven or not log.sent else log.sent[-1]) + agreed
+        agrees = next((getattr(technique, "agrees", 1.0) for technique in one.techniques if unites(technique)), 1.0)
+        step = log.sent[-1] if agrees in (0.0, 1.0) and log.sent else one.ledger.sent
+        return step + agrees * agreement_bytes(self.devices)
 
     def process(self, one: Candidate, log: Log) -> tuple[float, str]:
         """Bytes of the process, and how we know."""

@@ -85,7 +85,7 @@ class Keeper:
     def after(self, run: Run, feed: Feed, event: dict[str, Any]) -> bool:
         """A step is done; gives whether to go on."""
         self.step = event["step"]
-        meets = self.link.meets or self.step >= self.steps
+        meets = self.link.meets
         stop, due = meets and bool(self.stop) and self.link.counts, meets and self.saver.due(self.step)
         if meets and self.link.world > 1 and not self.link.loose:
             stop, due = self.agreed(stop, due, event)
@@ -150,7 +150,7 @@ class Meter:
     def step(self) -> dict[str, int]:
         """What the step that is done took; what workers then agree on belongs to it."""
         moved, sent, world = traffic(self.run), self.run.link.sent, self.run.link.world
-        agreed = 0 if self.run.link.loose else agreement_bytes(world)
+        agreed = agreement_bytes(world) if self.run.link.meets and not self.run.link.loose else 0
         self.last = ({"moved": moved - self.moved} if moved else {}) | ({"sent": sent - self.sent + agreed} if world > 1 else {})
         return self.last
 
