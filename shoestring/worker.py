@@ -85,8 +85,8 @@ def rehearse(task: dict[str, Any], send: Send, link: Link | None = None) -> dict
 
 
 def trial(task: dict[str, Any], send: Send, link: Link | None = None) -> dict[str, Any]:
-    """A few real steps, to see how large this process grows."""
-    return train(task | {"trial": True}, send)
+    """A few real steps, to see how large this process grows; `together`: by all workers of the group, and not as if there were one."""
+    return train(task | {"trial": True}, send, link if task["together"] else None)
 
 
 def train(task: dict[str, Any], send: Send, link: Link | None = None) -> dict[str, Any]:

@@ -52,8 +52,10 @@ TRIALS = 2             # real trials of allocators whose behaviour can't be pred
 MORE_TRIALS = 6        # or so many while what can be predicted is slower by more than
 WORTH = 1.2            # this factor
 TRIAL_STEPS = 4
+GROUP_STEPS = 8        # of a trial by all workers, which are timed too
 FINALISTS = 10         # rehearsals of plans that turn out not to fit, before we say that none does
 SAMPLE = 3 << 28       # bytes: a block that needs more is not made only to be timed
+ALIKE = (0.0, 1.0)     # shares of the steps after which workers agree, that make all steps alike
 PATIENCE = 40.0        # seconds: an anchor step expected to take longer is not run
 
 
@@ -229,10 +231,10 @@ class Planner:
         """A candidate with its exact figures."""
         log = self.log(one.techniques) if one.techniques else self.plain_log
         highest = peak(log)
-        predicted, how = self.process(one, log)
+        predicted, seconds, how = self.process(one, log)
         steps = sum(1 for _, moment in log.marks if moment.phase == "update")
         return Plan(
-            one.techniques, highest.bytes, int(predicted), one.seconds, one.exactness <= Exactness.ROUNDING,
+            one.techniques, highest.bytes, int(predicted), seconds, one.exactness <= Exactness.ROUNDING,
             sum(log.flops.values()) / max(steps, 1), float(log.moved[-1]) if log.moved else one.ledger.traffic,
             self.sent(one, log), self.devices, f"{highest.moment.phase} of {highest.moment.block or 'all weights'}",
             highest.parts, f"{one.ledger.sure}; process {how}", disk_speed(one.ledger), by_block(log),
@@ -242,33 +244,49 @@ class Planner:
         """Bytes that a worker sends a step, with what workers agree on after it; the ledger's mean where not all steps are alike."""
         if self.devices == 1:
             return 0.0
-        agrees = next((getattr(technique, "agrees", 1.0) for technique in one.techniques if unites(technique)), 1.0)
-        step = log.sent[-1] if agrees in (0.0, 1.0) and log.sent else one.ledger.sent
-        return step + agrees * agreement_bytes(self.devices)
+        share = agrees(one.techniques)
+        step = log.sent[-1] if share in ALIKE and log.sent else one.ledger.sent
+        return step + share * agreement_bytes(self.devices)
 
-    def process(self, one: Candidate, log: Log) -> tuple[float, str]:
-        """Bytes of the process, and how we know."""
+    def process(self, one: Candidate, log: Log) -> tuple[float, float, str]:
+        """Bytes of the process, seconds of a step, and how we know of the first."""
         anchor = self.found_anchors.get("")
         allocator = next((technique for technique in one.techniques if isinstance(technique, Allocator)), None)
         belonging = self.hardware.links.get(str(self.devices), (0.0, 0.0, 0.0))[2]   # bytes of a process for its part in a group
         if self.hardware.described:
-            return peak(log).bytes * SLACK + self.hardware.base, "estimated from the tensors: the hardware is not here"
+            return peak(log).bytes * SLACK + self.hardware.base, one.seconds, "estimated from the tensors: the hardware is not here"
         if self.worker is None:
             held = sum(p.untyped_storage().nbytes() for p in self.model.parameters()) if self.model is not None else 0
-            return status("VmRSS") + (peak(log).bytes - held) * 1.35, "estimated from this process and its tensors"
+            return status("VmRSS") + (peak(log).bytes - held) * 1.35, one.seconds, "estimated from this process and its tensors"
         if anchor is None or (anchor.sampled and not (allocator is not None and allocator.predictable)):
-            return one.process, "estimated: no real step could be run here"
+            return one.process, one.seconds, "estimated: no real step could be run here"
+        if self.devices == self.here > 1 and not anchor.sampled and self.has_room(log):
+            tried = self.trial(one.techniques, GROUP_STEPS, together=True)
+            seconds = tried["step_seconds"] if agrees(one.techniques) in ALIKE else one.seconds
+            return tried["process_bytes"] * MARGIN, seconds, f"and time from a trial of {GROUP_STEPS} steps by {self.devices} workers"
         if allocator is not None and allocator.predictable:
             base = min(anchor.overheads.values())
             most = max(stretch.top + anchor.overheads.get(" ".join(stretch.moment), base)
                        for stretch in list(stretches(filled(log, anchor.filled), paged))[1:])
-            return (most + belonging) * MARGIN, "from the anchor step and every tensor's pages"
+            return (most + belonging) * MARGIN, one.seconds, "from the anchor step and every tensor's pages"
         if not one.techniques and not anchor.eased:
-            return anchor.process * MARGIN, "from the anchor step"
+            return anchor.process * MARGIN, one.seconds, "from the anchor step"
+        if not self.has_room(log):
+            return one.process, one.seconds, "estimated: this machine has no room to try it"
+        tried = self.trial(one.techniques, TRIAL_STEPS)
+        return (tried["process_bytes"] + belonging) * MARGIN, one.seconds, f"from a trial of {TRIAL_STEPS} steps"
+
+    def has_room(self, log: Log) -> bool:
+        """Whether all workers here can be run at once with this log."""
+        return self.here * (peak(log).bytes * 1.35 + 5e8) < memory_free()
+
+    def trial(self, techniques: tuple[Technique, ...], steps: int, together: bool = False) -> dict[str, Any]:
+        """What some real steps take; `together`: by workers that talk to each other."""
+        assert self.worker is not None, "trials run in a child process"
         self.trials += 1
-        result = self.worker(self.task("trial", one.techniques, steps=TRIAL_STEPS),
-                             {**self.hardware.environment, **environment(one.techniques)})
-        return (result["measured"]["process_bytes"] + belonging) * MARGIN, f"from a trial of {TRIAL_STEPS} steps"
+        measured: dict[str, Any] = self.worker(self.task("trial", techniques, steps=steps, together=together),
+                                               {**self.hardware.environment, **environment(techniques)})["measured"]
+        return measured
 
     # Choosing
 
@@ -289,7 +307,7 @@ class Planner:
         simplest: tuple[Technique, ...] = (Average(),) if self.devices > 1 else ()
         plain = self.rehearsed(candidate(simplest, total_cost(simplest, ledger), Exactness.BITS))
         if forced is not None:
-            chosen = self.forced(ledger, forced)
+            chosen = self.forced(ledger, forced) if forced != simplest else plain
             return Outcome(chosen, plain, (), 1, int(chosen.process_bytes <= budget), self.elapsed(), budget, (), ())
         most = Exactness.CHANGED if self.inexact else Exactness.DRAWS
         found = list(candidates(ledger, self.catalogue, most))
@@ -354,10 +372,11 @@ class Planner:
         """Those passed over, and the best of every other kind of plan."""
         kinds = {kind_of(chosen.techniques)} | {kind_of(plan.techniques) for plan, _ in passed}
         found = list(passed[:3])
+        best = next((one.seconds for one in ranked if one.techniques == chosen.techniques), chosen.step_seconds)   # by the ledger too
         for one in ranked:
-            if kind_of(one.techniques) not in kinds and one.seconds >= chosen.step_seconds:
+            if kind_of(one.techniques) not in kinds and one.seconds >= best:
                 kinds.add(kind_of(one.techniques))
-                slower = one.seconds / chosen.step_seconds - 1 if chosen.step_seconds else 0.0
+                slower = one.seconds / best - 1 if best else 0.0
                 why = f"{slower:.0%} slower" if slower >= 0.005 else "no faster, and more techniques"
                 found.append((sketched(one), why))
             if len(found) >= 5:
@@ -416,6 +435,11 @@ def largest_worker(job: Job, devices: int) -> int:
         raise Mistake(f"batches of {count} samples for {devices} workers: some would have none; give a batch of {devices} samples or more, "
                       f"or fewer --devices")
     return devices - 1 if count % devices else 0
+
+
+def agrees(techniques: tuple[Technique, ...]) -> float:
+    """After which share of the steps workers agree."""
+    return next((getattr(technique, "agrees", 1.0) for technique in techniques if unites(technique)), 1.0)
 
 
 def kind_of(techniques: tuple[Technique, ...]) -> frozenset[str]:

@@ -1,13 +1,20 @@
-"""A trial of a group that is imagined: its bytes are right, its numbers mean nothing and are not complained of."""
+"""Trials: a few real steps before a plan is chosen. An imagined group's have the right bytes, and numbers that mean nothing."""
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from shoestring.core.errors import Mistake
+from shoestring.core.hardware import Hardware
 from shoestring.core.technique import described
+from shoestring.jobfile import loaded_job
+from shoestring.launch import run_worker
+from shoestring.memory.fused import Fused
 from shoestring.parallel.shard import Shard
+from shoestring.planning.planner import Planner
 from shoestring.worker import trial
 
 JOB = """
@@ -25,7 +32,8 @@ def job() -> Job:
 def test_a_trial_of_an_imagined_group_asks_for_no_finite_loss(stage: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "job.py").write_text(JOB)
     monkeypatch.setattr("shoestring.loop.math.isfinite", lambda loss: False)   # as what was not gathered may lead to
-    task = {"file": str(tmp_path / "job.py"), "flags": {}, "techniques": [described(Shard(stage))], "steps": 3, "place": (0, 2)}
+    task = {"file": str(tmp_path / "job.py"), "flags": {}, "techniques": [described(Shard(stage))], "steps": 3, "place": (0, 2),
+            "together": False}
     assert trial(task, lambda event: None)["steps"] == 3
 
 
@@ -33,4 +41,19 @@ def test_a_trial_of_one_process_does(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "job.py").write_text(JOB)
     monkeypatch.setattr("shoestring.loop.math.isfinite", lambda loss: False)
     with pytest.raises(Mistake, match="the loss became"):
-        trial({"file": str(tmp_path / "job.py"), "flags": {}, "techniques": [], "steps": 3}, lambda event: None)
+        trial({"file": str(tmp_path / "job.py"), "flags": {}, "techniques": [], "steps": 3, "together": False}, lambda event: None)
+
+
+def test_what_the_machine_has_no_room_for_is_estimated_and_not_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "job.py").write_text(JOB)
+    tasks: list[str] = []
+
+    def worker(task: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
+        tasks.append(task["task"])
+        return run_worker(task, environment)
+
+    planner = Planner(loaded_job(tmp_path / "job.py", {}), Hardware(), worker)
+    ledger = planner.ledger()
+    assert "from a trial of 4 steps" in planner.decided(ledger, None, (Fused(),)).chosen.sure and tasks.pop() == "trial"
+    monkeypatch.setattr("shoestring.planning.planner.memory_free", lambda: 1 << 20)
+    assert "no room to try it" in planner.decided(ledger, None, (Fused(),)).chosen.sure and "trial" not in tasks
