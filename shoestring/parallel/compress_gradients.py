@@ -1,14 +1,14 @@
-"""CompressGradients: Average with shorter messages; what a message leaves out is added to the next one (feedback).
+"""CompressGradients: workers that tell each other less; what a message leaves out is added to the next one (feedback).
 
     kind        sent a step, of g bytes of gradients and w workers     error stated
     fp16 bf16   (w - 1) / w  g                                         2^-11 2^-8 of each number
     int8        (w - 1) / w  g / 2                                     1/254 of the largest of 1,024 numbers
-    topk        (w - 1)  share g                                       all but the largest share of the numbers wait
+    topk        (w - 1)  share g                                       all but the largest share of the moves wait
     powersgd    2 (w - 1) / w  r (rows + columns) of each matrix       all but r directions of each matrix wait
 
-Numbers go to the worker that adds up their part and come back as a sum, compressed both times (fp16, bf16, int8); or everybody gets
-everybody's largest (topk); or two thin matrices are added up (powersgd). Each costs 4 bytes a weight of memory for what is kept back.
-Sources: codecs, feedback and power_sgd.
+Gradients go to the worker that adds up their part and come back as a sum, compressed both times (fp16, bf16, int8); or two thin matrices
+are added up (powersgd); or every worker steps for itself and everybody gets everybody's largest moves (topk). Each costs 4 bytes a weight
+of memory for what is kept back. Sources: codecs, feedback, moves and power_sgd.
 """
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from shoestring.core.technique import Exactness
 from shoestring.parallel.average import alone, told, united, with_buckets
 from shoestring.parallel.codecs import CODECS, Codec, TopK
 from shoestring.parallel.feedback import ErrorFeedback
+from shoestring.parallel.moves import sharing_moves
 from shoestring.parallel.power_sgd import PowerSGD
 from shoestring.parallel.reducer import BUCKET, Bucket
 
@@ -75,19 +76,19 @@ class CompressGradients:
             sent = 2 * (world - 1) / world * min(4 * 2 * self.rank * (held / 4) ** 0.5 * len(ledger.blocks) ** 0.5, held)
         else:
             sent = (world - 1) * self.codec.size(int(held / 4)) * (1 if self.kind == "topk" else 2 / world)
-        made = with_buckets(ledger)
+        made = replace(ledger, update_rise=max(ledger.update_rise, 2 * min(BUCKET, held))) if self.kind == "topk" else with_buckets(ledger)
         return told(replace(made, gradients=made.gradients + held * (1 if self.kind in ("topk", "powersgd") else 1 + 1 / world)), sent,
                     2 * held / BUCKET + 3)
 
     def apply(self, run: Run) -> Run:
+        if self.kind == "topk":
+            return sharing_moves(run, self.codec)
         feedback = ErrorFeedback(run.link)
         parts: dict[str, Any] = {"feedback": feedback}
         if self.kind == "powersgd":
             powers = Powers(self.rank)
             parts["powers"] = powers
             made = united(run, lambda bucket: Thin(bucket, powers.of(bucket), feedback, run.link))
-        elif self.kind == "topk":
-            made = united(run, lambda bucket: Largest(bucket, self.codec, feedback, run.link))
         else:
             made = united(run, lambda bucket: Short(bucket, self.codec, feedback, run.link), run.link.world * VECTOR)
         return replace(made, state={**run.state, **parts})
@@ -121,23 +122,6 @@ class Short:
         self.flat.zero_()
         for rank in range(self.link.world):
             self.codec.add(self.of(self.incoming, rank, self.size), self.of(self.flat, rank, self.part))
-
-
-class Largest:
-    """A bucket of which everybody gets everybody's largest numbers."""
-
-    def __init__(self, bucket: Bucket, codec: Codec, feedback: ErrorFeedback, link: Link) -> None:
-        self.flat, self.codec, self.link = bucket.filled, codec, link
-        self.mine = bytes_for(self.flat, codec.size(len(self.flat)))
-        feedback.encode(bucket.name, self.flat, codec, self.mine)
-        self.all = bytes_for(self.flat, len(self.mine) * link.world)
-        self.sending = link.gather(self.mine, self.all)
-
-    def wait(self) -> None:
-        self.sending.wait()
-        self.flat.zero_()
-        for rank in range(self.link.world):
-            self.codec.add(self.all[rank * len(self.mine):(rank + 1) * len(self.mine)], self.flat)
 
 
 class Thin:

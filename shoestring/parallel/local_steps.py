@@ -17,15 +17,15 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.ledger import Ledger
-from shoestring.core.run import Run, weighed
+from shoestring.core.run import Run
 from shoestring.core.technique import Exactness
 from shoestring.parallel.average import Statistics, alone, told, trained, united
-from shoestring.parallel.link import Rows, own_row
+from shoestring.parallel.moves import joint, load_own_state, own_gradients, own_state, put
 from shoestring.parallel.reducer import BUCKET, bucketed
 
 
@@ -76,8 +76,7 @@ class LocalSteps:
             if not meetings.apart:
                 return together.gradients(now, batch)
             statistics.begin()
-            idle = replace(now, loss=lambda output, part: weighed(now.loss(output, part), 0.0)) if now.link.idle else now
-            return run.gradients(replace(idle, backward=run.backward), batch)
+            return own_gradients(run, now, batch)
 
         def update(now: Run) -> None:
             run.update(now)
@@ -119,10 +118,7 @@ class Meetings:
             flat.div_(self.link.world)
             if self.knobs.outer:
                 flat = self.led(number, flat)
-            start = 0
-            for parameter in members:
-                parameter.copy_(flat[start:start + parameter.numel()].view(parameter.shape))
-                start += parameter.numel()
+            put(members, flat)
 
     def led(self, number: int, mean: Tensor) -> Tensor:
         """Where the second optimizer goes from the last meeting's weights."""
@@ -132,22 +128,11 @@ class Meetings:
         return before.sub_(way.add_(moment, alpha=self.knobs.momentum), alpha=self.knobs.outer)
 
     def state_dict(self) -> dict[str, Any]:
-        states = [self.run.optimizer.state.get(parameter, {}) for parameter in trained(self.run)]
-        own = {number: {key: Rows(self.link, value) for key, value in state.items() if isinstance(value, Tensor)}
-               for number, state in enumerate(states)}
-        return {"step": self.step, "before": self.before, "moments": self.moments, "own": own}
+        return {"step": self.step, "before": self.before, "moments": self.moments, "own": own_state(self.run)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.step = state["step"]
         for mine, saved in ((self.before, state["before"]), (self.moments, state["moments"])):
             for tensor, value in zip(mine, saved, strict=True):
                 tensor.copy_(value)
-        for number, parameter in enumerate(trained(self.run)):
-            for key, rows in state["own"][number].items():
-                row = own_row(rows, self.link)
-                if row is not None:
-                    self.run.optimizer.state[parameter][key].copy_(row)
-
-
-def joint(members: list[nn.Parameter]) -> Tensor:
-    return torch.cat([parameter.detach().reshape(-1) for parameter in members])
+        load_own_state(self.run, state["own"])
