@@ -20,6 +20,11 @@ from shoestring.core.private import UNTRACEABLE, DispatchMode, FakeTensor, FakeT
 
 REAL_LIMIT = 1 << 24   # bytes: a weightless result larger than this is faked too
 
+# What calls gave, by signature: models repeat themselves, and so do the rehearsals of a planning
+SEEN: dict[Any, tuple[type, list[Any]]] = {}    # new tensors
+VIEWS: dict[Any, tuple[Any, ...]] = {}
+SMALL: set[Any] = set()                         # calls whose results stay real
+
 aten = torch.ops.aten
 
 
@@ -30,9 +35,6 @@ class Stage(DispatchMode):
         super().__init__()
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
         self.building = False
-        self.seen: dict[Any, tuple[type, list[Any]]] = {}
-        self.views: dict[Any, tuple[Any, ...]] = {}
-        self.small: set[Any] = set()
         self.tossed = False       # a real coin was tossed (layer drop): what runs depends on the state of the generator
         self.faithful = False     # draw for real what the real step draws, so that later coins fall the same way
 
@@ -47,14 +49,16 @@ class Stage(DispatchMode):
             with self.fake:
                 return func(*args, **kwargs)
         self.tossed |= torch.Tag.nondeterministic_seeded in func.tags
+        if func in IN_PLACE or func is aten._local_scalar_dense.default:   # nothing new
+            return func(*args, **kwargs)
         key = signature(func, args, kwargs, lone=True) if is_settled(func) else None
-        if key is None or key not in self.small:
+        if key is None or key not in SMALL:
             with suppress(*UNTRACEABLE):
                 with self.fake:
                     sketch = func(*args, **kwargs)
                 if storage_bytes(sketch) > REAL_LIMIT:
                     return sketch
-                self.small.add(key)
+                SMALL.add(key)
         return func(*args, **kwargs)
 
     def faked(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -70,19 +74,19 @@ class Stage(DispatchMode):
         if func in IN_PLACE:
             return args[0]
         key = signature(func, args, kwargs) if is_settled(func) else None
-        if key is not None and key in self.seen:
-            return self.again(self.seen[key])
-        if key is not None and key in self.views:
-            return self.view_again(self.views[key], args[0])
+        if key is not None and key in SEEN:
+            return self.again(SEEN[key])
+        if key is not None and key in VIEWS:
+            return self.view_again(VIEWS[key], args[0])
         with self.fake:
             out = MISSING[func](*args, **kwargs) if func in MISSING else func(*args, **kwargs)
             out = rows_in_order(out) if func in CONTIGUOUS else out
         if key is None:
             return out
         if is_view(out, args[0] if args else None):
-            self.views[key] = (tuple(out.shape), out.stride(), out.storage_offset(), out.dtype, out.fake_device)
+            VIEWS[key] = (tuple(out.shape), out.stride(), out.storage_offset(), out.dtype, out.fake_device)
         elif plain_results(out) and not share_storage(out, (args, kwargs)):
-            self.seen[key] = (type(out), [
+            SEEN[key] = (type(out), [
                 (tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.fake_device) if leaf is not None else None
                 for leaf in results_of(out)
             ])
@@ -216,7 +220,8 @@ def zeros_for_fake(leaf: Any) -> Any:
 
 IN_PLACE = {   # results that are the first argument as it was, but for its values
     aten.add_.Tensor, aten.add_.Scalar, aten.sub_.Tensor, aten.mul_.Tensor, aten.mul_.Scalar, aten.div_.Tensor, aten.div_.Scalar,
-    aten.lerp_.Scalar, aten.addcmul_.default, aten.addcdiv_.default, aten.zero_.default, aten.fill_.Scalar, aten.sqrt_.default,
+    aten.lerp_.Scalar, aten.addcmul_.default, aten.addcdiv_.default, aten.zero_.default, aten.fill_.Scalar, aten.fill_.Tensor,
+    aten.sqrt_.default, aten.copy_.default, aten.uniform_.default, aten.normal_.default,
 }
 RESERVE = {aten.empty.memory_format, aten.empty_strided.default}
 SCALARS: dict[tuple[bool, bool], Any] = {(True, False): 0.0, (False, False): 0, (False, True): False}
