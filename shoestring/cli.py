@@ -1,17 +1,18 @@
-"""The command line: the only place that reads arguments and prints. Nothing heavy is imported before it is needed."""
+"""The command line: what its commands do. The only place that prints; nothing heavy is imported before it is needed."""
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 
+from shoestring.arguments import parser
 from shoestring.core.errors import Mistake, OverBudget
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from argparse import Namespace
     from contextlib import AbstractContextManager
     from pathlib import Path
-    from typing import Any, NoReturn
+    from typing import Any
 
     from shoestring.core.job import Job
     from shoestring.core.nodes import Team
@@ -20,94 +21,6 @@ if TYPE_CHECKING:
     from shoestring.runs.resume import Opened
 
 DONE, MISTAKE, OVER_BUDGET, FAULT, STOPPED = 0, 2, 3, 1, 130
-
-
-class Formatter(argparse.HelpFormatter):
-    """argparse's own imports a dozen modules to learn how wide the terminal is."""
-
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, width=terminal_width())
-
-
-def terminal_width() -> int:
-    """Characters of a line of help."""
-    try:
-        return os.get_terminal_size().columns - 2
-    except OSError:
-        return 78
-
-
-class Parser(argparse.ArgumentParser):
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings, formatter_class=Formatter)
-
-    def error(self, message: str) -> NoReturn:
-        raise Mistake(f"{message}; see {self.prog} --help")
-
-
-def parser() -> Parser:
-    top = Parser(prog="shoestring", description="Deep learning on a budget: your PyTorch model and your memory, "
-                                                "the plan that meets it, and the proof.")
-    commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name, text in (("plan", "what would it take: every technique costed, the best plan chosen and explained"),
-                       ("train", "run that plan and show predicted beside measured"),
-                       ("verify", "plain training and the plan side by side, from the same seed: the same weights?")):
-        command = commands.add_parser(name, help=text, description=text, epilog="The job's own arguments are flags too; "
-                                      "built-in jobs: gpt (a byte-level transformer on Python's own source), digits (a conv net)")
-        command.add_argument("job", help="a Python file with `def job(...) -> Job`, or the name of a built-in job")
-        command.add_argument("--memory", help="most bytes of the process, such as 600MiB (default: what is free)")
-        command.add_argument("--use", action="append", metavar="TECHNIQUE",
-                             help='exactly these techniques instead of planning, such as "Checkpoint(every=2)"; may be repeated')
-        command.add_argument("--plan", metavar="FILE", help="replay a plan that was saved")
-        command.add_argument("--inexact", action="store_true", help="allow techniques that change the numbers, such as bf16")
-        if name in ("plan", "train"):
-            command.add_argument("--devices", type=int, default=1, metavar="N",
-                                 help="workers on this machine that train together (default 1)")
-            command.add_argument("--nodes", metavar="HOST:PORT,RANK/OF",
-                                 help="train with other machines: all give the same command, with their own rank; HOST has rank 0")
-            command.add_argument("--patience", default="30s", metavar="TIME",
-                                 help="without a sign of life for so long, a worker is replaced (default 30s)")
-            command.add_argument("--restarts", type=int, default=10, metavar="N",
-                                 help="how often to go on after a worker's death (default 10)")
-        if name == "plan":
-            command.add_argument("--hardware", metavar="FILE", help="plan for a cluster that this file describes and that need not be here")
-            command.add_argument("--save", metavar="FILE", help="save the chosen plan")
-        if name == "train":
-            command.add_argument("--run", metavar="DIR", help="folder of the run; one that is there is resumed (default: runs/JOB-TIME)")
-            command.add_argument("--fresh", action="store_true", help="begin anew in --run; what is there is kept aside")
-            command.add_argument("--adopt", action="store_true", help="go on with what is in --run although the job or plan changed")
-            command.add_argument("--replan", action="store_true", help="go on in --run with a plan made from what was measured there")
-            command.add_argument("--save-every", metavar="N", default="1m",
-                                 help="save every so many steps (50) or so often (90s, 5m, 1h) (default 1m, and at most 3 %% of the time)")
-            command.add_argument("--keep", type=int, default=3, metavar="K", help="checkpoints to keep, beside the best one (default 3)")
-            command.add_argument("--tensorboard", action="store_true", help="write event files for TensorBoard into the run")
-            command.add_argument("--report", metavar="FILE", help="where to write the report page as well")
-        if name == "verify":
-            command.add_argument("--check-steps", type=int, default=5, metavar="N", help="steps to compare (default 5)")
-        common(command)
-    text = "a live page of runs: plan, memory, loss, events; says when a run died and where it stands"
-    command = commands.add_parser("watch", help=text, description=text)
-    command.add_argument("run", nargs="+", help="folders of runs, or a folder of such folders")
-    command.add_argument("--host", default="127.0.0.1", help="address to listen on; another than this machine's own asks for a token")
-    command.add_argument("--port", type=int, default=0, help="port to listen on (default: a free one)")
-    common(command)
-    text = "the weights or the course of a run in other people's formats"
-    command = commands.add_parser("export", help=text, description=text)
-    command.add_argument("run", help="folder of a run")
-    command.add_argument("--to", required=True, choices=["safetensors", "hf", "csv", "json"],
-                         help="safetensors: the weights; hf: a folder for from_pretrained; csv: steps; json: all that happened")
-    command.add_argument("--out", metavar="PATH", help="where to (default: RUN/export.KIND)")
-    command.add_argument("--step", type=int, help="the checkpoint of this step (default: the newest good one)")
-    common(command)
-    command = commands.add_parser("doctor", help="devices, memory, which dtypes really work, disk speed, what is missing",
-                                  description="Looks at this machine and measures it anew.")
-    common(command)
-    return top
-
-
-def common(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
-    command.add_argument("--traceback", action="store_true", help="show where an error came from")
 
 
 def main(words: list[str] | None = None) -> None:
@@ -176,7 +89,7 @@ def refused(error: OverBudget, as_json: bool) -> int:
     return OVER_BUDGET
 
 
-def loaded(options: argparse.Namespace, path: Path, flags: dict[str, Any]) -> Job:
+def loaded(options: Namespace, path: Path, flags: dict[str, Any]) -> Job:
     from shoestring.jobfile import loaded_job
 
     try:
@@ -189,7 +102,7 @@ def loaded(options: argparse.Namespace, path: Path, flags: dict[str, Any]) -> Jo
         raise
 
 
-def planned(options: argparse.Namespace, job: Job, memory: int | None) -> tuple[Plan, dict[str, Any]]:
+def planned(options: Namespace, job: Job, memory: int | None) -> tuple[Plan, dict[str, Any]]:
     """The plan to run and the planner's outcome as JSON (empty when a saved plan is replayed)."""
     from pathlib import Path
 
@@ -205,7 +118,7 @@ def planned(options: argparse.Namespace, job: Job, memory: int | None) -> tuple[
     return outcome.chosen, outcome.as_json() | {"blocks": outcome.chosen.blocks}
 
 
-def say(options: argparse.Namespace, text: str) -> None:
+def say(options: Namespace, text: str) -> None:
     """A word for the person in front of the terminal; never in the way of --json."""
     if sys.stderr.isatty() or not options.json:
         print(text, file=sys.stderr)
@@ -217,7 +130,7 @@ def whys() -> dict[str, str]:
     return {kind.__name__: str(kind.why) for kind in CATALOGUE}
 
 
-def plan(options: argparse.Namespace, path: Path, flags: dict[str, Any], memory: int | None) -> int:
+def plan(options: Namespace, path: Path, flags: dict[str, Any], memory: int | None) -> int:
     import json
     from pathlib import Path
 
@@ -239,7 +152,7 @@ def plan(options: argparse.Namespace, path: Path, flags: dict[str, Any], memory:
     return DONE
 
 
-def train(options: argparse.Namespace, path: Path, flags: dict[str, Any], memory: int | None) -> int:
+def train(options: Namespace, path: Path, flags: dict[str, Any], memory: int | None) -> int:
     if (options.fresh or options.adopt or options.replan) and not options.run:
         raise Mistake("--fresh, --adopt and --replan are about a run that is there: name it with --run")
     if options.fresh and (options.adopt or options.replan):
@@ -277,7 +190,7 @@ def train(options: argparse.Namespace, path: Path, flags: dict[str, Any], memory
             held.lock.release()
 
 
-def cadence_of(options: argparse.Namespace) -> dict[str, Any]:
+def cadence_of(options: Namespace) -> dict[str, Any]:
     """How often to save, from what the user wrote."""
     import re
 
@@ -291,7 +204,7 @@ def cadence_of(options: argparse.Namespace) -> dict[str, Any]:
     return {"seconds": float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2]], "keep": options.keep}
 
 
-def settled_plan(options: argparse.Namespace, job: Job, held: Opened) -> Plan:
+def settled_plan(options: Namespace, job: Job, held: Opened) -> Plan:
     """The plan of a run: the one that is there, the one that follows from what was measured, or a new one."""
     from shoestring.core.units import bytes_text
     from shoestring.planning.plan import load_plan
@@ -332,7 +245,7 @@ def plan_file(chosen: Plan, outcome: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def team(options: argparse.Namespace) -> Team:
+def team(options: Namespace) -> Team:
     """Who trains together, from what the user wrote, or from what torchrun or SLURM put into the environment."""
     from shoestring.core.nodes import Team, team_of
 
@@ -341,7 +254,7 @@ def team(options: argparse.Namespace) -> Team:
     return team_of(options.devices, options.nodes, options.patience, options.restarts, os.environ)
 
 
-def followed(options: argparse.Namespace, path: Path, asked: dict[str, Any], crew: Team) -> int:
+def followed(options: Namespace, path: Path, asked: dict[str, Any], crew: Team) -> int:
     """Train on a machine that does not lead: node 0 plans, keeps the run and tells of it."""
     from pathlib import Path
 
@@ -367,7 +280,7 @@ def followed(options: argparse.Namespace, path: Path, asked: dict[str, Any], cre
     return STOPPED if "stopped" in result else DONE
 
 
-def trained(options: argparse.Namespace, path: Path, held: Opened, cadence: dict[str, Any], crew: Team,
+def trained(options: Namespace, path: Path, held: Opened, cadence: dict[str, Any], crew: Team,
             meeting: Meeting | None) -> int:
     """Train in a folder that this process holds."""
     from shoestring.api import worker_environment
@@ -459,7 +372,7 @@ def grouped(task: dict[str, Any], held: Opened, crew: Team, meeting: Meeting | N
                      crew.patience, crew.restarts)
 
 
-def reported(options: argparse.Namespace, report: dict[str, Any], run: Path) -> int:
+def reported(options: Namespace, report: dict[str, Any], run: Path) -> int:
     """Write the page of a run that is finished and tell the user of it."""
     import json
     from pathlib import Path
@@ -479,7 +392,7 @@ def reported(options: argparse.Namespace, report: dict[str, Any], run: Path) -> 
     return DONE
 
 
-def after_memory_ran_out(options: argparse.Namespace, job: Job, held: Opened, chosen: Plan, why: str) -> str:
+def after_memory_ran_out(options: Namespace, job: Job, held: Opened, chosen: Plan, why: str) -> str:
     """Plan again with what was measured; gives what to tell the user."""
     from shoestring.api import plan as make_plan
     from shoestring.core.units import bytes_text
@@ -506,7 +419,7 @@ def after_memory_ran_out(options: argparse.Namespace, job: Job, held: Opened, ch
             f"go on with it by the same command and --run {held.folder.path} --replan")
 
 
-def show_step(options: argparse.Namespace, event: dict[str, Any], steps: int, memory: int | None) -> None:
+def show_step(options: Namespace, event: dict[str, Any], steps: int, memory: int | None) -> None:
     """The line that moves; on a pipe, every tenth step."""
     from shoestring.terminal import progress
 
@@ -529,7 +442,7 @@ def show_report(report: dict[str, Any], place: str | Path) -> None:
     print(f"report: {Path(place).resolve()}")
 
 
-def watch(options: argparse.Namespace) -> int:
+def watch(options: Namespace) -> int:
     from shoestring.watch.places import check
 
     for run in options.run:
@@ -546,7 +459,7 @@ def watch(options: argparse.Namespace) -> int:
     return DONE
 
 
-def export(options: argparse.Namespace) -> int:
+def export(options: Namespace) -> int:
     from shoestring.watch.places import is_run
 
     wrong = Mistake(f"{options.run} is not a run of shoestring: give the folder that `shoestring train` named")
@@ -581,7 +494,7 @@ def plan_line(plan: dict[str, Any]) -> str:
     return plan_name(plan)
 
 
-def verify(options: argparse.Namespace, path: Path, flags: dict[str, Any], memory: int | None) -> int:
+def verify(options: Namespace, path: Path, flags: dict[str, Any], memory: int | None) -> int:
     if options.check_steps < 1:
         raise Mistake(f"--check-steps {options.check_steps}: compare at least one step")
     import json
@@ -606,7 +519,7 @@ def verify(options: argparse.Namespace, path: Path, flags: dict[str, Any], memor
     return DONE
 
 
-def doctor(options: argparse.Namespace) -> int:
+def doctor(options: Namespace) -> int:
     import json
     from importlib.util import find_spec
 
@@ -641,6 +554,3 @@ def doctor(options: argparse.Namespace) -> int:
     rows += [["missing", text] for text in missing]
     print(table(rows))
     return DONE
-
-
-

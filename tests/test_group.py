@@ -70,8 +70,8 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def task(place: Path, **flags: Any) -> dict[str, Any]:
-    folder = place / "run"
+def task(place: Path, run: str = "run", **flags: Any) -> dict[str, Any]:
+    folder = place / run
     folder.mkdir(exist_ok=True)
     return {"task": "train", "file": str(place / "small.py"), "flags": flags, "techniques": PLAN["chosen"]["techniques"], "steps": STEPS,
             "folder": str(folder), "cadence": {"steps": 3, "keep": 2}}
@@ -113,6 +113,8 @@ def test_each_worker_in_turn_is_killed_and_the_group_goes_on_with_the_same_bits(
     assert all(one["seconds"] <= took for one, took in zip(formed, result["recovery_seconds"], strict=True))
     done = [(event["step"], event["loss"]) for event in events if event["event"] == "step"]
     assert len(done) > STEPS and len(set(done)) == STEPS, "steps that were done again lost the same"
+    undisturbed = run_group(task(place, "undisturbed", pause=0.0), {}, devices=3)
+    assert undisturbed["restarts"] == 0 and result["weights_sha256"] == undisturbed["weights_sha256"]
     assert not members(os.getpid())
 
 
