@@ -94,6 +94,7 @@ MOMENTS = {   # as the worker says them, and the step that the group then goes o
 FIRST, MIDDLE, ASKED, GATHERED, WRITTEN, RENAMED = MOMENTS
 MATRIX = [(use, rank, moment) for use, saving in (("Average()", ASKED), ("Shard(stage=3)", GATHERED)) for rank in range(3)
           for moment in (FIRST, MIDDLE, saving, *((WRITTEN, RENAMED) if rank == 0 else ()))]   # the first worker writes
+MATRIX += [(use, 1, MIDDLE) for use in ("CompressGradients(kind='int8')", "CompressGradients(kind='topk')")]   # what each keeps back
 
 
 @pytest.fixture(scope="module")
