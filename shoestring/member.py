@@ -85,7 +85,7 @@ def joined(task: Mapping[str, Any], rank: int, world: int) -> Any:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"] if task["device"] is None else task["device"]))
     distributed.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", store=store, rank=rank, world_size=world,
                                    timeout=timedelta(seconds=task["deadline"]))
-    return link.joined(rank, world)
+    return link.joined(rank, world, task["deadline"])
 
 
 def wait_for_all(store: Any, world: int, seconds: float) -> None:

@@ -110,12 +110,12 @@ def written(found: dict[str, dict[str, Any]], steps: int) -> str:
                         f"{'holds' if kept else 'does not hold'} ({less:.2f} times, {off:+.2%}).")
     return "\n".join([
         "# What compression does to a loss", "",
-        f"Written by `python benchmarks/compression/run.py {steps}`: the `gpt` job as it is (AdamW, batches of 8), two workers, {steps} steps "
-        f"on the same batches, one run each. The finished model is judged by {WINDOWS} windows of text drawn with another seed. "
+        f"Written by `python benchmarks/compression/run.py {steps}`: the `gpt` job as it is (AdamW, batches of 8), two workers, {steps} "
+        f"steps on the same batches, one run each. The finished model is judged by {WINDOWS} windows of text drawn with another seed. "
         f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}.", "", *rows, "", *said, "",
         "![loss](loss.png)", "",
-        "With `topk` every worker trains weights of its own, around the shared ones which are the finished model. Its training loss is that "
-        "of the workers' own weights.", ""])
+        "With `topk` every worker trains weights of its own, around the shared ones which are the finished model. Its training loss is "
+        "that of the workers' own weights.", ""])
 
 
 if __name__ == "__main__":

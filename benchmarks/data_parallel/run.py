@@ -24,7 +24,8 @@ STEPS, WARM = 24, 6
 ONE, OURS = "ours, one worker", "ours, Average"
 CONTENDERS = {
     ONE: ("ours", 1, ("Fused()",)), OURS: ("ours", 2, ("Fused()", "Average()")), "torch, one process": ("plain", 1, ()),
-    "torch DDP, by hand": ("ddp", 2, ()), "Accelerate": ("accelerate", 2, ()), "DeepSpeed ZeRO 2": ("deepspeed", 2, ()),
+    "torch, two that do not talk": ("plain", 2, ()), "torch DDP, by hand": ("ddp", 2, ()), "Accelerate": ("accelerate", 2, ()),
+    "DeepSpeed ZeRO 2": ("deepspeed", 2, ()),
     "ours, Shard(stage=2)": ("ours", 2, ("Fused()", "Shard(stage=2)")), "ours, Shard(stage=3)": ("ours", 2, ("Fused()", "Shard(stage=3)")),
 }
 

@@ -54,8 +54,9 @@ class Link:
 
     imagined = True
 
-    def __init__(self, rank: int = 0, world: int = 1) -> None:
+    def __init__(self, rank: int = 0, world: int = 1, deadline: float = 300.0) -> None:
         self.rank, self.world = rank, world
+        self.deadline = deadline   # seconds that a wait for others may take
         self.sent = 0         # bytes so far
         self.idle = False     # the batch of this step has fewer samples than there are workers, and none for this one
         self.meets = True     # after this step workers agree on what to do; between two meetings each is on its own

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from shoestring.core.batch import Batch
 from shoestring.core.feed import Feed
-from shoestring.core.link import Over
+from shoestring.core.link import Lost, Over
 from shoestring.core.run import Run
 from shoestring.parallel.average import trained
 from shoestring.parallel.pushes import Pushes, admits
@@ -106,13 +106,22 @@ class Hogwild:
 
     def begin(self) -> None:
         """Begin on the weights as they are; wait if somebody's gradient could get too stale by that."""
+        until = time.monotonic() + self.link.deadline
         while True:
             with self.locked():
                 out = [version for version in self.board.begun.tolist() if version != IDLE]
                 if admits(self.board.version, out, self.delay):
                     self.board.begun[self.rank] = self.board.version
                     return
-            time.sleep(PAUSE)
+            self.pause(until)
+
+    def pause(self, until: float) -> None:
+        """Wait a little for others, unless that has taken too long."""
+        if time.monotonic() > until:
+            begun = {rank: version for rank, version in enumerate(self.board.begun.tolist()) if version != IDLE}
+            who = f"worker {min(begun, key=begun.__getitem__)}" if begun else "another worker"
+            raise Lost(f"{who} did not come with its gradient within {self.link.deadline:.0f} s")
+        time.sleep(PAUSE)
 
     def update(self, now: Run) -> None:
         """Step the weights by the gradient that is there, if one is."""
@@ -129,6 +138,7 @@ class Hogwild:
         """The first worker's step, which is as many parts as a batch has, whoever computes them. The loop does the last update."""
         if batch is not None:
             self.compute(now, batch)
+        until = time.monotonic() + self.link.deadline
         while self.board.version + (self.stale is not None) < self.target and not self.link.imagined:
             now.update(now)
             now.optimizer.zero_grad(set_to_none=True)
@@ -136,7 +146,7 @@ class Hogwild:
             try:
                 self.compute(now, self.feed.part(*self.take(self.feed)))
             except StopIteration:   # the others have the last parts
-                time.sleep(PAUSE)
+                self.pause(until)
         losses, weights = (total := self.board.losses.sum(0)) - self.seen
         if weights > 0:
             self.seen, self.loss = total, losses / weights

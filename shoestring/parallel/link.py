@@ -88,6 +88,6 @@ def own_row(rows: Tensor, link: Link) -> Tensor | None:
     return rows[link.rank].clone() if len(rows) == link.world else None
 
 
-def joined(rank: int, world: int) -> Link:
+def joined(rank: int, world: int, deadline: float = 300.0) -> Link:
     """The link of this process, whose process group is there."""
-    return Joined(rank, world)
+    return Joined(rank, world, deadline)

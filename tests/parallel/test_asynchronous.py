@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from shoestring import Job
 from shoestring.core.errors import Mistake
 from shoestring.core.ledger import Block, Ledger
-from shoestring.core.link import Link
+from shoestring.core.link import Link, Lost
 from shoestring.core.technique import Technique, exactness
 from shoestring.jobfile import loaded_job
 from shoestring.loop import steps
@@ -219,6 +219,17 @@ def test_the_rate_of_a_stale_step_is_divided_by_its_staleness(kind: str, correct
     assert losses == [0.5 if kind == "server" else pytest.approx(before)]
     assert model.weight.item() == pytest.approx(before - 0.8 / divisor) and run.optimizer.param_groups[0]["lr"] == 0.8
     assert run.state["pushes"].state_dict()["staleness"][str(stale)] >= 1
+
+
+def test_hogwild_does_not_wait_for_ever_for_a_worker_that_beats_and_never_comes() -> None:
+    link = Link(1, 2, deadline=0.05)
+    job = Job(model=lambda: nn.Linear(1, 1), data=lambda: [torch.ones(2, 1)], loss=lambda output, batch: output.sum(), link=link)
+    run = prepared(job, [Asynchronous("hogwild", delay=1)], job.model())
+    desk: Any = link.desk
+    desk.board.begun[0] = 0
+    desk.board.staleness[0, 0] += 1   # a step later, one more would make worker 0's gradient too stale
+    with pytest.raises(Lost, match="worker 0 did not come"):
+        list(steps(run, job.batches()))
 
 
 def test_a_feed_gives_whatever_part_it_is_asked_for() -> None:
