@@ -9,7 +9,7 @@ step, a gradient would reach the optimizer a hundred steps late. The last step l
 s is 1 where a step is as long as its gradient (SGD). Adam and its kin divide by the gradient's size, of which a worker's share of
 the batch has more noise: where noise is most of it, steps are sqrt(w) times shorter than the whole batch's, so s = sqrt(w).
 Basu et al.: Qsparse-local-SGD, 2019, arXiv 1906.02367; Xie et al.: CSER, 2020, arXiv 2007.13221; Malladi et al.: On the SDEs and
-Scaling Rules for Adaptive Gradient Algorithms, 2022, arXiv 2205.10287 (the square root).
+Scaling Rules for Adaptive Gradient Algorithms, 2022, arXiv 2205.10287 (the square root). What else was tried: decisions/010.
 """
 from __future__ import annotations
 
