@@ -73,18 +73,21 @@ def workers(count: int) -> Worker:
 
 
 def in_group(machine: Hardware, world: int, here: int) -> Hardware:
-    """The machine as one of so many workers on it has it; how they talk is measured once and kept. Others are taken to be as near."""
+    """The machine as one of so many workers on it has it; how they talk is measured once and kept. A network is taken to be as fast as
+    this machine's own."""
     if world == 1:
         return machine
     count = max(here, 2)
-    if str(count) not in machine.links:
+    name = f"{count} {'near' if here == world else 'far'}"
+    if name not in machine.links:
         with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(count) as pool:
-            tasks = [{"task": "cable", "rank": rank, "world": count, "store": f"{folder}/store"} for rank in range(count)]
+            tasks = [{"task": "cable", "rank": rank, "world": count, "near": here == world, "store": f"{folder}/store"}
+                     for rank in range(count)]
             first, *_ = pool.map(run_worker, tasks, [shared(machine, count)] * count)
-        machine = replace(machine, links={**machine.links, str(count): first["cable"]})
+        machine = replace(machine, links={**machine.links, name: first["cable"]})
         remember(asdict(machine))
     return replace(machine, environment=shared(machine, here), cores=max(machine.cores // here, 1),
-                   links={**machine.links, str(world): machine.links[str(count)]})
+                   links={**machine.links, str(world): machine.links[name]})
 
 
 def shared(machine: Hardware, devices: int) -> dict[str, str]:

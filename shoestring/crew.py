@@ -78,7 +78,8 @@ class Crew:
         self.pid = 0                                # of worker 0, once it can be asked to stop
         self.mourned = self.told = False            # of deaths in this round; worker 0 was asked to stop
         own = {"file": self.source(), "fingerprint": self.print, "round": self.meeting.round, "join": JOIN,
-               "deadline": max(10 * self.patience, JOIN), "device": self.meeting.nodes.device}
+               "deadline": max(10 * self.patience, JOIN), "device": self.meeting.nodes.device,
+               "near": len(ranks) == world}
         (self.place / "task.json").write_text(json.dumps(self.task | own))
 
     def source(self) -> str:

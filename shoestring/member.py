@@ -75,7 +75,7 @@ def joined(task: Mapping[str, Any], rank: int, world: int) -> Any:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
     from torch.distributed.distributed_c10d import PrefixStore
 
-    from shoestring.parallel import link
+    from shoestring.parallel import near
 
     store = PrefixStore(f"round/{task['round']}/workers", TCPStore(
         os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, timeout=timedelta(seconds=task["join"])))
@@ -85,7 +85,7 @@ def joined(task: Mapping[str, Any], rank: int, world: int) -> Any:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"] if task["device"] is None else task["device"]))
     distributed.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", store=store, rank=rank, world_size=world,
                                    timeout=timedelta(seconds=task["deadline"]))
-    return link.joined(rank, world, task["deadline"])
+    return near.joined(rank, world, task["near"], task["deadline"])
 
 
 def wait_for_all(store: Any, world: int, seconds: float) -> None:

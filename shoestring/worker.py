@@ -25,7 +25,7 @@ Send = Callable[[dict[str, Any]], None]
 
 
 def job_of(task: dict[str, Any], link: Link | None = None) -> Any:
-    """The job of a task; in a group, or as one of a group that is imagined (`place`: rank and world)."""
+    """The job of a task; in a group, or as one of a group that is imagined (`place`: rank, world, near)."""
     from dataclasses import replace
 
     from shoestring.core.link import Link
@@ -235,9 +235,9 @@ def shown(task: dict[str, Any], job: Any, run: Any) -> dict[str, Any]:
 
 
 def cable(task: dict[str, Any], send: Send, link: Link | None = None) -> dict[str, Any]:
-    from shoestring.measure.cable import cable
+    from shoestring.parallel.cable import cable
 
-    return {"cable": cable(task["rank"], task["world"], task["store"])}
+    return {"cable": cable(task["rank"], task["world"], task["near"], task["store"])}
 
 
 def doctor(task: dict[str, Any], send: Send, link: Link | None = None) -> dict[str, Any]:

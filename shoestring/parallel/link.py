@@ -86,8 +86,3 @@ class Rows:
 def own_row(rows: Tensor, link: Link) -> Tensor | None:
     """This worker's row of what as many workers had; nothing if there were more or fewer."""
     return rows[link.rank].clone() if len(rows) == link.world else None
-
-
-def joined(rank: int, world: int, deadline: float = 300.0) -> Link:
-    """The link of this process, whose process group is there."""
-    return Joined(rank, world, deadline)

@@ -100,7 +100,8 @@ class Planner:
     def __post_init__(self) -> None:
         self.begun = time.perf_counter()
         if self.devices > 1:
-            self.job = replace(self.job, link=Link(largest_worker(self.job, self.devices), self.devices))
+            near = self.devices == self.here and not self.hardware.described
+            self.job = replace(self.job, link=Link(largest_worker(self.job, self.devices), self.devices, near))
         self.real = False               # whether rehearsals need real tensors
         self.guessed = ""
         self.trials = 0
@@ -130,7 +131,7 @@ class Planner:
         assert self.job.origin is not None, "only a job from a file can be made again in a child process"
         return {"task": name, "file": self.job.origin.file, "flags": dict(self.job.origin.flags),
                 "techniques": [described(technique) for technique in techniques],
-                "place": (self.job.link.rank, self.job.link.world)} | more
+                "place": (self.job.link.rank, self.job.link.world, self.job.link.near)} | more
 
     def anchors(self, plain: Log, precisions: tuple[Precision, ...]) -> tuple[dict[str, Anchor], dict[str, str]]:
         """Measured steps by precision ("" is plain), and what failed."""

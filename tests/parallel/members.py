@@ -60,7 +60,7 @@ def member(rank: int, world: int, port: int, task: dict[str, Any], place: str) -
     import torch
     from torch import distributed
 
-    from shoestring.parallel.link import joined
+    from shoestring.parallel.near import joined
     from shoestring.worker import train
 
     torch.set_num_threads(1)

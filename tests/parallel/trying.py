@@ -1,4 +1,4 @@
-"""One worker of a group that tries plans: python -m tests.parallel.trying RANK WORLD STORE MODEL, and plans as JSON on standard input.
+"""One worker of a group that tries plans: python -m tests.parallel.trying RANK WORLD STORE MODEL [far], with plans as JSON on its input.
 
 The first worker writes a JSON line for every plan: how far its weights are from one process with the whole batch, and bytes in memory and
 on the way, of the largest worker, rehearsed and measured.
@@ -25,7 +25,7 @@ from shoestring.core.run import brought_home
 from shoestring.core.technique import Technique
 from shoestring.loop import steps
 from shoestring.measure.timeline import peak
-from shoestring.parallel.link import joined
+from shoestring.parallel.near import joined
 from shoestring.planning.plan import techniques_in
 from shoestring.planning.rehearse import prepared, rehearse, tracked
 from tests.models import job, seeded
@@ -46,13 +46,13 @@ def trained(made: Job, techniques: tuple[Technique, ...]) -> tuple[Tensor, list[
 
 
 def tried(made: Job, techniques: tuple[Technique, ...], plain: Tensor) -> dict[str, Any]:
-    rank, world = dist.get_rank(), dist.get_world_size()
-    grouped = replace(made, link=joined(rank, world))
+    rank, world, near = dist.get_rank(), dist.get_world_size(), "far" not in sys.argv
+    grouped = replace(made, link=joined(rank, world, near))
     after, losses = trained(grouped, techniques)
     before = on_the_wire()
-    measured = tracked(replace(made, link=joined(rank, world)), techniques, seeded(made))
+    measured = tracked(replace(made, link=joined(rank, world, near)), techniques, seeded(made))
     wire = on_the_wire() - before
-    predicted = rehearse(replace(made, link=Link(rank, world)), techniques)
+    predicted = rehearse(replace(made, link=Link(rank, world, near)), techniques)
     told = grouped.link.objects({
         "apart": float((after - plain).abs().max()), "losses": losses, "peaks": (peak(predicted).bytes, peak(measured).bytes),
         "sent": (predicted.sent, measured.sent), "flops": (predicted.flops.total(), measured.flops.total()),
