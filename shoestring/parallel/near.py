@@ -9,7 +9,6 @@ compute: decisions/011.
 from __future__ import annotations
 
 import os
-import platform
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -28,7 +27,6 @@ from shoestring.parallel.shared import made
 SLOT = 2 << 20    # bytes, about; what all put there should fit into a cache
 LINE = 64         # bytes of a cache line: no two workers write to the same
 LOOKS, PAUSE = 1000, 1e-4   # looks for the others without a pause, and seconds of one
-ORDERED = ("x86_64", "AMD64", "i686")   # where everybody sees what was written in the order in which it was
 KINDS: dict[torch.dtype, Any] = {torch.float32: np.float32, torch.float64: np.float64, torch.int64: np.int64, torch.uint8: np.uint8}
 
 Numbers = np.ndarray[Any, Any]
@@ -158,7 +156,7 @@ def slot_size(world: int) -> int:
 def joined(rank: int, world: int, near: bool = True, deadline: float = 300.0) -> Link:
     """The link of this process, whose process group is there; `near`: all of it is on this machine. Without room, gloo carries all."""
     link = Joined(rank, world, deadline=deadline)
-    if not near or world == 1 or platform.machine() not in ORDERED:
+    if not Link(rank, world, near).near or world == 1:
         return link
     size = LINE * world + 2 * world * slot_size(world)
     path = link.objects(made(size) if rank == 0 else "")[0]
