@@ -89,9 +89,10 @@ def best_schedules(blocks: Sequence[Block], limits: Sequence[float]) -> list[Sch
         return (schedule(s, r, m), *schedule(r + 1, t, m - outputs[r]))
 
     found = []
+    gradients = sum(block.gradient for block in blocks)   # all that is there in the end; before, the program counts them
     for limit in limits:
         m = int(limit / step + 1e-9)
-        if np.isfinite(time[0, count - 1, m]):
+        if np.isfinite(time[0, count - 1, m]) and limit * (1 + 1e-9) >= gradients:
             found.append(schedule(0, count - 1, m))
     return list(dict.fromkeys(found))
 

@@ -1,7 +1,7 @@
 """The dynamic program: never slower, at equal peak, than any uniform cut; and its schedules cost what they promise."""
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from shoestring.core.ledger import Block, Ledger
@@ -36,6 +36,7 @@ def test_with_the_memory_of_a_uniform_cut_the_program_alone_is_never_slower(chai
 
 @settings(max_examples=60, deadline=None)
 @given(blocks, st.floats(0.3, 1.0))
+@example(tuple(Block("b", kept=10.0, output=5.0, rise=10.0, forward=1.0, backward=2.0, gradient=size) for size in (11.0, 9.0)), 0.96875)
 def test_a_schedule_stays_within_the_limit_it_was_made_for(chain: tuple[Block, ...], share: float) -> None:
     limit = share * Ledger(chain).peak
     for schedule in best_schedules(chain, [limit]):
