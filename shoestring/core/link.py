@@ -21,9 +21,8 @@ from torch import Tensor
 if TYPE_CHECKING:
     from shoestring.core.feed import Feed
 
-LARGE = 1 << 16                                                            # bytes: what is worth to pass through memory
 ORDERED = ("x86_64", "AMD64", "i686")   # where everybody sees what was written in the order in which it was
-ADDED = {torch.float32, torch.float64, torch.int64, torch.uint8}           # and can be added up there
+ADDED = {torch.float32, torch.float64, torch.int64, torch.uint8}   # what can be added up in memory
 
 
 class Sending(Protocol):
@@ -98,9 +97,16 @@ class Link:
         return self.begin_sum(tensor)
 
     def scatter(self, whole: Tensor, part: Tensor) -> Sending:
-        """Add up `whole`, which is `world` parts, over all workers; each keeps its part of the sum."""
+        """Add up `whole`, which is `world` parts, over all workers; each keeps its part of the sum.
+
+        Between CPUs it is done at once: who gives the whole away counts on its memory, and nothing would be hidden.
+        """
         self.count((self.world - 1) * part.nbytes)
-        return self.begin_scatter(whole, part)
+        sending = self.begin_scatter(whole, part)
+        if whole.device.type != "cpu":
+            return sending
+        sending.wait()
+        return Done()
 
     def gather(self, part: Tensor, whole: Tensor) -> Sending:
         """Put everybody's part into everybody's whole."""
@@ -130,7 +136,7 @@ class Link:
 
     def in_memory(self, tensor: Tensor) -> bool:
         """Whether a tensor passes through memory that all workers see."""
-        return (self.near and self.world > 1 and tensor.nbytes >= LARGE and tensor.device.type == "cpu" and tensor.dtype in ADDED
+        return (self.near and self.world > 1 and tensor.nbytes > 0 and tensor.device.type == "cpu" and tensor.dtype in ADDED
                 and tensor.is_contiguous())
 
     def begin_sum(self, tensor: Tensor) -> Sending:

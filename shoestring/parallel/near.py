@@ -1,4 +1,4 @@
-"""Near: workers of one machine pass what is large through memory that all see; gloo carries the rest.
+"""Near: workers of one machine pass numbers through memory that all see; gloo carries the rest.
 
     a chunk     everybody puts its numbers into its slot  |  all are there  |  everybody takes what it needs from all slots
 
