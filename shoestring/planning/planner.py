@@ -232,7 +232,13 @@ class Planner:
         """A candidate with its exact figures."""
         log = self.log(one.techniques) if one.techniques else self.plain_log
         highest = peak(log)
-        predicted, seconds, how = self.process(one, log)
+        seconds = one.seconds
+        if self.tries_group(log):
+            tried = self.trial(one.techniques, GROUP_STEPS, together=True)
+            predicted, how = tried["process_bytes"] * MARGIN, f"and time from a trial of {GROUP_STEPS} steps by {self.devices} workers"
+            seconds = tried["step_seconds"] if agrees(one.techniques) in ALIKE else seconds
+        else:
+            predicted, how = self.process(one, log)
         steps = sum(1 for _, moment in log.marks if moment.phase == "update")
         return Plan(
             one.techniques, highest.bytes, int(predicted), seconds, one.exactness <= Exactness.ROUNDING,
@@ -249,33 +255,34 @@ class Planner:
         step = log.sent[-1] if share in ALIKE and log.sent else one.ledger.sent
         return step + share * agreement_bytes(self.devices)
 
-    def process(self, one: Candidate, log: Log) -> tuple[float, float, str]:
-        """Bytes of the process, seconds of a step, and how we know of the first."""
+    def process(self, one: Candidate, log: Log) -> tuple[float, str]:
+        """Bytes of the process, and how we know."""
         anchor = self.found_anchors.get("")
         allocator = next((technique for technique in one.techniques if isinstance(technique, Allocator)), None)
         belonging = self.hardware.links.get(str(self.devices), (0.0, 0.0, 0.0))[2]   # bytes of a process for its part in a group
         if self.hardware.described:
-            return peak(log).bytes * SLACK + self.hardware.base, one.seconds, "estimated from the tensors: the hardware is not here"
+            return peak(log).bytes * SLACK + self.hardware.base, "estimated from the tensors: the hardware is not here"
         if self.worker is None:
             held = sum(p.untyped_storage().nbytes() for p in self.model.parameters()) if self.model is not None else 0
-            return status("VmRSS") + (peak(log).bytes - held) * 1.35, one.seconds, "estimated from this process and its tensors"
+            return status("VmRSS") + (peak(log).bytes - held) * 1.35, "estimated from this process and its tensors"
         if anchor is None or (anchor.sampled and not (allocator is not None and allocator.predictable)):
-            return one.process, one.seconds, "estimated: no real step could be run here"
-        if self.devices == self.here > 1 and not anchor.sampled and self.has_room(log):
-            tried = self.trial(one.techniques, GROUP_STEPS, together=True)
-            seconds = tried["step_seconds"] if agrees(one.techniques) in ALIKE else one.seconds
-            return tried["process_bytes"] * MARGIN, seconds, f"and time from a trial of {GROUP_STEPS} steps by {self.devices} workers"
+            return one.process, "estimated: no real step could be run here"
         if allocator is not None and allocator.predictable:
             base = min(anchor.overheads.values())
             most = max(stretch.top + anchor.overheads.get(" ".join(stretch.moment), base)
                        for stretch in list(stretches(filled(log, anchor.filled), paged))[1:])
-            return (most + belonging) * MARGIN, one.seconds, "from the anchor step and every tensor's pages"
+            return (most + belonging) * MARGIN, "from the anchor step and every tensor's pages"
         if not one.techniques and not anchor.eased:
-            return anchor.process * MARGIN, one.seconds, "from the anchor step"
+            return anchor.process * MARGIN, "from the anchor step"
         if not self.has_room(log):
-            return one.process, one.seconds, "estimated: this machine has no room to try it"
+            return one.process, "estimated: this machine has no room to try it"
         tried = self.trial(one.techniques, TRIAL_STEPS)
-        return (tried["process_bytes"] + belonging) * MARGIN, one.seconds, f"from a trial of {TRIAL_STEPS} steps"
+        return (tried["process_bytes"] + belonging) * MARGIN, f"from a trial of {TRIAL_STEPS} steps"
+
+    def tries_group(self, log: Log) -> bool:
+        """Whether plans are tried by all workers: they are all here, and can run a whole step."""
+        anchor = self.found_anchors.get("")
+        return self.devices == self.here > 1 and anchor is not None and not anchor.sampled and self.has_room(log)
 
     def has_room(self, log: Log) -> bool:
         """Whether all workers here can be run at once with this log."""
