@@ -32,6 +32,7 @@ from shoestring.parallel.server import PUSH
 from shoestring.parallel.shard import Shard
 from shoestring.planning.conflicts import clash
 from shoestring.planning.rehearse import prepared, rehearse
+from shoestring.runs.checkpoints import saved
 from tests.parallel.members import Group
 
 JOB = Path(__file__).with_name("straggling.py")
@@ -106,14 +107,14 @@ def test_killed_it_goes_on_from_its_checkpoint(kind: str, tmp_path: Path) -> Non
     task = {"folder": str(folder), "cadence": {"steps": 2}, "flags": {"seen": str(seen)}}
     group = Group(tmp_path, 3, JOB, [Asynchronous(kind)], 1000, **task)
     until = time.monotonic() + 60
-    while len(list(folder.glob("checkpoints/step-*"))) < 2 and time.monotonic() < until:
+    while len(saved(folder / "checkpoints")) < 2 and time.monotonic() < until:
         time.sleep(0.02)
     group.kill()
-    before = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
-    step = max(event["step"] for event in before if event["event"] == "saved")
+    before = (folder / "events.jsonl").read_text().splitlines()
+    step = saved(folder / "checkpoints")[-1].step   # its event may not be written yet
     seen.unlink()
     first, *_ = Group(tmp_path, 3, JOB, [Asynchronous(kind)], step + 4, **task).results()
-    begun = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()][len(before):][0]
+    begun = json.loads((folder / "events.jsonl").read_text().splitlines()[len(before)])
     assert begun["event"] == "begun" and begun["step"] == step and first["steps"] == step + 4
     parts = 2 if kind == "server" else 3
     assert sum(first["state"]["pushes"]["applied"].values()) >= (step + 4) * parts, "those before the checkpoint are counted too"
