@@ -31,7 +31,7 @@ BEGIN, END = "<!-- written by run.py -->\n", "<!-- end -->\n"
 WIDTH = 640
 LAYER = ((WIDTH,), (WIDTH,), (3 * WIDTH, WIDTH), (3 * WIDTH,), (WIDTH, WIDTH), (WIDTH,),               # norm and attention
          (WIDTH,), (WIDTH,), (4 * WIDTH, WIDTH), (4 * WIDTH,), (WIDTH, 4 * WIDTH), (WIDTH,))           # norm and two linear layers
-WARM, ROUNDS = 2, 15
+WARM, ROUNDS = 2, 31
 SETTINGS = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
 BYTES = 28          # a number, of an update
 ON_DISK = 16        # of these, to and from the disk: two moments, both ways

@@ -27,6 +27,7 @@ from shoestring.memory.shelf import OnDisk, Shelf
 from shoestring.memory.step_in_backward import only
 
 PLACES = ("disk", "host")
+BLOCK = 16 << 20    # numbers stepped at once in host memory; of a quarter of them, a tenth of the time goes into calling the optimizer
 
 
 @dataclass(frozen=True)
@@ -91,36 +92,45 @@ class Hosted(Deputy):
 
     @torch.no_grad()
     def step(self) -> None:
-        if all(one.device.type == "cpu" for group in self.optimizer.param_groups for one in group["params"]):
+        if all(self.here(one) for group in self.optimizer.param_groups for one in group["params"]):
             self.optimizer.step()   # everything is here already
         else:
             self.step_in_blocks()
 
     @torch.no_grad()
     def step_in_blocks(self) -> None:
+        """Step a few parameters at a time, so many that one call of the optimizer is worth it."""
         for group in list(self.optimizer.param_groups):
             block: list[nn.Parameter] = []
+            numbers = 0
             for parameter in [one for one in group["params"] if one.grad is not None]:
                 block.append(parameter)
-                if sum(one.numel() for one in block) >= CHUNK:
+                numbers += parameter.numel()
+                if numbers >= BLOCK:
                     self.step_block(block, group)
-                    block = []
-            self.step_block(block, group)
+                    block, numbers = [], 0
+            if block:
+                self.step_block(block, group)
 
     def step_block(self, block: list[nn.Parameter], group: dict[str, Any]) -> None:
-        """Step a few parameters, enough that one call of the optimizer is worth it."""
-        pieces = [nn.Parameter(one.detach().to("cpu")) for one in block]
-        for one, piece in zip(block, pieces, strict=True):
-            piece.grad = one.grad.to("cpu") if one.grad is not None else None
-            state = {name: value.to("cpu") if isinstance(value, Tensor) else value for name, value in self.optimizer.state[one].items()}
-            if state:
-                self.optimizer.state[piece] = state
-        with only(self.optimizer, pieces, group):
+        away = {one: self.fetched(one) for one in block if not self.here(one)}
+        with only(self.optimizer, [away.get(one, one) for one in block], group):
             self.optimizer.step()
-        for one, piece in zip(block, pieces, strict=True):
+        for one, piece in away.items():
             self.optimizer.state[one] = self.optimizer.state.pop(piece, {})
-            if one.device.type != "cpu":
-                one.copy_(piece)
+            one.copy_(piece)
+
+    def here(self, parameter: nn.Parameter) -> bool:
+        return parameter.device.type == "cpu"
+
+    def fetched(self, parameter: nn.Parameter) -> nn.Parameter:
+        """A parameter, its gradient and its state in host memory."""
+        piece = nn.Parameter(parameter.detach().to("cpu"))
+        piece.grad = parameter.grad.to("cpu") if parameter.grad is not None else None
+        state = {name: value.to("cpu") if isinstance(value, Tensor) else value for name, value in self.optimizer.state[parameter].items()}
+        if state:
+            self.optimizer.state[piece] = state
+        return piece
 
 
 class Moments(OnDisk):

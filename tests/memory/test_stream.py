@@ -86,10 +86,15 @@ def test_moments_elsewhere_give_the_same_bits(technique: Technique, more: tuple[
         assert apart(trained(made, more)[0], trained(made, (*more, technique))[0]) == 0.0
 
 
-def test_an_update_in_blocks_on_the_host_gives_the_same_bits(tiny: None) -> None:
+@pytest.mark.parametrize("here", [True, False], ids=["on the CPU", "as from a GPU"])
+def test_an_update_in_blocks_on_the_host_gives_the_same_bits(here: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offload, "BLOCK", 64)
     made = job("gpt2")
     model, other = seeded(made), seeded(made)
     plain, hosted = made.optimizer(list(model.parameters())), Hosted(made.optimizer(list(other.parameters())))
+    if not here:
+        monkeypatch.setattr(Hosted, "here", lambda self, parameter: False)
+        monkeypatch.setattr(Tensor, "to", lambda tensor, place: tensor.clone())
     for number in range(3):
         for one, two in zip(model.parameters(), other.parameters(), strict=True):
             one.grad = torch.full_like(one, 0.1 * (number + 1))
