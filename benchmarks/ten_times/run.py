@@ -94,12 +94,12 @@ def ours(job: str, flags: dict[str, Any], size: int | None, folder: Path) -> dic
 
 
 def killed_and_resumed(job: str, folder: Path) -> dict[str, Any]:
-    """Train under the limit, kill the worker when the first step is saved, give the same command again."""
+    """Train under the limit, kill the worker in the step after the second is saved, give the same command again."""
     path = str(HERE / f"{job}.py")
     child = subprocess.Popen(limited(LIMIT, command(path, {}, "train", "--run", str(folder), "--save-every", "1")),
                              stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     events = folder / "events.jsonl"
-    while child.poll() is None and not (events.exists() and '"saved"' in events.read_text()):
+    while child.poll() is None and not (events.exists() and events.read_text().count('"saved"') == 2):
         time.sleep(0.2)
     time.sleep(2)
     found = [json.loads(line) for line in events.read_text().splitlines()]

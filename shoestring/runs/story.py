@@ -76,7 +76,9 @@ def so_far(steps: list[dict[str, Any]], events: list[dict[str, Any]]) -> dict[st
     """What is measured while a run goes on."""
     if not steps:
         return {}
-    tensors: dict[str, Any] = next((event for event in reversed(events) if event["event"] == "measured"), {})
+    adopted = max((number for number, event in enumerate(events) if event["event"] == "adopted"), default=0)
+    lives = [event for event in events[adopted:] if event["event"] == "measured"]   # each begins at another step; the first makes moments
+    tensors: dict[str, Any] = max(lives, key=lambda event: int(event["peak_bytes"]), default={})
     calm = [event["seconds"] for event in steps[2:] or steps]
     return {"measured": {key: value for key, value in tensors.items() if key not in ("event", "time")}
             | {"process_bytes": max(event["most"] for event in steps), "step_seconds": median(calm)}

@@ -16,6 +16,8 @@ from safetensors.torch import load_file
 
 from shoestring.runs.events import Events, course, read
 from shoestring.runs.folder import holder
+from shoestring.runs.story import story
+from tests.made_runs import append, made_run
 
 JOB = """
 import time
@@ -241,3 +243,18 @@ def test_a_torn_line_and_a_full_disk_lose_events_and_nothing_else(tmp_path: Path
     full.file = os.open(tmp_path / "events.jsonl", os.O_RDWR | os.O_APPEND)
     full.add("step", step=4)
     assert [event["step"] for event in read(tmp_path)[0]] == [1, 2, 4]
+
+
+def test_the_measured_peak_is_the_highest_of_all_its_lives_with_this_plan(tmp_path: Path) -> None:
+    """A resumed run makes no moments, so its own peak is lower than that of the run."""
+    path = made_run(tmp_path / "run", done=10)
+
+    def told(kind: str, **fields: Any) -> int:
+        append(path, [{"event": kind, "time": time.time(), **fields}])
+        peak: int = story(path)["measured"]["peak_bytes"]
+        return peak
+
+    assert told("measured", peak_bytes=200, where="update") == 200
+    assert told("measured", peak_bytes=150, where="backward") == 200
+    append(path, [{"event": "adopted", "time": time.time(), "differences": ["another plan"]}])
+    assert told("measured", peak_bytes=100, where="backward") == 100
