@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from shoestring.core.errors import Mistake
 from shoestring.core.private import tree_flatten, tree_leaves, tree_unflatten
 
 Schedule = tuple[Any, ...]   # of block numbers and of schedules
@@ -45,13 +46,17 @@ class Earlier(NamedTuple):
 
 
 HELD = object()   # an argument that the call holds itself
+CHANGED = ("a block of the model computes something else when it runs again on the same input: it keeps something from one call to the "
+           "next, such as a cache or a counter, so it can't be recomputed; switch that off (use_cache=False in models of transformers), "
+           "or use a plan without Checkpoint and Stream")
 
 
 class Slot:
     """What stands in the autograd graph for a tensor that was forgotten."""
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: Group, tensor: Tensor) -> None:
         self.group = group
+        self.kind = (tensor.shape, tensor.dtype)
         self.value: Tensor | None = None
 
 
@@ -72,6 +77,9 @@ class Keep(torch.autograd.Function):
         raise AssertionError("this node only holds tensors; nothing flows through it")
 
 
+State = tuple[dict[str, Any], str, Any]   # where, name, value: a buffer or an attribute of a module
+
+
 @dataclass
 class Call:
     forward: Callable[..., Any]
@@ -81,7 +89,7 @@ class Call:
     held: Callable[[], tuple[Tensor, ...]]
     random: tuple[Tensor, ...]
     autocast: tuple[str, bool, torch.dtype, bool]
-    buffers: list[tuple[dict[str, Any], str, Tensor]]   # (where, name, value before the call)
+    state: list[State]                    # what the call changes in its modules, as it was before
 
 
 @dataclass
@@ -93,7 +101,7 @@ class Group:
     alive: list[Any] = field(default_factory=list)              # keeps those ids valid while recording
 
     def pack(self, tensor: Tensor) -> Slot:
-        slot = Slot(self)
+        slot = Slot(self, tensor)
         self.slots.append(weakref.ref(slot))
         return slot
 
@@ -136,8 +144,9 @@ class Group:
 
         def store(tensor: Tensor) -> None:
             nonlocal position
-            assert position < len(self.slots), "a block saved more tensors when computed again than the first time"
             slot = self.slots[position]()
+            if slot is not None and slot.kind != (tensor.shape, tensor.dtype):
+                raise Mistake(CHANGED)
             if group is not None:
                 group.adopt(slot)
             elif slot is not None:
@@ -159,9 +168,9 @@ class Group:
                         group = Group(inner[index])
                     if group is not None:
                         again = noted(call.forward, call.number, (args, kwargs), group, keep=False)
-                        again.buffers, again.random = call.buffers, call.random
+                        again.state, again.random = call.state, call.random
                     set_random_state(call.random)
-                    with autocast_as(call.autocast), buffers_as(call.buffers):
+                    with autocast_as(call.autocast), state_as(call.state):
                         output = call.forward(*args, **kwargs)
                     if group is not None:
                         group.record(again, output)
@@ -177,7 +186,8 @@ class Group:
                 group.calls.append(again)
         if group is not None:
             group.close()
-        assert position == len(self.slots), "a block saved fewer tensors when computed again than the first time"
+        if position < len(self.slots):
+            raise Mistake(CHANGED)
 
 
 def nothing() -> None:
@@ -262,16 +272,24 @@ def autocast_as(state: tuple[str, bool, torch.dtype, bool]) -> torch.autocast:
 
 
 @contextmanager
-def buffers_as(before: list[tuple[dict[str, Any], str, Tensor]]) -> Iterator[None]:
-    """Changing buffers have the values of the first time, and are changed only that once."""
+def state_as(before: list[State]) -> Iterator[None]:
+    """What changes has the values of the first time, and is changed only that once."""
     now = [(where, name, where[name]) for where, name, _ in before]
     for where, name, value in before:
-        where[name] = value.clone()
+        where[name] = copied(value)
     try:
         yield
     finally:
         for where, name, value in now:
             where[name] = value
+
+
+def copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
+
+
+def version(value: Any) -> int:
+    return value._version if isinstance(value, Tensor) else 0
 
 
 class Recorder:
@@ -280,7 +298,7 @@ class Recorder:
     def __init__(self, blocks: Mapping[str, nn.Module], schedule: Schedule) -> None:
         self.blocks = list(blocks.values())
         self.group_of = {number: item for item in schedule if not isinstance(item, int) for number in flat(item)}
-        self.changing: dict[int, list[tuple[dict[str, Any], str]]] = {}   # block -> its buffers that a call changes
+        self.changing: dict[int, list[tuple[dict[str, Any], str]]] = {}   # block -> what a call changes in its modules
 
     @contextmanager
     def around(self) -> Iterator[None]:
@@ -314,25 +332,28 @@ class Recorder:
             group = self.enter(self.group_of[number], number)
             assert group is not None, "a block in a group has a group"
             call = noted(forward, number, (args, kwargs), group)
-            call.buffers = [(where, name, where[name].clone()) for where, name in self.buffers(number, block)]
-            versions = [(where, name, where[name]._version) for where, name, _ in call.buffers]
+            call.state = [(where, name, copied(where[name])) for where, name in self.state(number, block)]
+            before = [(where[name], version(where[name])) for where, name, _ in call.state]
             with saved_tensors_hooks(group.pack, unpack):
                 output = forward(*args, **kwargs)
             if number not in self.changing:
-                changed = {name for where, name, version in versions
-                           if where[name]._version != version or "running_mean" in where}
-                call.buffers = [entry for entry in call.buffers if entry[1] in changed]
-                self.changing[number] = [(where, name) for where, name, _ in call.buffers]
+                call.state = [one for one, was in zip(call.state, before, strict=True) if changed(*one[:2], *was)]
+                self.changing[number] = [(where, name) for where, name, _ in call.state]
             group.record(call, output)
             return output
 
         return recorded
 
-    def buffers(self, number: int, block: nn.Module) -> list[tuple[dict[str, Any], str]]:
-        """The buffers that a call changes; before the first call, all."""
-        return self.changing.get(number) if number in self.changing else [   # type: ignore[return-value]
-            (part._buffers, name) for part in block.modules() for name, value in part._buffers.items() if value is not None
-        ]
+    def state(self, number: int, block: nn.Module) -> list[tuple[dict[str, Any], str]]:
+        """What a call changes: buffers, and attributes that are tensors, numbers or nothing yet. Before the first call, all there are."""
+        if number in self.changing:
+            return self.changing[number]
+        return [(where, name) for part in block.modules() for where in (part._buffers, part.__dict__) for name, value in where.items()
+                if isinstance(value, (Tensor, int, float)) or (value is None and where is part.__dict__)]
+
+
+def changed(where: dict[str, Any], name: str, value: Any, before: int) -> bool:
+    return where[name] is not value or version(value) != before or "running_mean" in where
 
 
 def without_caches(value: Any) -> Any:

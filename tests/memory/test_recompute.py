@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from shoestring import Job
 from shoestring.api import verify
+from shoestring.core.errors import Mistake
 from shoestring.loop import steps
 from shoestring.memory.checkpoint import Checkpoint
 from shoestring.memory.spill import Spill
@@ -48,15 +49,53 @@ class Moving(nn.Module):
         return torch.tanh(self.work(x) - self.mean)
 
 
-def moving_job() -> Job:
+class Remembering(nn.Module):
+    """Keeps what it said last, and how often it was asked, as plain attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.work = nn.Linear(8, 8)
+        self.last: Tensor | None = None
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        said: Tensor = torch.tanh(self.work(x)) / self.calls
+        if self.last is not None:
+            said = said + 0.5 * self.last
+        self.last = said.detach()
+        return said
+
+
+class Growing(nn.Module):
+    """Keeps all that it saw in a list: nobody can know how that was before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.work = nn.Linear(8, 8)
+        self.seen: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.append(x.detach())
+        said: Tensor = torch.tanh(self.work(torch.cat(self.seen)))
+        return said[-len(x):]
+
+
+def moving_job(block: type[nn.Module] = Moving) -> Job:
     x = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
-    return Job(model=lambda: nn.Sequential(Moving(), Moving(), Moving()), data=lambda: [x] * 5,
+    return Job(model=lambda: nn.Sequential(block(), block(), block()), data=lambda: [x] * 5,
                loss=lambda output, batch: output.square().mean(), optimizer=lambda p: torch.optim.SGD(p, lr=0.1))
 
 
 @pytest.mark.parametrize("technique", [Checkpoint(every=1), Checkpoint(every=3), Checkpoint(schedule="((0,(1,),2),)"), Spill()])
-def test_a_buffer_that_the_forward_changes_and_uses_stays_right(technique: Checkpoint | Spill) -> None:
-    assert verify(moving_job(), (technique,), 5)[0]
+@pytest.mark.parametrize("block", [Moving, Remembering])
+def test_what_the_forward_changes_and_uses_stays_right(block: type[nn.Module], technique: Checkpoint | Spill) -> None:
+    assert verify(moving_job(block), (technique,), 5)[0]
+
+
+def test_a_block_that_computes_something_else_the_second_time_is_told() -> None:
+    with pytest.raises(Mistake, match="keeps something from one call to the next"):
+        verify(moving_job(Growing), (Checkpoint(every=1),), 3)
 
 
 def test_the_model_is_left_as_it_was() -> None:
