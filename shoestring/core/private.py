@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._prims_common import suggest_memory_format as memory_format
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -20,7 +21,7 @@ UNTRACEABLE = (DataDependentOutputException, DynamicOutputShapeException, Unsupp
 # torch 2.13 renamed it
 all_gather: Any = getattr(torch.distributed, "all_gather_single", None) or torch.distributed.all_gather_into_tensor
 
-__all__ = ["UNTRACEABLE", "WATCHING", "DispatchMode", "FakeTensor", "FakeTensorMode", "all_gather", "next_node_number",
+__all__ = ["UNTRACEABLE", "WATCHING", "DispatchMode", "FakeTensor", "FakeTensorMode", "all_gather", "memory_format", "next_node_number",
            "node_number", "resize_storage", "tree_flatten", "tree_leaves", "tree_map", "tree_unflatten"]
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from shoestring.core.private import UNTRACEABLE, DispatchMode, FakeTensor, FakeTensorMode, tree_leaves, tree_map
+from shoestring.measure.layouts import WRONG, corrected
 
 REAL_LIMIT = 1 << 24   # bytes: a weightless result larger than this is faked too
 
@@ -80,7 +81,7 @@ class Stage(DispatchMode):
             return self.view_again(VIEWS[key], args[0])
         with self.fake:
             out = MISSING[func](*args, **kwargs) if func in MISSING else func(*args, **kwargs)
-            out = rows_in_order(out) if func in CONTIGUOUS else out
+            out = corrected(func, out, args) if func in WRONG else out
         if key is None:
             return out
         if is_view(out, args[0] if args else None):
@@ -248,20 +249,6 @@ def grouped_mm(left: Tensor, right: Tensor, offsets: Tensor | None = None, bias:
 
 
 MISSING: dict[Any, Callable[..., Any]] = {aten._grouped_mm.default: grouped_mm}
-
-
-# The real CPU kernels give their first result in plain order, whatever the order of the incoming gradient; the fakes copy that.
-CONTIGUOUS = {
-    aten.native_layer_norm_backward.default, aten._log_softmax_backward_data.default, aten._softmax_backward_data.default,
-}
-
-
-def rows_in_order(out: Any) -> Any:
-    first = out if isinstance(out, Tensor) else out[0]
-    if first is None or first.is_contiguous() or first.device.type != "cpu":
-        return out
-    straight = first.new_empty(first.shape)
-    return straight if isinstance(out, Tensor) else (straight, *out[1:])
 
 
 PROBED = {
