@@ -286,15 +286,12 @@ def trained(options: Namespace, path: Path, held: Opened, cadence: dict[str, Any
     from shoestring.api import worker_environment
     from shoestring.launch import OutOfMemory, run_worker
     from shoestring.page import page
-    from shoestring.planning.conflicts import unites
     from shoestring.runs.board import Board
     from shoestring.runs.story import story
 
     job = loaded(options, path, dict(held.asked["flags"]))
     chosen = settled_plan(options, job, held)
-    if crew.world > 1 and not any(map(unites, chosen.techniques)):
-        raise Mistake(f"{chosen} is a plan for one worker, with nothing that unites {crew.world}: they would train apart; plan for them "
-                      f"(--devices without --plan, --fresh in a folder that has a plan), or train with one")
+    require_means(chosen, crew, held.folder.path)
     folder, memory = held.folder, held.asked["memory"]
     board = Board(folder.path) if options.tensorboard else None
 
@@ -345,6 +342,17 @@ def trained(options: Namespace, path: Path, held: Opened, cadence: dict[str, Any
         print(f"warning: the run is done, but its report can't be written ({error.strerror}): free some space and give the same command",
               file=sys.stderr)
     return reported(options, report, folder.path)
+
+
+def require_means(chosen: Plan, crew: Team, folder: Path) -> None:
+    """Refuse a plan that these workers, or this disk, can't carry out."""
+    from shoestring.memory.shelf import require_room
+    from shoestring.planning.conflicts import unites
+
+    if crew.world > 1 and not any(map(unites, chosen.techniques)):
+        raise Mistake(f"{chosen} is a plan for one worker, with nothing that unites {crew.world}: they would train apart; plan for them "
+                      f"(--devices without --plan, --fresh in a folder that has a plan), or train with one")
+    require_room(folder, chosen.stored, sum(file.stat().st_blocks * 512 for file in folder.glob("*.bin")))
 
 
 def meeting_of(crew: Team) -> AbstractContextManager[Meeting | None]:

@@ -71,6 +71,8 @@ def plan_text(outcome: dict[str, Any], whys: dict[str, str]) -> str:
     if chosen["traffic_bytes"]:
         lines += [f"to and from the disk: {bytes_text(chosen['traffic_bytes'])} a step, at {bytes_text(chosen['disk_bytes_per_second'])}/s "
                   f"as measured on this machine", ""]
+    if chosen["stored_bytes"]:
+        lines[-1:] = [f"on the disk of the run: {bytes_text(chosen['stored_bytes'])} of state", ""]
     if chosen["world"] > 1:
         lines += [f"{chosen['world']} workers train together; these are the figures of the largest. It sends "
                   f"{bytes_text(chosen['sent_bytes'])} a step to the others", ""]

@@ -112,6 +112,7 @@ def test_a_budget_that_nothing_meets_is_refused_with_the_least_that_works(net: P
     (["plan", "NET", "--fault", "raises"], "raised KeyError"),
     (["train", "NET", "--fault", "nan", "--use", "Fused()"], "the loss became nan in step 1"),
     (["train", "NET", "--fault", "device", "--use", "Fused()"], "device"),
+    (["plan", "gpt", "--width", "64"], "a --width of 64 can't be divided among 5 --heads"),
     (["dance"], "invalid choice"),
     (["watch", "missing"], "there is no missing"),
     (["export", "missing", "--to", "csv"], "missing is not a run of shoestring"),

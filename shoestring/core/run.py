@@ -22,6 +22,7 @@ class Stateful(Protocol):
         kept     weights of the model that it keeps elsewhere, by name
         saved    to be called when a checkpoint with its state is safe; it is saved before the next step
         moved    bytes that it moved to and from the disk so far
+        stored   bytes that it keeps there
         buffers  tensors that it holds for that
         remark   something that the user should know
         whole_optimizer, put_optimizer    the optimizer's state as one process would have it, where workers hold parts of it
@@ -74,6 +75,11 @@ def weights(run: Run) -> dict[str, Any]:
 def traffic(run: Run) -> int:
     """Bytes moved to and from the disk so far."""
     return sum(getattr(part, "moved", 0) for part in run.state.values())
+
+
+def stored(run: Run) -> int:
+    """Bytes of state that stay on the disk."""
+    return sum(getattr(part, "stored", 0) for part in run.state.values())
 
 
 def weighed(loss: Tensor, share: float) -> Tensor:

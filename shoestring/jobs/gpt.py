@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from shoestring import Job
+from shoestring.core.errors import Mistake
 
 
 class Layer(nn.Module):
@@ -75,6 +76,8 @@ def batches(count: int, context: int, seed: int) -> Iterator[tuple[Tensor, Tenso
 
 def job(width: int = 320, depth: int = 8, heads: int = 5, context: int = 128, batch: int = 8, steps: int = 40,
         rate: float = 1e-3, seed: int = 0) -> Job:
+    if width % heads:
+        raise Mistake(f"a --width of {width} can't be divided among {heads} --heads: give a multiple of {heads}, or other heads")
     return Job(
         model=lambda: Gpt(width, depth, heads, context),
         data=lambda: batches(batch, context, seed),

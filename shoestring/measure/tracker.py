@@ -48,10 +48,11 @@ class Log:
     mixes: bool = False                                             # a layer mixes samples (batch norm)
     moved: list[int] = field(default_factory=list)                  # of each step, bytes to and from the disk
     sent: list[int] = field(default_factory=list)                   # of each step, bytes to other workers
+    stored: int = 0                                                 # bytes of state that stay on the disk
 
     def as_json(self) -> dict[str, Any]:
         return {"events": self.events, "marks": self.marks, "roles": list(self.roles.items()), "outputs": self.outputs,
-                "workspaces": sorted(self.workspaces), "moved": self.moved, "sent": self.sent,
+                "workspaces": sorted(self.workspaces), "moved": self.moved, "sent": self.sent, "stored": self.stored,
                 "flops": [(list(moment), count) for moment, count in self.flops.items()], "draws": self.draws, "mixes": self.mixes}
 
     @classmethod
@@ -60,7 +61,7 @@ class Log:
                    [(position, Moment(*moment)) for position, moment in data["marks"]], dict(data["roles"]), data["outputs"],
                    set(data["workspaces"]),
                    Counter({Moment(*moment): count for moment, count in data["flops"]}), data["draws"], data["mixes"],
-                   data["moved"], data["sent"])
+                   data["moved"], data["sent"], data["stored"])
 
     def moments(self) -> Iterator[tuple[Moment, list[Event]]]:
         """The log in consecutive stretches of one moment each."""

@@ -104,10 +104,7 @@ class Shelf:
             return
         directory = self.path.parent if self.path else Path(tempfile.gettempdir())
         there = self.path.stat().st_blocks * 512 if self.path and self.path.exists() else 0
-        free = shutil.disk_usage(directory).free
-        if self.end - there > free:
-            raise Mistake(f"the state needs {bytes_text(self.end)} on the disk of {directory} (each number twice, so that a crash leaves "
-                          f"one whole) and {bytes_text(free)} are free: free some, or give a --run on another disk")
+        require_room(directory, self.end, there)
         self.file = self.opened(directory)
         try:
             os.posix_fallocate(self.file, 0, self.end)
@@ -242,6 +239,14 @@ class Shelf:
         self.close(wait=False)   # a request holds on to us, so none is left
 
 
+def require_room(directory: Path, size: int, there: int = 0) -> None:
+    """Refuse to begin where so many bytes of state do not fit; `there`: what is taken up by them already."""
+    free = shutil.disk_usage(directory).free
+    if size - there > free:
+        raise Mistake(f"the state needs {bytes_text(size)} on the disk of {directory} (each number twice, so that a crash leaves "
+                      f"one whole) and {bytes_text(free)} are free: free some, or give a --run on another disk")
+
+
 class OnDisk:
     """A part of a run whose state is on a shelf."""
 
@@ -250,6 +255,10 @@ class OnDisk:
     @property
     def moved(self) -> int:
         return self.shelf.moved
+
+    @property
+    def stored(self) -> int:
+        return self.shelf.end
 
     @property
     def remark(self) -> str:

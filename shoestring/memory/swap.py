@@ -16,7 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shoestring.core.errors import Mistake
 from shoestring.core.private import DispatchMode, FakeTensor, tree_leaves
+from shoestring.core.units import bytes_text
 
 SMALL = 1 << 16      # bytes: a smaller tensor stays in memory
 ROOM = 1 << 28       # bytes of tensors that stay in memory
@@ -38,7 +40,8 @@ class Swap(DispatchMode):
     def __init__(self, directory: str | None = None, room: int = ROOM) -> None:
         super().__init__()
         self.room, self.held, self.end = room, 0, 0
-        self.file = tempfile.TemporaryFile(dir=directory)   # noqa: SIM115 (it lives as long as we do)
+        self.directory = directory or tempfile.gettempdir()
+        self.file = tempfile.TemporaryFile(dir=self.directory)   # noqa: SIM115 (it lives as long as we do)
         self.known: OrderedDict[int, Large] = OrderedDict()   # by address of the storage, longest untouched first
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -76,8 +79,13 @@ class Swap(DispatchMode):
         if large.place is None:
             large.place, self.end = self.end, self.end + large.bytes
         view, done = as_bytes(storage), 0
-        while done < large.bytes:
-            done += os.pwrite(self.file.fileno(), view[done:], large.place + done)
+        try:
+            while done < large.bytes:
+                done += os.pwrite(self.file.fileno(), view[done:], large.place + done)
+        except OSError as error:
+            raise Mistake(f"while a model that does not fit in memory is made, its weights wait in a file in {self.directory}, and after "
+                          f"{bytes_text(large.place + done)} that could not be written ({error.strerror}): free some space there, or name "
+                          f"another disk in the variable TMPDIR") from error
         del view
         storage.resize_(0)
         large.away = True

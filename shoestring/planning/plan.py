@@ -25,6 +25,7 @@ class Plan:
     where: str = ""                # the moment of the peak
     parts: tuple[tuple[str, int], ...] = ()   # what the peak is made of
     sure: str = ""                 # how these figures were found
+    stored: int = 0                # bytes of state that stay on the disk
     disk_speed: float = 0.0        # bytes per second, measured, at which the traffic passes; 0: there is none
     blocks: tuple[tuple[str, int], ...] = field(default=(), compare=False)   # highest bytes while each block runs
 
@@ -35,7 +36,8 @@ class Plan:
         return {
             "techniques": [described(technique) for technique in self.techniques], "peak_bytes": self.peak_bytes,
             "process_bytes": self.process_bytes, "step_seconds": self.step_seconds, "exact": self.exact, "flops": self.flops,
-            "traffic_bytes": self.traffic, "disk_bytes_per_second": self.disk_speed, "sent_bytes": self.sent, "world": self.world,
+            "traffic_bytes": self.traffic, "disk_bytes_per_second": self.disk_speed, "stored_bytes": self.stored, "sent_bytes": self.sent,
+            "world": self.world,
             "where": self.where, "parts": dict(self.parts), "sure": self.sure,
         }
 
@@ -56,7 +58,7 @@ def load_plan(path: Path) -> Plan:
             techniques_in(chosen["techniques"]), chosen["peak_bytes"], chosen["process_bytes"], chosen["step_seconds"],
             chosen["exact"], flops=chosen.get("flops", 0.0), traffic=chosen.get("traffic_bytes", 0.0), where=chosen.get("where", ""),
             parts=tuple(chosen.get("parts", {}).items()), sure=chosen.get("sure", ""), sent=chosen.get("sent_bytes", 0.0),
-            disk_speed=chosen.get("disk_bytes_per_second", 0.0), world=chosen.get("world", 1),
+            disk_speed=chosen.get("disk_bytes_per_second", 0.0), world=chosen.get("world", 1), stored=chosen.get("stored_bytes", 0),
         )
     except Mistake:
         raise

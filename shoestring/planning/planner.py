@@ -244,7 +244,7 @@ class Planner:
             one.techniques, highest.bytes, int(predicted), seconds, one.exactness <= Exactness.ROUNDING,
             sum(log.flops.values()) / max(steps, 1), float(log.moved[-1]) if log.moved else one.ledger.traffic,
             self.sent(one, log), self.devices, f"{highest.moment.phase} of {highest.moment.block or 'all weights'}",
-            highest.parts, f"{one.ledger.sure}; process {how}", disk_speed(one.ledger), by_block(log),
+            highest.parts, f"{one.ledger.sure}; process {how}", log.stored, disk_speed(one.ledger), by_block(log),
         )
 
     def sent(self, one: Candidate, log: Log) -> float:

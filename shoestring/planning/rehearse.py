@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from shoestring.core import chance
 from shoestring.core.batch import Batch
 from shoestring.core.job import Job
-from shoestring.core.run import Run, plain_run, traffic
+from shoestring.core.run import Run, plain_run, stored, traffic
 from shoestring.core.technique import Technique, applied, in_order
 from shoestring.loop import steps
 from shoestring.measure.blocks import blocks
@@ -51,6 +51,7 @@ def tracked(job: Job, techniques: Iterable[Technique], model: nn.Module, batches
     tracker = Tracker(stage)
     with tracker:
         run = watched(prepared(job, techniques, model), tracker)
+    tracker.log.stored = stored(run)
     before, sent = traffic(run), run.link.sent
     for _ in tracked_steps(run, islice(batches if batches is not None else job.batches(), STEPS), tracker):
         tracker.log.moved.append(traffic(run) - before)

@@ -209,6 +209,15 @@ def test_a_model_made_in_little_memory_has_the_values_of_one_made_in_much(monkey
     assert all(torch.equal(value, plain[name]) for name, value in model.state_dict().items())
 
 
+def test_a_disk_that_is_full_while_a_model_is_made_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("shoestring.memory.swap.os.pwrite", full)
+    with pytest.raises(Mistake, match=r"wait in a file in .* \(No space left on device\): free some space there"), Swap(room=1 << 16):
+        nn.Sequential(*(nn.Linear(512, 512) for _ in range(3)))
+
+
 def test_a_model_made_on_the_meta_device_has_the_values_of_one_made_as_usual(tmp_path: Path) -> None:
     def made(device: str) -> nn.Module:
         with torch.device(device):

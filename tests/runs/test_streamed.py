@@ -11,7 +11,13 @@ import pytest
 import torch
 
 from shoestring.core.errors import Mistake
+from shoestring.core.technique import Technique, described
+from shoestring.jobfile import loaded_job
 from shoestring.launch import run_worker
+from shoestring.memory.offload import OffloadOptimizer
+from shoestring.memory.stream import Stream
+from shoestring.planning.plan import Plan
+from shoestring.planning.rehearse import rehearse
 from shoestring.runs.checkpoints import newest_good
 from shoestring.runs.export import export_weights
 from shoestring.runs.tensors import TensorFile
@@ -66,6 +72,21 @@ def test_it_goes_on_with_the_same_bits_and_not_under_another_plan(technique: dic
     with pytest.raises(Mistake, match="made by another plan"):
         trained(job, tmp_path / "run", steps=6)
     assert trained(job, tmp_path / "run", technique, steps=6)["weights_sha256"] == whole["weights_sha256"]
+
+
+@pytest.mark.parametrize("technique", [Stream(), OffloadOptimizer()])
+def test_the_rehearsal_knows_how_much_the_disk_will_hold(technique: Technique, job: Path, tmp_path: Path) -> None:
+    trained(job, tmp_path / "run", described(technique))
+    file, = (tmp_path / "run").glob("*.bin")
+    assert rehearse(loaded_job(job, {}), (technique,)).stored == file.stat().st_size
+
+
+def test_a_plan_for_a_larger_disk_is_refused_before_anything_is_made(job: Path, tmp_path: Path) -> None:
+    Plan((Stream(),), 1, 1, 1.0, stored=1 << 60).save(tmp_path / "plan.json")
+    child = subprocess.run([sys.executable, "-m", "shoestring", "train", str(job), "--plan", str(tmp_path / "plan.json"), "--run",
+                            str(tmp_path / "run")], capture_output=True, text=True, check=False)
+    assert child.returncode == 2 and "the state needs 1,073,741,824 GiB" in child.stderr and "are free" in child.stderr, child.stderr
+    assert not list((tmp_path / "run").glob("*.bin"))
 
 
 def test_a_bit_that_flipped_while_nothing_ran_is_noticed(job: Path, tmp_path: Path) -> None:
