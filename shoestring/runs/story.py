@@ -79,8 +79,18 @@ def so_far(steps: list[dict[str, Any]], events: list[dict[str, Any]]) -> dict[st
     adopted = max((number for number, event in enumerate(events) if event["event"] == "adopted"), default=0)
     lives = [event for event in events[adopted:] if event["event"] == "measured"]   # each begins at another step; the first makes moments
     tensors: dict[str, Any] = max(lives, key=lambda event: int(event["peak_bytes"]), default={})
-    calm = [event["seconds"] for event in steps[2:] or steps]
     return {"measured": {key: value for key, value in tensors.items() if key not in ("event", "time")}
-            | {"process_bytes": max(event["most"] for event in steps), "step_seconds": median(calm)}
+            | {"process_bytes": max(event["most"] for event in steps), "step_seconds": calm_seconds(steps, events)}
             | ({"traffic_bytes": steps[-1]["moved"]} if "moved" in steps[-1] else {})
             | ({"sent_bytes": mean(event.get("sent", 0) for event in steps)} if "sent" in steps[-1] else {})}
+
+
+def calm_seconds(steps: list[dict[str, Any]], events: list[dict[str, Any]]) -> float:
+    """Seconds of a step, without the first ones of every life, which make what later ones find, as far as there are others."""
+    age, ages = 0, dict[int, int]()
+    for event in events:
+        age = 0 if event["event"] == "begun" else age + (event["event"] == "step")
+        ages[id(event)] = age
+    found = ([event["seconds"] for event in steps if ages[id(event)] > young] for young in (2, 1, 0))
+    seconds: float = median(next(filter(None, found)))
+    return seconds

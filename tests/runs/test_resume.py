@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from shoestring.runs.events import Events, course, read
 from shoestring.runs.folder import holder
 from shoestring.runs.story import story
-from tests.made_runs import append, made_run
+from tests.made_runs import append, made_run, step_fields
 
 JOB = """
 import time
@@ -243,6 +243,21 @@ def test_a_torn_line_and_a_full_disk_lose_events_and_nothing_else(tmp_path: Path
     full.file = os.open(tmp_path / "events.jsonl", os.O_RDWR | os.O_APPEND)
     full.add("step", step=4)
     assert [event["step"] for event in read(tmp_path)[0]] == [1, 2, 4]
+
+
+def test_the_first_steps_of_every_life_do_not_count_as_a_step_s_time(tmp_path: Path) -> None:
+    path = made_run(tmp_path / "run")
+
+    def went_on(first: int, *seconds: float) -> float:
+        append(path, [{"event": "begun", "time": time.time(), "pid": 1, "steps": 9, "step": first, "how": ""},
+                      *({"event": "step", "time": time.time(), **step_fields(first + number), "seconds": one}
+                        for number, one in enumerate(seconds, 1))])
+        found: float = story(path)["measured"]["step_seconds"]
+        return found
+
+    assert went_on(0, 9.0, 3.0) == 3.0, "the best there is"
+    assert went_on(2, 9.0, 5.0) == 4.0, "the second of each life"
+    assert went_on(4, 9.0, 9.0, 1.0) == 1.0, "one that is neither first nor second"
 
 
 def test_the_measured_peak_is_the_highest_of_all_its_lives_with_this_plan(tmp_path: Path) -> None:
