@@ -184,7 +184,7 @@ def traffic_alone(part: Any) -> float:
         if unit.desk is not None:
             part.leave(unit)
     part.order.clear()
-    ring.last, ring.coming = ("", ring.buffers[0]), {}
+    ring.last, ring.coming = ("", None), {}
     return time.perf_counter() - begun
 
 

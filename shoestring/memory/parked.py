@@ -48,19 +48,22 @@ class Habit:
 class Ring:
     """A few buffers through which regions pass, read ahead in the order of the step before."""
 
-    def __init__(self, shelf: Shelf, size: int) -> None:
-        self.shelf = shelf
-        self.buffers = [shelf.buffer(size) for _ in range(BUFFERS)]
+    def __init__(self, shelf: Shelf, size: int, at_once: bool = True) -> None:
+        self.shelf, self.size = shelf, size
+        self.buffers: list[Buffer] = []
+        if at_once:   # else when something passes for the first time
+            self.make()
         self.turns = 0
-        self.last = ("", self.buffers[0])
+        self.last: tuple[str, Buffer | None] = ("", None)
         self.coming: dict[str, tuple[Buffer, int]] = {}   # with the version that is coming
         self.habit = Habit()
 
     def fetch(self, name: str) -> Buffer:
         """The buffer with a region's bytes, until another is wanted; where nothing was written yet, with any bytes."""
-        if name == self.last[0]:
-            self.last[1].wait()
-            return self.last[1]
+        buffer = self.last[1]
+        if name == self.last[0] and buffer is not None:
+            buffer.wait()
+            return buffer
         regions = self.shelf.regions
         ahead = self.habit.after(name, BUFFERS - 2)
         buffer, version = self.coming.pop(name, (None, -1))
@@ -76,11 +79,17 @@ class Ring:
 
     def blank(self, name: str) -> Buffer:
         """A buffer for what a region is to hold; it is filled with what comes next."""
-        self.last = (name, self.begin(name, read=False))
-        self.last[1].wait()
-        return self.last[1]
+        buffer = self.begin(name, read=False)
+        self.last = (name, buffer)
+        buffer.wait()
+        return buffer
+
+    def make(self) -> None:
+        self.buffers = [self.shelf.buffer(self.size) for _ in range(BUFFERS)]
 
     def begin(self, name: str, read: bool) -> Buffer:
+        if not self.buffers:
+            self.make()
         buffer = self.buffers[self.turns % BUFFERS]
         self.turns += 1
         if read:

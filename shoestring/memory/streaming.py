@@ -74,7 +74,8 @@ class Streaming(OnDisk):
         self.shelf.open()
         self.desks = [self.shelf.buffer(max(unit.size for unit in units)) for _ in range(DESKS)] if units else []
         self.order: list[Unit] = []                 # those in memory, longest unused first
-        self.rings = [Ring(self.shelf, self.widest) for _ in range(2)] if self.cuts else []
+        # Of weights and of gradients, which pass only where a weight is used twice
+        self.rings = [Ring(self.shelf, self.widest, at_once) for at_once in (True, False)] if self.cuts else []
         for one in self.cuts.values():
             one.connect(self.rings[0], self.rings[1], self.parked)
         self.habit = Habit([unit.name for unit in units] + [unit.name for unit in reversed(units[:-1])])
