@@ -36,7 +36,7 @@ PLANS = ["", "Fused()", "Checkpoint(groups=-1)", "Accumulate(pieces=2)+Fused()",
 ALLOCATORS = ["", "Allocator(kind='huge')"]
 STEPS = 8
 TURNS = 2
-ROUNDS = 10
+ROUNDS = 20
 
 
 def measured(planner: Planner, plan: Plan) -> dict[str, Any]:
