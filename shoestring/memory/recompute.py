@@ -46,6 +46,7 @@ class Earlier(NamedTuple):
 
 
 HELD = object()   # an argument that the call holds itself
+MISSING = object()   # an attribute that is not there
 CHANGED = ("a block of the model computes something else when it runs again on the same input: it keeps something from one call to the "
            "next, such as a cache or a counter, so it can't be recomputed; switch that off (use_cache=False in models of transformers), "
            "or use a plan without Checkpoint and Stream")
@@ -274,14 +275,21 @@ def autocast_as(state: tuple[str, bool, torch.dtype, bool]) -> torch.autocast:
 @contextmanager
 def state_as(before: list[State]) -> Iterator[None]:
     """What changes has the values of the first time, and is changed only that once."""
-    now = [(where, name, where[name]) for where, name, _ in before]
+    now = [(where, name, where.get(name, MISSING)) for where, name, _ in before]
     for where, name, value in before:
-        where[name] = copied(value)
+        put(where, name, copied(value))
     try:
         yield
     finally:
         for where, name, value in now:
-            where[name] = value
+            put(where, name, value)
+
+
+def put(where: dict[str, Any], name: str, value: Any) -> None:
+    if value is MISSING:
+        where.pop(name, None)
+    else:
+        where[name] = value
 
 
 def copied(value: Any) -> Any:
@@ -332,12 +340,16 @@ class Recorder:
             group = self.enter(self.group_of[number], number)
             assert group is not None, "a block in a group has a group"
             call = noted(forward, number, (args, kwargs), group)
-            call.state = [(where, name, copied(where[name])) for where, name in self.state(number, block)]
-            before = [(where[name], version(where[name])) for where, name, _ in call.state]
+            there = {id(part.__dict__): set(part.__dict__) for part in block.modules()} if number not in self.changing else {}
+            found = [(where, name, where.get(name, MISSING)) for where, name in self.state(number, block)]
+            before = [(value, version(value)) for _, _, value in found]
+            call.state = [(where, name, copied(value)) for where, name, value in found]
             with saved_tensors_hooks(group.pack, unpack):
                 output = forward(*args, **kwargs)
             if number not in self.changing:
                 call.state = [one for one, was in zip(call.state, before, strict=True) if changed(*one[:2], *was)]
+                call.state += [(part.__dict__, name, MISSING) for part in block.modules() for name in part.__dict__
+                               if name not in there[id(part.__dict__)]]
                 self.changing[number] = [(where, name) for where, name, _ in call.state]
             group.record(call, output)
             return output
@@ -353,7 +365,7 @@ class Recorder:
 
 
 def changed(where: dict[str, Any], name: str, value: Any, before: int) -> bool:
-    return where[name] is not value or version(value) != before or "running_mean" in where
+    return where.get(name, MISSING) is not value or version(value) != before or "running_mean" in where
 
 
 def without_caches(value: Any) -> Any:

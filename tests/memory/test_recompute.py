@@ -67,6 +67,19 @@ class Remembering(nn.Module):
         return said
 
 
+class Making(Remembering):
+    """Has what it said last only once it said something."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        del self.last
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not hasattr(self, "last"):
+            self.last = torch.zeros_like(x)
+        return super().forward(x)
+
+
 class Growing(nn.Module):
     """Keeps all that it saw in a list: nobody can know how that was before."""
 
@@ -88,7 +101,7 @@ def moving_job(block: type[nn.Module] = Moving) -> Job:
 
 
 @pytest.mark.parametrize("technique", [Checkpoint(every=1), Checkpoint(every=3), Checkpoint(schedule="((0,(1,),2),)"), Spill()])
-@pytest.mark.parametrize("block", [Moving, Remembering])
+@pytest.mark.parametrize("block", [Moving, Remembering, Making])
 def test_what_the_forward_changes_and_uses_stays_right(block: type[nn.Module], technique: Checkpoint | Spill) -> None:
     assert verify(moving_job(block), (technique,), 5)[0]
 
