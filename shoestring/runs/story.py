@@ -76,8 +76,10 @@ def so_far(steps: list[dict[str, Any]], events: list[dict[str, Any]]) -> dict[st
     """What is measured while a run goes on."""
     if not steps:
         return {}
-    adopted = max((number for number, event in enumerate(events) if event["event"] == "adopted"), default=0)
-    lives = [event for event in events[adopted:] if event["event"] == "measured"]   # each begins at another step; the first makes moments
+    recent = events[max((number for number, event in enumerate(events) if event["event"] == "adopted"), default=0):]
+    if any(event is steps[-1] for event in recent):   # what was before was another plan
+        events, steps = recent, course(recent)
+    lives = [event for event in events if event["event"] == "measured"]   # each begins at another step; the first makes moments
     tensors: dict[str, Any] = max(lives, key=lambda event: int(event["peak_bytes"]), default={})
     return {"measured": {key: value for key, value in tensors.items() if key not in ("event", "time")}
             | {"process_bytes": max(event["most"] for event in steps), "step_seconds": calm_seconds(steps, events)}

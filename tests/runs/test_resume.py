@@ -272,4 +272,5 @@ def test_the_measured_peak_is_the_highest_of_all_its_lives_with_this_plan(tmp_pa
     assert told("measured", peak_bytes=200, where="update") == 200
     assert told("measured", peak_bytes=150, where="backward") == 200
     append(path, [{"event": "adopted", "time": time.time(), "differences": ["another plan"]}])
-    assert told("measured", peak_bytes=100, where="backward") == 100
+    assert told("measured", peak_bytes=100, where="backward") == 200, "nothing was trained by the other plan yet"
+    assert told("step", **step_fields(11) | {"most": 7}) == 100 and story(path)["measured"]["process_bytes"] == 7
