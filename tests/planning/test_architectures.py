@@ -111,7 +111,7 @@ ARCHITECTURES: dict[str, tuple[Callable[[], nn.Module], Callable[[], dict[str, T
         num_heads=8, head_dim=16, n_groups=1, expand=2, chunk_size=8), lambda: tokens(16)),
     "jamba": (hugging("JambaForCausalLM", "JambaConfig", **SMALL, num_key_value_heads=1, num_experts=4, mamba_d_state=8,
         use_mamba_kernels=False, attn_layer_period=2, attn_layer_offset=1), lambda: tokens(8)),
-    "recurrentgemma": (hugging("RecurrentGemmaForCausalLM", "RecurrentGemmaConfig", **{**SMALL, "num_hidden_layers": 3}, lru_width=64,
+    "recurrentgemma": (hugging("RecurrentGemmaForCausalLM", "RecurrentGemmaConfig", **SMALL, lru_width=64,
         attention_window_size=8, num_key_value_heads=1), lambda: tokens(8)),
     "patchtst": (hugging("PatchTSTForPrediction", "PatchTSTConfig", num_input_channels=2, context_length=32, patch_length=8,
         patch_stride=8, prediction_length=8, d_model=32, num_hidden_layers=2, num_attention_heads=2, ffn_dim=64), lambda:
