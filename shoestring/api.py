@@ -1,10 +1,9 @@
 """The library's door: plan, train, fit and verify, for people with their own script."""
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,26 +14,31 @@ from torch import Tensor, nn
 from shoestring.core import chance
 from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
+from shoestring.core.exactness import Exactness, allowed
+from shoestring.core.files import temporary_folder
 from shoestring.core.hardware import Hardware, cluster
 from shoestring.core.job import Job, default_forward, default_optimizer
-from shoestring.core.ledger import Ledger
 from shoestring.core.run import brought_home
-from shoestring.core.technique import Exactness, Technique, environment, exactness, in_order, parsed, text
+from shoestring.core.technique import Technique, environment, exactness, in_order, parsed, text
 from shoestring.core.units import parse_bytes
-from shoestring.group import run_group
+from shoestring.group import run_group, threads
 from shoestring.jobfile import job_path, loaded_job
 from shoestring.launch import run_worker
 from shoestring.loop import finite, steps
+from shoestring.measure.instructions import require
 from shoestring.measure.probe import known_hardware, remember
-from shoestring.memory.precision import Precision
+from shoestring.memory.precision import DTYPES, Precision
 from shoestring.parallel.average import Average
 from shoestring.planning.catalogue import CATALOGUE
 from shoestring.planning.conflicts import unites
+from shoestring.planning.earlier import chosen_earlier, place_of, remember_choice
 from shoestring.planning.plan import Plan
 from shoestring.planning.planner import Outcome, Planner, Worker
 from shoestring.planning.rehearse import prepared
 from shoestring.runs.tensors import TensorFile
 from shoestring.runs.values import valued
+
+SHORT = {dtype: name for name, dtype in DTYPES.items()}   # of dtypes whose products may kill a process
 
 
 class Step(NamedTuple):
@@ -46,13 +50,17 @@ class Step(NamedTuple):
 
 def plan(job: Job | str | Path, memory: str | int | None = None, use: Iterable[Technique | str] | None = None,
          inexact: bool = False, model: nn.Module | None = None, devices: int = 1, here: int | None = None,
-         hardware: str | Path | None = None, **flags: Any) -> Outcome:
+         hardware: str | Path | None = None, exact: str | None = None, **flags: Any) -> Outcome:
     """The best plan for a job (a Job, a job file or a built-in name) and a memory budget, of each of so many workers (`here`: on this
     machine, all if it is not said).
 
-    With `use`, the figures of exactly those techniques instead. With `hardware`, a file that describes a cluster, the plan for that.
-    Raises OverBudget if nothing fits.
+    `exact` is the least that the weights must be: "bits", "rounding" or "draws" (default: rounding if such a plan fits, else draws);
+    `inexact` allows them to be changed. With `use`, the figures of exactly those techniques instead. With `hardware`, a file that
+    describes a cluster, the plan for that. Raises OverBudget if nothing fits.
     """
+    if allowed(exact, inexact)[-1] is Exactness.BITS and devices > 1:
+        raise Mistake(f"{devices} workers add up in another order than one: what a group trains is {Exactness.ROUNDING.word} at best; "
+                      f"give {Exactness.ROUNDING.flag}, or train with one worker")
     made = job if isinstance(job, Job) else loaded_job(job_path(str(job)), flags)
     forced = None if use is None else tuple(
         parsed(one, CATALOGUE) if isinstance(one, str) else one for one in use)
@@ -63,8 +71,17 @@ def plan(job: Job | str | Path, memory: str | int | None = None, use: Iterable[T
     else:
         machine = known_hardware(dtypes=inexact or any(isinstance(one, Precision) for one in forced or ()))
         machine, worker = in_group(machine, devices, here or devices), workers(here or devices) if made.origin is not None else None
-    planner = Planner(made, machine, worker, model, inexact=inexact, wanted=forced or (), devices=devices, here=here or devices)
-    return planner.outcome(None if memory is None else parse_bytes(memory), forced)
+    planner = Planner(made, machine, worker, model, inexact=inexact, exact=exact, wanted=forced or (), devices=devices,
+                      here=here or devices)
+    budget = None if memory is None else parse_bytes(memory)
+    if made.origin is None or forced is not None or hardware is not None:
+        return planner.outcome(budget, forced)
+    place = place_of(made.origin.file, {"flags": dict(made.origin.flags), "memory": budget, "inexact": inexact, "exact": exact,
+                                        "devices": devices, "here": planner.here})
+    planner.earlier = chosen_earlier(place)
+    outcome = planner.outcome(budget)
+    remember_choice(place, outcome.chosen)
+    return outcome
 
 
 def workers(count: int) -> Worker:
@@ -80,19 +97,14 @@ def in_group(machine: Hardware, world: int, here: int) -> Hardware:
     count = max(here, 2)
     name = f"{count} {'near' if here == world else 'far'}"
     if name not in machine.links:
-        with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(count) as pool:
+        with temporary_folder() as folder, ThreadPoolExecutor(count) as pool:
             tasks = [{"task": "cable", "rank": rank, "world": count, "near": here == world, "store": f"{folder}/store"}
                      for rank in range(count)]
-            first, *_ = pool.map(run_worker, tasks, [shared(machine, count)] * count)
+            first, *_ = pool.map(run_worker, tasks, [{**machine.environment, **threads(count)}] * count)
         machine = replace(machine, links={**machine.links, name: first["cable"]})
-        remember(asdict(machine))
-    return replace(machine, environment=shared(machine, here), cores=max(machine.cores // here, 1),
+        remember(machine)
+    return replace(machine, environment={**machine.environment, **threads(here)}, cores=max(machine.cores // here, 1),
                    links={**machine.links, str(world): machine.links[name]})
-
-
-def shared(machine: Hardware, devices: int) -> dict[str, str]:
-    """Variables of workers that share the machine's cores."""
-    return {**machine.environment, "OMP_NUM_THREADS": str(max(machine.cores // devices, 1))}
 
 
 def train(job: Job, plan: Plan | Outcome | Iterable[Technique] = (), model: nn.Module | None = None) -> Iterator[Step]:
@@ -102,6 +114,9 @@ def train(job: Job, plan: Plan | Outcome | Iterable[Technique] = (), model: nn.M
         chance.seed(job.seed)
         model = valued(job.model(), job).to("cuda" if torch.cuda.is_available() else "cpu")
         chance.seed(job.seed)
+    for dtype in {parameter.dtype for parameter in model.parameters() if parameter.device.type == "cpu"}:
+        if dtype in SHORT:   # Precision asks for itself
+            require(SHORT[dtype])
     run = prepared(job, in_order(techniques), model)
     for number, loss in enumerate(steps(run, islice(job.batches(), job.steps)), 1):
         yield Step(number, finite(float(loss), number))
@@ -118,14 +133,15 @@ class Fitted:
 
 def fit(model: nn.Module, loss: Callable[[Any, Batch], Tensor], batches: Iterable[Batch], memory: str | int | None = None, *,
         steps: int | None = None, optimizer: Callable[..., torch.optim.Optimizer] = default_optimizer,
-        forward: Callable[[nn.Module, Batch], Any] = default_forward, inexact: bool = False, clip: float = 0.0) -> Fitted:
+        forward: Callable[[nn.Module, Batch], Any] = default_forward, inexact: bool = False, clip: float = 0.0,
+        exact: str | None = None) -> Fitted:
     """Train a model in place, within a memory budget, on batches that can be gone through again (a list, a DataLoader)."""
     if iter(batches) is batches:
         raise Mistake("fit was given an iterator, which can be gone through once; planning looks at the first batches too: "
                       "give a list, a DataLoader, or a Job with data=lambda: ...")
     count = steps if steps is not None else len(batches) if isinstance(batches, Sized) else 100
     job = Job(model=lambda: model, data=lambda: batches, loss=loss, forward=forward, optimizer=optimizer, steps=count, clip=clip)
-    outcome = plan(job, memory, inexact=inexact, model=model)
+    outcome = plan(job, memory, inexact=inexact, model=model, exact=exact)
     return Fitted(outcome, tuple(step.loss for step in train(job, outcome, model)))
 
 
@@ -159,16 +175,15 @@ def compared(plain: Mapping[str, Tensor], planned: Mapping[str, Tensor]) -> tupl
     return equal, most
 
 
-STATED = {Exactness.BITS: "the same bits", Exactness.ROUNDING: "losses within 0.01 %",
-          Exactness.DRAWS: "other draws of the same distribution", Exactness.CHANGED: "other numbers"}
+ROUNDED = 1e-4   # of a loss: how far sums in another order may lead in a few steps
 
 
 def verified(job: Job, plan: Plan, count: int) -> dict[str, Any]:
     """Plain training, each technique alone and the whole plan, each in a process of its own, side by side."""
     assert job.origin is not None, "only a job from a file can be made again in a child process"
     planner = Planner(job, known_hardware(), run_worker, wanted=plan.techniques)
-    traits = planner.ledger_traits()
-    with tempfile.TemporaryDirectory() as folder:
+    ledger = planner.ledger_traits()
+    with temporary_folder() as folder:
         def trained(techniques: tuple[Technique, ...], name: str) -> dict[str, Any]:
             task = planner.task("train", techniques, steps=count, weights=f"{folder}/{name}")
             result = run_worker(task, worker_environment(techniques))
@@ -177,10 +192,11 @@ def verified(job: Job, plan: Plan, count: int) -> dict[str, Any]:
         plain = trained((), "plain")
         singles = plan.techniques if len(plan.techniques) > 1 else ()
         whole = trained(plan.techniques, "plan")
-        verdicts = [verdict(text(one), (one,), plain, trained((one,), "one"), traits) for one in singles]
-        verdicts.append(verdict(str(plan), plan.techniques, plain, whole, traits))
+        verdicts = [verdict(text(one), min(plan.exactness, exactness(one, ledger)), plain, trained((one,), "one")) for one in singles]
+        verdicts.append(verdict(str(plan), plan.exactness, plain, whole))
     last = verdicts[-1]
     return {
+        "kept": all(one["kept"] is not False for one in verdicts), "exactness": plan.exactness.word,
         "bit_equal": last["bit_equal"], "largest_difference": last["largest_difference"], "steps": count,
         "predicted": {"peak_bytes": plan.peak_bytes, "process_bytes": plan.process_bytes, "step_seconds": plan.step_seconds},
         "measured": whole["measured"], "plain_measured": plain["measured"], "verdicts": verdicts,
@@ -188,12 +204,11 @@ def verified(job: Job, plan: Plan, count: int) -> dict[str, Any]:
     }
 
 
-def verdict(name: str, techniques: tuple[Technique, ...], plain: dict[str, Any], other: dict[str, Any],
-            traits: Ledger) -> dict[str, Any]:
-    """What was found of a plan against what it states."""
+def verdict(name: str, level: Exactness, plain: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """What was found of a plan against the level that it states. What draws anew or is changed is promised nothing that one run of
+    each could show: `kept` is then None."""
     equal, most = compared(plain["weights"], other["weights"])
-    level = max((exactness(technique, traits) for technique in techniques), default=Exactness.BITS)
     off = max(abs(a - b) / max(abs(a), 1e-12) for a, b in zip(plain["losses"], other["losses"], strict=True))
-    kept = equal if level is Exactness.BITS else off < 1e-4 if level is Exactness.ROUNDING else True
+    kept = equal if level is Exactness.BITS else off < ROUNDED if level is Exactness.ROUNDING else None
     return {"technique": name, "bit_equal": equal, "largest_difference": most, "loss_difference": off,
-            "stated": STATED[level], "kept": kept}
+            "stated": level.word, "kept": kept}

@@ -5,6 +5,7 @@ import argparse
 import os
 
 from shoestring.core.errors import Mistake
+from shoestring.core.exactness import ASKED, Exactness
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,7 +49,11 @@ def parser() -> Parser:
         command.add_argument("--use", action="append", metavar="TECHNIQUE",
                              help='exactly these techniques instead of planning, such as "Checkpoint(every=2)"; may be repeated')
         command.add_argument("--plan", metavar="FILE", help="replay a plan that was saved")
-        command.add_argument("--inexact", action="store_true", help="allow techniques that change the numbers, such as bf16")
+        command.add_argument("--exact", choices=list(ASKED), help="the least that the weights must be of those of plain training: "
+                             + ", ".join(f"{name} ({level.word})" for name, level in ASKED.items())
+                             + f" (default: {Exactness.ROUNDING.word} if such a plan fits, else {Exactness.DRAWS.word})")
+        command.add_argument("--inexact", action="store_true",
+                             help=f"allow weights that are {Exactness.CHANGED.word}: techniques that compute other numbers, such as bf16")
         if name in ("plan", "train"):
             command.add_argument("--devices", type=int, default=1, metavar="N",
                                  help="workers on this machine that train together (default 1)")

@@ -18,9 +18,10 @@ if TYPE_CHECKING:
     from shoestring.core.nodes import Team
     from shoestring.meeting import Meeting
     from shoestring.planning.plan import Plan
+    from shoestring.runs.folder import Folder
     from shoestring.runs.resume import Opened
 
-DONE, MISTAKE, OVER_BUDGET, FAULT, STOPPED = 0, 2, 3, 1, 130
+DONE, MISTAKE, OVER_BUDGET, FAULT, NOT_KEPT, STOPPED = 0, 2, 3, 1, 1, 130
 
 
 def main(words: list[str] | None = None) -> None:
@@ -43,6 +44,9 @@ def run(words: list[str]) -> int:
         file = job_path(options.job)
         flags = parsed_flags(file, rest)
         memory = None if options.memory is None else parse_bytes(options.memory)
+        from shoestring.core.exactness import allowed
+
+        allowed(options.exact, options.inexact)
         if options.plan and options.use:
             raise Mistake("--plan and --use say two different things: give one of them")
         if options.use:
@@ -110,12 +114,22 @@ def planned(options: Namespace, job: Job, memory: int | None) -> tuple[Plan, dic
     from shoestring.planning.plan import load_plan
 
     if options.plan:
-        return load_plan(Path(options.plan)), {}
+        return within(load_plan(Path(options.plan)), options.exact), {}
     say(options, "planning …")
     crew = team(options)
     outcome = make_plan(job, memory, options.use, options.inexact, devices=crew.world, here=crew.devices,
-                        hardware=getattr(options, "hardware", None))
+                        hardware=getattr(options, "hardware", None), exact=options.exact)
     return outcome.chosen, outcome.as_json() | {"blocks": outcome.chosen.blocks}
+
+
+def within(plan: Plan, exact: str | None) -> Plan:
+    """A plan that was saved, if it is as close to plain training as the user asks for."""
+    from shoestring.core.exactness import ASKED
+
+    if exact and plan.exactness > ASKED[exact]:
+        raise Mistake(f"the plan {plan} is {plan.exactness.word}, and --exact {exact} allows {ASKED[exact].word}: plan anew, or give "
+                      f"{plan.exactness.flag}")
+    return plan
 
 
 def say(options: Namespace, text: str) -> None:
@@ -167,13 +181,13 @@ def train(options: Namespace, path: Path, flags: dict[str, Any], memory: int | N
 
     if options.tensorboard:
         needs_tensorboard()
-    asked = asked_for(path, flags, memory, options.use, options.inexact, options.plan)
+    asked = asked_for(path, flags, memory, options.use, options.inexact, options.plan, options.exact)
     if crew.nodes is not None and crew.nodes.rank:
         return followed(options, path, asked, crew)
     with meeting_of(crew) as meeting:
         held = opened(Path(options.run) if options.run else new_folder(path.stem), asked, path, options.fresh, options.adopt)
         try:
-            report = {} if held.changed else held.folder.read("report.json")
+            report = {} if held.changed else kept_report(held.folder)
             if report and not options.replan:
                 say(options, f"{held.folder.path} is finished; --fresh trains it anew")
                 return reported(options, report, held.folder.path)
@@ -188,6 +202,17 @@ def train(options: Namespace, path: Path, flags: dict[str, Any], memory: int | N
                 raise
         finally:
             held.lock.release()
+
+
+def kept_report(folder: Folder) -> dict[str, Any]:
+    """The report of a finished run; a damaged one is made again from its events and its last checkpoint."""
+    from shoestring.runs.folder import Unusable
+
+    try:
+        return folder.read("report.json")
+    except Unusable as error:
+        print(f"warning: {error}", file=sys.stderr)
+        return {}
 
 
 def cadence_of(options: Namespace) -> dict[str, Any]:
@@ -207,7 +232,7 @@ def cadence_of(options: Namespace) -> dict[str, Any]:
 def settled_plan(options: Namespace, job: Job, held: Opened) -> Plan:
     """The plan of a run: the one that is there, the one that follows from what was measured, or a new one."""
     from shoestring.core.units import bytes_text
-    from shoestring.planning.plan import load_plan
+    from shoestring.planning.plan import plan_in
     from shoestring.runs.events import note
     from shoestring.terminal import plan_text
 
@@ -216,21 +241,42 @@ def settled_plan(options: Namespace, job: Job, held: Opened) -> Plan:
         if not following.exists():
             raise Mistake(f"{held.folder.path} did not run out of memory, so nothing was measured to plan from: leave --replan out, "
                           f"or give another --memory with --adopt")
+        chosen = plan_in(held.folder.read("plan-next.json"), following)
         following.rename(file)
         note(held.folder.path, "adopted", differences=["the plan made from what was measured"])
-    elif held.changed or not file.exists():
+        return chosen
+    kept = None if held.changed else kept_plan(held.folder, options.adopt)
+    if kept is None:
         note(held.folder.path, "planning", memory=held.asked["memory"])
-        options.use, options.inexact = held.asked["use"], held.asked["inexact"]
+        options.use, options.inexact, options.exact = held.asked["use"], held.asked["inexact"], held.asked.get("exact")
         chosen, outcome = planned(options, job, held.asked["memory"])
         memory = held.asked["memory"]
         if outcome and memory is not None and chosen.process_bytes > memory:
             raise OverBudget(f"{chosen} needs {bytes_text(chosen.process_bytes)}, more than the {bytes_text(memory)} of --memory", chosen)
+        held.folder.write("plan.json", plan_file(chosen, outcome))   # before anything else: who is killed now goes on with this plan
+        following.unlink(missing_ok=True)
         if not options.json and outcome:
             print(plan_text(outcome, whys()), "", sep="\n")
-        held.folder.write("plan.json", plan_file(chosen, outcome))
-        following.unlink(missing_ok=True)
         return chosen
-    return load_plan(file)
+    return kept
+
+
+def kept_plan(folder: Folder, adopt: bool) -> Plan | None:
+    """The plan of a run, if it has one. A damaged one is never trained from: with `adopt` another is made."""
+    from shoestring.planning.plan import plan_in
+    from shoestring.runs.events import note
+    from shoestring.runs.folder import CURES, Unusable
+
+    try:
+        found = folder.read("plan.json")
+        return plan_in(found, folder.path / "plan.json") if found else None
+    except Mistake as error:
+        if adopt:
+            note(folder.path, "adopted", differences=["a new plan, because the one it had was damaged"])
+            return None
+        if isinstance(error, Unusable):
+            raise
+        raise Unusable(f"{error}; {CURES['plan.json']}") from error
 
 
 def plan_file(chosen: Plan, outcome: dict[str, Any]) -> dict[str, Any]:
@@ -239,9 +285,10 @@ def plan_file(chosen: Plan, outcome: dict[str, Any]) -> dict[str, Any]:
     return {
         "shoestring": 1, "chosen": chosen.as_json(), "plain": outcome.get("plain", {}), "blocks": outcome.get("blocks", ()),
         "predicted": {"peak_bytes": chosen.peak_bytes, "process_bytes": chosen.process_bytes, "step_seconds": chosen.step_seconds,
-                      "traffic_bytes": chosen.traffic, "sent_bytes": chosen.sent},
+                      "traffic_bytes": chosen.traffic, "sent_bytes": chosen.sent, "sent_by_others_bytes": chosen.sent_by_others},
         "techniques": [one | {"why": reasons.get(one["name"], "")} for one in chosen.as_json()["techniques"]],
-        "runners_up": [one | {"text": plan_line(one)} for one in outcome.get("runners_up", ())], "exact": chosen.exact, "sure": chosen.sure,
+        "runners_up": [one | {"text": plan_line(one)} for one in outcome.get("runners_up", ())], "sure": chosen.sure,
+        "exactness": chosen.exactness.word,
     }
 
 
@@ -285,7 +332,6 @@ def trained(options: Namespace, path: Path, held: Opened, cadence: dict[str, Any
     """Train in a folder that this process holds."""
     from shoestring.api import worker_environment
     from shoestring.launch import OutOfMemory, run_worker
-    from shoestring.page import page
     from shoestring.runs.board import Board
     from shoestring.runs.story import story
 
@@ -321,27 +367,38 @@ def trained(options: Namespace, path: Path, held: Opened, cadence: dict[str, Any
         if board is not None:
             board.close()
     told = story(folder.path)
-    if "stopped" in result:
-        said = told["text"] if result["stopped"] else "stopped before it trained a step"
-        say(options, f"{said}; the same command goes on from there")
-        (folder.path / "report.html").write_text(page(told))
-        return STOPPED
-    plan = folder.read("plan.json")
+    if "stopped" in result or "unsaved" in result:
+        return unfinished(options, folder.path, told, result)
+    plan = plan_file(chosen, {})
     report = {
         "run": str(folder.path), "job": options.job, "flags": held.asked["flags"], "steps": told["step"], "losses": told["losses"],
         "budget": {"memory": memory}, "predicted": plan["predicted"],
-        "measured": told["measured"], "techniques": plan["techniques"],
-        "weights_sha256": result["weights_sha256"], "exact": chosen.exact, "sure": chosen.sure,
+        "measured": told.get("measured", {}), "techniques": plan["techniques"],
+        "weights_sha256": result["weights_sha256"], "exactness": chosen.exactness.word, "sure": chosen.sure,
         "shown": result.get("shown", ""), "state_of_techniques": result["state"],
     } | {name: result[name] for name in ("world", "restarts", "recovery_seconds") if name in result}
     if "restarts" in result:
-        report["sent_bytes"] = {"predicted": plan["predicted"].get("sent_bytes"), "measured": told["measured"].get("sent_bytes")}
+        report["sent_bytes"] = {"predicted": plan["predicted"].get("sent_bytes"), "measured": report["measured"].get("sent_bytes")}
     try:
         folder.write("report.json", report)
     except OSError as error:
         print(f"warning: the run is done, but its report can't be written ({error.strerror}): free some space and give the same command",
               file=sys.stderr)
     return reported(options, report, folder.path)
+
+
+def unfinished(options: Namespace, run: Path, told: dict[str, Any], result: dict[str, Any]) -> int:
+    """Tell of a run that the same command goes on with."""
+    from shoestring.page import page
+
+    write_page(run / "report.html", page(told))
+    if "unsaved" in result:
+        print(f"shoestring: {result['unsaved']}", file=sys.stderr)
+        return FAULT
+    said = told["text"] if result["stopped"] else "stopped before it trained a step"
+    say(options, f"{said}; the same command goes on from there")
+    warn(told)
+    return STOPPED
 
 
 def require_means(chosen: Plan, crew: Team, folder: Path) -> None:
@@ -380,6 +437,12 @@ def grouped(task: dict[str, Any], held: Opened, crew: Team, meeting: Meeting | N
                      crew.patience, crew.restarts)
 
 
+def warn(told: dict[str, Any]) -> None:
+    """Tell of what can't be read in a run's folder."""
+    for text in told["damage"]:
+        print(f"warning: {text}", file=sys.stderr)
+
+
 def reported(options: Namespace, report: dict[str, Any], run: Path) -> int:
     """Write the page of a run that is finished and tell the user of it."""
     import json
@@ -388,16 +451,26 @@ def reported(options: Namespace, report: dict[str, Any], run: Path) -> int:
     from shoestring.page import page
     from shoestring.runs.story import story
 
-    for place in filter(None, (run / "report.html", options.report)):
-        try:
-            Path(place).write_text(page(story(run)))
-        except OSError as error:
-            print(f"warning: {place} can't be written: {error.strerror}", file=sys.stderr)
+    told = story(run)
+    warn(told)
+    write_page(run / "report.html", page(told))
+    if options.report:
+        write_page(Path(options.report), page(told), asked=True)
     if options.json:
         print(json.dumps(report))
     else:
         show_report(report, options.report or run / "report.html")
     return DONE
+
+
+def write_page(place: Path, text: str, asked: bool = False) -> None:
+    """A page that can't be written is told of; the run is none the worse."""
+    from shoestring.core.files import write_whole
+
+    try:
+        write_whole(place, text.encode(), asked)
+    except OSError as error:
+        print(f"warning: {place} can't be written: {error.strerror}", file=sys.stderr)
 
 
 def after_memory_ran_out(options: Namespace, job: Job, held: Opened, chosen: Plan, why: str) -> str:
@@ -414,12 +487,13 @@ def after_memory_ran_out(options: Namespace, job: Job, held: Opened, chosen: Pla
     measured = told.get("measured", {}).get("process_bytes", 0)
     most = max(measured, chosen.process_bytes)
     budget = held.asked["memory"] or int(0.9 * memory_free())
+    crew = team(options)
     said = f"the run stopped after step {told['step']} because {why}; {kept}. It was planned for {bytes_text(chosen.process_bytes)} " \
            f"and had {bytes_text(measured)} at its last step"
     say(options, "planning again with what was measured …")
     try:
         outcome = make_plan(job, int(min(0.9, chosen.process_bytes / most) * min(budget, most)), None, held.asked["inexact"],
-                            devices=team(options).world)
+                            devices=crew.world, here=crew.devices, exact=held.asked.get("exact"))
     except (Mistake, OverBudget) as error:   # nothing fits, or planning, which trains a few steps, met the same
         return f"{said}; planning again led to nothing: {error}"
     held.folder.write("plan-next.json", plan_file(outcome.chosen, outcome.as_json() | {"blocks": outcome.chosen.blocks}))
@@ -445,8 +519,9 @@ def show_report(report: dict[str, Any], place: str | Path) -> None:
     print("", beside(report["predicted"], report["measured"]), "", sep="\n")
     if report["shown"]:
         print(report["shown"], "", sep="\n")
-    first, last = report["losses"][0], report["losses"][-1]
-    print(f"loss {first:.3f} -> {last:.3f} in {report['steps']} steps; weights {report['weights_sha256'][:12]}")
+    losses = report["losses"]
+    course = f"loss {losses[0]:.3f} -> {losses[-1]:.3f} in {report['steps']} steps; " if losses else ""   # its events may be lost
+    print(f"{course}weights {report['weights_sha256'][:12]}")
     print(f"report: {Path(place).resolve()}")
 
 
@@ -470,29 +545,33 @@ def watch(options: Namespace) -> int:
 def export(options: Namespace) -> int:
     from shoestring.watch.places import is_run
 
-    wrong = Mistake(f"{options.run} is not a run of shoestring: give the folder that `shoestring train` named")
     if not is_run(options.run):
-        raise wrong
+        raise Mistake(f"{options.run} is not a run of shoestring: give the folder that `shoestring train` named")
     import json
     from pathlib import Path
 
     from shoestring.runs.folder import Folder, source_of
 
     folder = Folder(Path(options.run))
-    asked = folder.read("run.json")
-    if not asked:
-        raise wrong
     from shoestring.jobfile import loaded_job
-    from shoestring.runs.export import checkpoint_of, export_hugging_face, export_steps, export_weights
+    from shoestring.runs.export import checkpoint_of, export_hugging_face, export_steps, export_weights, newer_weights
 
     target = Path(options.out) if options.out else folder.path / ("export-hf" if options.to == "hf" else f"export.{options.to}")
+    if options.to in ("csv", "json"):
+        made, damage = export_steps(folder, options.to, target)
+        warn({"damage": damage})
+        print(json.dumps({"path": str(made)}) if options.json else f"written: {made}")
+        return DONE
+    checkpoint = checkpoint_of(folder, options.step)
     if options.to == "safetensors":
-        made = export_weights(checkpoint_of(folder, options.step), target)
-    elif options.to == "hf":
-        made = export_hugging_face(checkpoint_of(folder, options.step), loaded_job(source_of(folder), asked["flags"]), target)
+        made = export_weights(checkpoint, target)
     else:
-        made = export_steps(folder, options.to, target)
-    print(json.dumps({"path": str(made)}) if options.json else f"written: {made}")
+        made = export_hugging_face(checkpoint, loaded_job(source_of(folder), folder.read("run.json")["flags"]), target)
+    more = "" if options.step is not None else newer_weights(folder, checkpoint)
+    if more:
+        print(f"warning: {more}", file=sys.stderr)
+    told = {"path": str(made), "step": checkpoint.step} | ({"warning": more} if more else {})
+    print(json.dumps(told) if options.json else f"written: {made}, the weights after step {checkpoint.step}")
     return DONE
 
 
@@ -502,48 +581,61 @@ def plan_line(plan: dict[str, Any]) -> str:
     return plan_name(plan)
 
 
+VERDICTS = {True: "kept", False: "NOT KEPT", None: "not checked"}
+
+
 def verify(options: Namespace, path: Path, flags: dict[str, Any], memory: int | None) -> int:
     if options.check_steps < 1:
         raise Mistake(f"--check-steps {options.check_steps}: compare at least one step")
     import json
 
-    from shoestring.api import verified
+    from shoestring.api import ROUNDED, verified
+    from shoestring.core.exactness import Exactness
     from shoestring.terminal import beside, table
 
     job = loaded(options, path, flags)
     chosen, _ = planned(options, job, memory)
     say(options, f"training {options.check_steps} steps plainly and with {chosen} …")
     report = verified(job, chosen, options.check_steps)
+    code = DONE if report["kept"] else NOT_KEPT
     if options.json:
         print(json.dumps(report))
-        return DONE
-    rows = [["", "weights", "largest difference", "stated", "verdict"]]
-    rows += [[one["technique"], "same bits" if one["bit_equal"] else "not the same bits", f"{one['largest_difference']:.2g}",
-              one["stated"], "kept" if one["kept"] else "NOT KEPT"] for one in report["verdicts"]]
-    print(table(rows, right=(2,)))
+        return code
+    same = Exactness.BITS.word
+    rows = [["", "weights", "largest difference", "losses off by", "stated", "verdict"]]
+    rows += [[one["technique"], same if one["bit_equal"] else f"not the {same}", f"{one['largest_difference']:.2g}",
+              f"{one['loss_difference']:.1g}", one["stated"], VERDICTS[one["kept"]]] for one in report["verdicts"]]
+    print(table(rows, right=(2, 3)))
+    print(f"\n{Exactness.ROUNDING.word}: losses within {ROUNDED:.2%}; of {Exactness.DRAWS.word} and {Exactness.CHANGED.word}, nothing "
+          f"is promised that {options.check_steps} steps could show")
     print("", beside(report["predicted"], report["measured"]), "", sep="\n")
     print("losses, plain and planned:")
     print("\n".join(f"  {plain:.6f}  {planned:.6f}" for plain, planned in report["losses"]))
-    return DONE
+    return code
 
 
 def doctor(options: Namespace) -> int:
     import json
+    import time
+    from dataclasses import asdict
     from importlib.util import find_spec
 
+    from shoestring.core.hardware import Hardware
     from shoestring.core.units import bytes_text
 
     if find_spec("torch") is None:
         raise Mistake("torch is not installed: pip install torch==2.13.0 (the CPU build), or the build for your GPU")
     from shoestring.launch import run_worker
-    from shoestring.measure.probe import remember
+    from shoestring.measure.probe import QUIET, kept_hardware, remember, settled
     from shoestring.memory.allocator import LIBRARIES, library
     from shoestring.terminal import table
 
     say(options, "measuring this machine …")
-    found = run_worker({"task": "doctor"}, {})
-    found.pop("event")
-    remember(found)
+    measured = run_worker({"task": "doctor"}, {})
+    measured.pop("event")
+    believed = settled(kept_hardware(), Hardware(**measured))
+    remember(believed)
+    found = asdict(believed)
     missing = [f"{name}: Debian's lib{name}2 or lib{name}2.0 gives the allocator another choice" for name in LIBRARIES if not library(name)]
     missing += [f"{name}: pip install {package}" for name, package in
                 (("transformers", "transformers"), ("sklearn", "scikit-learn")) if find_spec(name) is None]
@@ -557,6 +649,9 @@ def doctor(options: Namespace) -> int:
             ["disk, direct", f"{bytes_text(found['direct'])}/s past the page cache" if found["direct"] else "no direct I/O here"],
             ["fresh memory", f"{found['fault'] * 2**30:.2f} s per GiB in small pages, {found['huge_fault'] * 2**30:.2f} in huge ones"]]
     rows += [[f"dtype {name}", what or "works"] for name, what in found["dtypes"].items()]
+    again = "; the machine was busy, so it is measured again when it is quieter" if found["busy"] > QUIET else ""
+    rows.append(["measured", f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(found['when']))}, the best of {found['tries']} tries; "
+                             f"others had {found['busy']:.0%} of the cores in the quietest{again}"])
     if found["environment"]:
         rows.append(["workers start with", ", ".join(f"{name}={value}" for name, value in found["environment"].items())])
     rows += [["missing", text] for text in missing]

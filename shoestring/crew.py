@@ -87,7 +87,7 @@ class Crew:
         given = str(self.task["file"])
         copy = self.folder / "job.py" if self.folder is not None else Path(given)
         changed = self.restarts and fingerprint(given) != self.print
-        return str(copy) if changed and copy.exists() and fingerprint(str(copy)) == self.print else given
+        return str(copy) if changed and copy.is_file() and fingerprint(str(copy)) == self.print else given
 
     def send_signal(self, sig: int) -> None:
         """What `politely` does to a worker: ask the group to stop. Being killed is the agent's business."""

@@ -13,10 +13,8 @@ sentences instead of logs.
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -27,6 +25,7 @@ from torch.distributed.elastic.agent.server.api import RunResult, SimpleElasticA
 from torch.distributed.elastic.events.api import Event, EventSource
 
 from shoestring.core.errors import Mistake
+from shoestring.core.files import temporary_folder
 from shoestring.crew import LOOK, Crew, Stopped
 from shoestring.launch import Crashed, politely
 from shoestring.meeting import Closed, Meeting, interface
@@ -50,9 +49,9 @@ def run_group(task: Mapping[str, Any], environment: Mapping[str, str], on_event:
     meeting = nodes or Meeting()
     meeting.patience = patience
     silenced()
-    with tempfile.TemporaryDirectory(prefix="shoestring-") as place:
-        crew = Crew(Path(place), dict(task), on_event, meeting, patience, restarts)
-        stem = Stem(surroundings(meeting, devices) | dict(environment), Path(place), lock)
+    with temporary_folder() as place:
+        crew = Crew(place, dict(task), on_event, meeting, patience, restarts)
+        stem = Stem(surroundings(meeting, devices) | dict(environment), place, lock)
         spec = WorkerSpec("worker", devices, meeting, monitor_interval=LOOK, max_restarts=sys.maxsize, entrypoint="shoestring.member")
         word: dict[str, Any] = {"event": "mistake", "text": "node 0 ended"}
         try:
@@ -60,6 +59,7 @@ def run_group(task: Mapping[str, Any], environment: Mapping[str, str], on_event:
                 Agent(spec, crew, stem).run()
             result = crew.outcome()
             word = {"event": "stopped", "step": result["stopped"]} if "stopped" in result else {"event": "finished"}
+            word = {"event": "mistake", "text": result["unsaved"]} if "unsaved" in result else word
             return result
         except Closed as error:
             word = error.word
@@ -84,8 +84,12 @@ def followed(word: Mapping[str, Any]) -> dict[str, Any]:
     return {"event": "result", "followed": True} | ({"stopped": word["step"]} if word.get("event") == "stopped" else {})
 
 
-def cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def threads(devices: int) -> dict[str, str]:
+    """The variable that gives each of so many workers here its share of the threads that one alone would have.
+
+    That is torch's count, which heeds the user's own limit. Beside GPUs threads only feed them, and are not shared out.
+    """
+    return {} if torch.cuda.is_available() else {"OMP_NUM_THREADS": str(max(1, torch.get_num_threads() // devices))}
 
 
 def surroundings(meeting: Meeting, devices: int) -> dict[str, str]:
@@ -93,11 +97,9 @@ def surroundings(meeting: Meeting, devices: int) -> dict[str, str]:
 
     Gloo would ask for the machine's name, which often leads nowhere. Whether there are GPUs is to be asked without touching them.
     """
-    placed = torch.cuda.is_available() or meeting.nodes.device is not None   # by somebody who has seen to threads too
-    threads = {} if placed else {"OMP_NUM_THREADS": str(max(1, cores() // devices))}
     found = interface(meeting.nodes.host, meeting.port)
     link = {"GLOO_SOCKET_IFNAME": found} if found else {}
-    return threads | link | {"TORCH_CPP_LOG_LEVEL": "ERROR", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+    return threads(devices) | link | {"TORCH_CPP_LOG_LEVEL": "ERROR", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 
 
 def silenced() -> None:

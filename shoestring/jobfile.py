@@ -107,7 +107,9 @@ def loaded_job(path: str | Path, values: dict[str, Any]) -> Job:
     from dataclasses import replace
 
     from shoestring.core.job import Job, Origin
+    from shoestring.measure.instructions import cap_this_process
 
+    cap_this_process()   # the file may multiply matrices, and after that it is too late
     folder, file = os.path.split(path)
     name = f"shoestring_job_{file.removesuffix('.py')}"
     spec = importlib.util.spec_from_file_location(name, path)

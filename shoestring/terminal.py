@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from shoestring.core.exactness import stated_in
 from shoestring.core.units import bytes_text, seconds_text
 
 
@@ -59,11 +60,14 @@ def plan_text(outcome: dict[str, Any], whys: dict[str, str]) -> str:
     """The planner's outcome for a person."""
     chosen, plain = outcome["chosen"], outcome["plain"]
     width = max(shutil.get_terminal_size((110, 24)).columns - 52, 34)
-    lines = [f"plan for {bytes_text(outcome['memory'])}: {plan_name(chosen)}", ""]
+    level = stated_in(chosen)
+    lines = [f"plan for {bytes_text(outcome['memory'])}{f', {level.word}' if level is not None else ''}: {plan_name(chosen)}"]
+    lines += [f"  {level.word}: {level.meaning}"] if level is not None else []
+    lines += [""]
     lines += [f"  {technique_name(one)}: {whys.get(one['name'], '')}" for one in chosen["techniques"]]
     lines += [""] if chosen["techniques"] else []
     rows = [["", "tensors", "process", "a step", ""],
-            plan_row(shortened(plan_name(chosen), width), chosen, "chosen" + ("" if chosen["exact"] else ", not the same numbers")),
+            plan_row(shortened(plan_name(chosen), width), chosen, "chosen" + (f", {level.word}" if level is not None else "")),
             *([plan_row(plan_name(plain), plain, "the simplest plan" if plain["techniques"] else "no technique")]
               if chosen["techniques"] != plain["techniques"] else []),
             *(plan_row(shortened(plan_name(plan), width), plan, plan["lost"]) for plan in outcome["runners_up"])]
@@ -74,8 +78,7 @@ def plan_text(outcome: dict[str, Any], whys: dict[str, str]) -> str:
     if chosen["stored_bytes"]:
         lines[-1:] = [f"on the disk of the run: {bytes_text(chosen['stored_bytes'])} of state", ""]
     if chosen["world"] > 1:
-        lines += [f"{chosen['world']} workers train together; these are the figures of the largest. It sends "
-                  f"{bytes_text(chosen['sent_bytes'])} a step to the others", ""]
+        lines += [f"{chosen['world']} workers train together; these are the figures of the largest. {sending(chosen)}", ""]
     lines += [f"the peak is in the {chosen['where']}:"]
     whole = sum(chosen["parts"].values()) or 1
     lines += [f"  {name:<12} {bytes_text(size):>9}  {bar(size / whole)}" for name, size in chosen["parts"].items() if size * 200 > whole]
@@ -91,17 +94,37 @@ def plan_text(outcome: dict[str, Any], whys: dict[str, str]) -> str:
     return "\n".join(lines)
 
 
+def sending(plan: dict[str, Any]) -> str:
+    """What workers send to each other.
+
+    >>> sending({"sent_bytes": 2048.0, "sent_by_others_bytes": 0.0}), sending({"sent_bytes": 0.0})
+    ('Each sends 2.00 KiB a step to the others', 'They send nothing: they share memory')
+    """
+    if plan.get("sent_by_others_bytes"):
+        return (f"The first keeps the weights and sends {bytes_text(plan['sent_bytes'])} a step if all are as fast, less if some are late; "
+                f"each of the others sends it {bytes_text(plan['sent_by_others_bytes'])} in each of its own steps")
+    return f"Each sends {bytes_text(plan['sent_bytes'])} a step to the others" if plan["sent_bytes"] else (
+        "They send nothing: they share memory")
+
+
+COUNTED = ("peak_bytes", "traffic_bytes", "sent_bytes", "sent_by_others_bytes")   # predicted to the byte
+
+
 def beside(predicted: dict[str, Any], measured: dict[str, Any]) -> str:
     """Predicted beside measured."""
     rows = [["", "predicted", "measured", "off by"]]
     for key, name, shown in (("peak_bytes", "tensors", bytes_text), ("process_bytes", "process", bytes_text),
                              ("step_seconds", "a step", seconds_text), ("traffic_bytes", "disk, a step", bytes_text),
-                             ("sent_bytes", "sent, a step", bytes_text)):
-        if key in ("traffic_bytes", "sent_bytes") and not (predicted.get(key) and measured.get(key)):
+                             ("sent_bytes", "sent, a step", bytes_text),
+                             ("sent_by_others_bytes", "sent by others, a step of theirs", bytes_text)):
+        if key in COUNTED[1:] and not (predicted.get(key) and measured.get(key)):
+            continue
+        if not isinstance(predicted.get(key), int | float) or not isinstance(measured.get(key), int | float):
+            rows.append([name, *("not known" if one.get(key) is None else shown(one[key]) for one in (predicted, measured)), ""])
             continue
         off = predicted[key] / measured[key] - 1 if measured.get(key) else 0.0
         difference = int(predicted[key] - measured[key])
-        exact = key in ("peak_bytes", "traffic_bytes", "sent_bytes") and abs(off) < 1e-3
+        exact = key in COUNTED and abs(off) < 1e-3
         rows.append([name, shown(predicted[key]), shown(measured[key]), f"{difference:+,} bytes" if exact else f"{off:+.1%}"])
     return table(rows, right=(1, 2, 3))
 

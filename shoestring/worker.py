@@ -18,6 +18,8 @@ from shoestring.core.errors import Mistake
 
 if TYPE_CHECKING:
     from shoestring.core.link import Link
+    from shoestring.measure.tracker import Log
+    from shoestring.runs.keeper import Keeper
 
 SHOWN = 1 << 28   # bytes of weights on disk: of more, nothing is shown
 
@@ -54,7 +56,8 @@ def fresh_model(job: Any) -> Any:
 
 
 def anchor(task: dict[str, Any], send: Send, link: Link | None = None) -> dict[str, Any]:
-    from shoestring.planning.anchor import anchored
+    from shoestring.planning.anchor import anchored, why_not_again
+    from shoestring.planning.pieces import QUICK
     from shoestring.planning.plan import techniques_in
 
     job = job_of(task)
@@ -62,11 +65,24 @@ def anchor(task: dict[str, Any], send: Send, link: Link | None = None) -> dict[s
     for key, techniques in task["variants"].items():
         try:
             results[key] = anchored(job, techniques_in(techniques), fresh_model(job), task["memory"])
-        except RuntimeError as error:
+        except Exception as error:
             if key == "":
                 raise
-            results[key] = {"error": str(error).splitlines()[0]}
+            results[key] = {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
+    if not task["memory"]:   # at the end: what it needs must not count as the step's
+        slow = results[""]["times"]["step"] > QUICK
+        results[""]["pieces"] = pieces(task | {"techniques": task["variants"][""], "small": slow})["found"]
+        results[""]["again"] = "" if slow or task["variants"][""] else why_not_again(job, fresh_model(job))
     return results
+
+
+def pieces(task: dict[str, Any], send: Send | None = None, link: Link | None = None) -> dict[str, Any]:
+    """Whether a batch in two pieces is the same as at once."""
+    from shoestring.planning.pieces import tried_in_pieces
+    from shoestring.planning.plan import techniques_in
+
+    job = job_of(task)
+    return {"found": tried_in_pieces(job, lambda: fresh_model(job), techniques_in(task["techniques"]), task.get("small", False))}
 
 
 def sample(task: dict[str, Any], send: Send, link: Link | None = None) -> dict[str, Any]:
@@ -93,11 +109,11 @@ def train(task: dict[str, Any], send: Send, link: Link | None = None) -> dict[st
     """Train, alone or as a worker of a group; with a run folder in the task, keep it there and go on from what is there."""
     from shoestring.loop import finite, steps
     from shoestring.measure.process import status
-    from shoestring.measure.timeline import peak
     from shoestring.measure.tracker import Tracker, watched
     from shoestring.planning.plan import techniques_in
     from shoestring.planning.rehearse import tracked_steps
     from shoestring.runs.keeper import Keeper, Meter
+    from shoestring.runs.measured import of_group
 
     job, techniques = job_of(task, link), techniques_in(task["techniques"])
     link = job.link
@@ -108,9 +124,9 @@ def train(task: dict[str, Any], send: Send, link: Link | None = None) -> dict[st
     feed = job.batches()
     number = keeper.resume(run, feed) if keeper else 0
     losses: list[float] = []
-    seconds: list[float] = []
+    events: list[dict[str, Any]] = []   # where no folder keeps them
     meter = Meter(run)
-    measured: dict[str, Any] = {}
+    tensors: dict[str, Any] = {"peak_bytes": 0}
     begun = time.perf_counter()
 
     def go_on(loss: Any) -> bool:
@@ -118,40 +134,58 @@ def train(task: dict[str, Any], send: Send, link: Link | None = None) -> dict[st
         nonlocal begun, number
         number += 1
         losses.append(float(loss) if imagined else finite(float(loss), number))
-        now = time.perf_counter()
-        seconds.append(now - begun)
-        event = {"step": number, "loss": losses[-1], "seconds": seconds[-1], "process": status("VmRSS"), "most": status("VmHWM")}
-        event |= meter.step()
+        taken = time.perf_counter() - begun
+        event = {"step": number, "loss": losses[-1], "seconds": taken, "process": status("VmRSS"), "most": status("VmHWM")} | meter.step()
         more = keeper.after(run, feed, event) if keeper else True
         meter.begin()
         if keeper is None:
-            send({"event": "step"} | event)
+            events.append({"event": "step", "time": time.time()} | event)
+            send(events[-1])
         begun = time.perf_counter()
         return more
 
     batches = islice(feed, task["steps"] - number) if link.counts else feed
     going = until_stopped(tracked_steps(watched(run, tracker), islice(batches, 2), tracker), go_on)
     if losses:
-        highest = peak(tracker.log)
-        measured = {"peak_bytes": max(link.objects(highest.bytes)), "flops": sum(tracker.log.flops.values()) / len(losses),
-                    "where": str(highest.moment), "parts": dict(highest.parts)}
-        if keeper:
-            keeper.tell("measured", **measured)
+        tensors = highest_of(tracker.log, link, len(losses))
+        if keeper and not link.loose:   # there the others tell of theirs at the end
+            keeper.tell("measured", **tensors)
     elif not number and link.counts:
         raise Mistake("the job's data yields no batch: nothing to train on")
     going = going and until_stopped(steps(run, batches), go_on)
     link.end()
-    if keeper:
-        keeper.end(run, feed)
+    workers = link.at_end(tensors | {"process_bytes": status("VmHWM"), "steps": meter.steps, "sent": meter.sent})
+    if keeper and link.loose and losses:
+        keeper.tell("measured", **of_group(workers))
+    lost = keeper.end(run, feed) if keeper else ""
     if not going and number < task["steps"]:
         return {"stopped": number}
-    calm = sorted(seconds[2:] or seconds or [0.0])
-    return {
-        "steps": number, "losses": losses, "state": told_state(run),
-        "measured": measured | {"process_bytes": status("VmHWM"), "step_seconds": calm[len(calm) // 2],
-                                "traffic_bytes": meter.last.get("moved", 0), "sent_bytes": meter.last.get("sent", 0)},
-        "world": link.world,
-    } | ({} if task.get("trial") else shown(task, job, run))
+    if lost:
+        return {"unsaved": lost}
+    return {"steps": number, "losses": losses, "state": told_state(run), "measured": figures(keeper, events, workers), "world": link.world,
+            "workers": workers} | ({} if task.get("trial") else shown(task, job, run))
+
+
+def figures(keeper: Keeper | None, events: list[dict[str, Any]], workers: list[dict[str, Any]]) -> dict[str, Any]:
+    """What was measured: of the whole run where a folder has its events, else of these."""
+    from shoestring.runs.fold import Fold
+    from shoestring.runs.measured import measured, of_group
+
+    fold = Fold()
+    if keeper:
+        return measured(fold.read(keeper.folder.path))
+    for event in (*events, {"event": "measured", "time": time.time()} | of_group(workers)):
+        fold.add(event)
+    return measured(fold)
+
+
+def highest_of(log: Log, link: Link, steps: int) -> dict[str, Any]:
+    """The highest point of the first steps; where workers wait for each other, that of the one which needs most."""
+    from shoestring.measure.timeline import peak
+
+    highest = peak(log)
+    return {"peak_bytes": max(link.objects(highest.bytes)), "flops": sum(log.flops.values()) / steps, "where": str(highest.moment),
+            "parts": dict(highest.parts)}
 
 
 def told_state(run: Any) -> dict[str, Any]:
@@ -161,7 +195,7 @@ def told_state(run: Any) -> dict[str, Any]:
             return all(map(plain, value.values()))
         return all(map(plain, value)) if isinstance(value, (list, tuple)) else value is None or isinstance(value, (int, float, str))
 
-    states = {name: part.state_dict() for name, part in run.state.items() if not hasattr(part, "saved")}
+    states = {name: part.state_dict() for name, part in run.state.items() if not part.on_disk}
     return {name: state for name, state in states.items() if state and plain(state)}
 
 
@@ -249,7 +283,8 @@ def doctor(task: dict[str, Any], send: Send, link: Link | None = None) -> dict[s
 
 
 TASKS: dict[str, Callable[..., dict[str, Any]]] = {
-    "anchor": anchor, "sample": sample, "rehearse": rehearse, "trial": trial, "train": train, "doctor": doctor, "cable": cable,
+    "anchor": anchor, "pieces": pieces, "sample": sample, "rehearse": rehearse, "trial": trial, "train": train, "doctor": doctor,
+    "cable": cable,
 }
 
 
@@ -282,15 +317,22 @@ def last_word(task: dict[str, Any], work: Callable[[], dict[str, Any]]) -> dict[
 
 def ending(error: Exception, task: dict[str, Any]) -> dict[str, Any]:
     """What an error means to whoever gave the task."""
+    from shoestring.core.blame import blame
     from shoestring.runs.keeper import out_of_memory
 
     if isinstance(error, Mistake):
         return {"event": "mistake", "text": str(error)}
-    if isinstance(error, AssertionError):
-        return {"event": "fault", "text": f"a promise of shoestring's own code was broken: {error}"}
     if out_of_memory(error):
         return {"event": "out of memory", "text": f"memory ran out: {str(error).strip().splitlines()[0] if str(error) else 'no more'}"}
-    return {"event": "mistake", "text": told(error)}
+    found = blame(traceback.extract_tb(error.__traceback__))
+    if not found.ours:
+        return {"event": "mistake", "text": told(error, found.place)}
+    if isinstance(error, OSError):   # what the machine refuses us is nobody's fault
+        return {"event": "mistake", "text": f"{sentence(error)} ({found.place})"}
+    broken = "a promise of shoestring's own code was broken" if isinstance(error, AssertionError) else "a fault of shoestring"
+    used = " + ".join(one["name"] for one in task.get("techniques", ()))
+    without = f"; training may work without {used}: name others with --use" if used else ""
+    return {"event": "fault", "text": f"{broken} in {found.place}: {sentence(error)}; please report it with the lines above{without}"}
 
 
 def failed(folder: str, text: str) -> None:
@@ -301,18 +343,16 @@ def failed(folder: str, text: str) -> None:
         note(Path(folder), "failed", text=text)
 
 
-def told(error: Exception) -> str:
+def told(error: Exception, place: str) -> str:
     """An error of the user's model or data in a sentence, with the line it came from."""
-    frames = traceback.extract_tb(error.__traceback__)
-    ours = os.path.dirname(os.path.abspath(__file__))
-    theirs = [frame for frame in frames if not frame.filename.startswith(ours) or os.sep + "jobs" + os.sep in frame.filename]
-    own = [frame for frame in theirs if "site-packages" not in frame.filename] or theirs or list(frames)
-    first = str(error).strip().splitlines()[0] if str(error).strip() else ""
-    hint = ""
+    first, hint = sentence(error), ""
     if "device" in first and ("Expected all tensors" in first or "meta" in first):
         hint = "; the model and its batch must be on one device: leave both on the CPU and shoestring moves them"
-    return (f"the job failed in {Path(own[-1].filename).name} line {own[-1].lineno}: {type(error).__name__}: {first}{hint}; "
-            f"add --traceback to see more")
+    return f"the job failed in {place}: {first}{hint}; add --traceback to see more"
+
+
+def sentence(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
 
 
 if __name__ == "__main__":

@@ -1,6 +1,17 @@
-"""One thread a process: tests run side by side, and two spinning threads on busy cores are far slower than one."""
+"""One thread a process: tests run side by side, and two spinning threads on busy cores are far slower than one.
+
+And no test dies of an instruction. Tests compute in bf16 and fp16 in their own process, and on some processors that is a SIGILL
+(shoestring/measure/instructions.py). So a whole session runs under the cap that shoestring starts its workers with, found as shoestring
+finds it: by trying in child processes, once, kept in the user's cache, and not at all where the processor gives no reason for doubt. The
+variable must be there before the first product of matrices, so it is set before torch is imported; the workers of xdist and all that tests
+start inherit it.
+"""
 from __future__ import annotations
 
-import torch
+from shoestring.measure.instructions import cap_this_process
+
+cap_this_process()
+
+import torch  # noqa: E402
 
 torch.set_num_threads(1)

@@ -1,7 +1,6 @@
 """Run folders made by hand, as a training process would have left them."""
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Iterable
@@ -9,7 +8,7 @@ from math import exp
 from pathlib import Path
 from typing import Any
 
-from shoestring.runs.events import NAME, Events
+from shoestring.runs.events import NAME, Events, line_of
 from shoestring.runs.folder import Folder, Lock
 
 MIB = 1 << 20
@@ -57,8 +56,8 @@ def made_run(path: Path, job: str = "gpt", begin: bool = True, steps: int = 400,
 
 
 def append(path: Path, events: Iterable[dict[str, Any]]) -> None:
-    with open(path / NAME, "a") as file:
-        file.writelines(json.dumps(event) + "\n" for event in events)
+    with open(path / NAME, "ab") as file:
+        file.writelines(line_of(event) + b"\n" for event in events)
 
 
 def add(path: Path, kind: str, **fields: Any) -> None:

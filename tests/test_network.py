@@ -62,7 +62,7 @@ def machines() -> Iterator[tuple[str, str]]:
 def lasting(events: Path, until: float) -> int:
     """Steps that are done when there are some, before a moment."""
     while time.monotonic() < until:
-        if events.exists() and (count := events.read_text().count('"event": "step"')) > 12:
+        if events.exists() and (count := events.read_text().count('"event":"step"')) > 12:
             return count
         time.sleep(0.2)
     raise AssertionError("no step was done in time")

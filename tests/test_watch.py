@@ -184,7 +184,7 @@ def test_every_answer_is_strict(run: Path, path: str) -> None:
 def test_whatever_a_run_says_is_text_and_never_markup(run: Path) -> None:
     evil = '<script>"x"</script>'
     Folder(run).write("run.json", {"job": evil, "flags": {evil: evil}, "memory": evil})
-    fields = {"time": evil, "text": evil, "how": evil, "step": evil, "checkpoint": evil, "steps": 5, "differences": [evil]}
+    fields = {"time": 1.0, "text": evil, "how": evil, "step": evil, "checkpoint": evil, "steps": 5, "differences": [evil]}
     append(run, [{"event": kind, **fields} for kind in ("warning", "adopted", evil, "failed")])
     with served(run) as server:
         text = text_of(server).split("<main>")[1].split("</main>")[0]
@@ -192,14 +192,15 @@ def test_whatever_a_run_says_is_text_and_never_markup(run: Path) -> None:
 
 
 @pytest.mark.parametrize("bad", [{"event": "step"}, {"event": "saved", "step": None}, {"event": "begun"}])
-def test_a_run_that_cannot_be_read_does_not_stop_the_others(run: Path, bad: dict[str, Any]) -> None:
+def test_what_is_damaged_in_a_run_is_told_and_the_rest_is_shown(run: Path, bad: dict[str, Any]) -> None:
     broken = made_run(run.parent / "broken", done=3)
     append(broken, [bad])
     (broken / "plan.json").write_text("{")
     with served(run.parent) as server:
         assert "Step 120 of 400" in text_of(server, "/run/gpt-1")
-        assert "This run can&#x27;t be read" in text_of(server, "/run/broken")
-        assert "2 runs" in text_of(server)
+        text = text_of(server, "/run/broken")
+        assert "plan.json is damaged" in text and "1 line of events.jsonl is damaged" in text and "2 warnings" in text
+        assert "step 3 of 400" in text and "2 runs" in text_of(server)
 
 
 def test_a_folder_that_is_no_run_is_refused_before_anything_is_served(tmp_path: Path) -> None:
@@ -252,7 +253,7 @@ def test_a_run_that_is_resumed_or_begun_afresh_is_followed(tmp_path: Path) -> No
     path = made_run(tmp_path / "gpt-1", done=120)
     followed = Followed("gpt-1", path)
     followed.look(0)
-    assert followed.state == "died" and not followed.events
+    assert followed.state == "died" and not followed.fold.steps
     lock = Lock(path)
     add(path, "begun", pid=1, steps=400, step=100, how="")
     followed.look(10)

@@ -23,7 +23,7 @@ import torch
 
 from shoestring.api import worker_environment
 from shoestring.core.errors import OverBudget
-from shoestring.core.technique import Exactness
+from shoestring.core.exactness import Exactness
 from shoestring.core.units import bytes_text
 from shoestring.jobfile import loaded_job
 from shoestring.launch import run_worker

@@ -67,6 +67,8 @@ def split(batch: Batch, pieces: int) -> list[Batch]:
     [[0, 1], [2, 3, 4]]
     """
     count = samples(batch)
+    if not count:
+        raise Mistake("a batch without samples can't be split: leave it out of the data")
     if pieces > count:
         raise Mistake(f"{pieces} pieces of a batch of {count} samples: a piece needs a sample; "
                       f"ask for {count} pieces or fewer, or make the batch bigger")

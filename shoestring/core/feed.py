@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DataLoader
 
-from shoestring.core.batch import Batch, cuts, samples, split
+from shoestring.core.batch import Batch, cuts
 from shoestring.core.chance import Stream
 from shoestring.core.errors import Mistake
 
@@ -72,9 +72,12 @@ class Feed:
 
     def own(self, batch: Batch, part: int) -> Batch:
         """A part of a batch. A worker that gets no sample takes part with one that does not count."""
-        count = samples(batch)
+        count = self.job.count(batch)
+        if not count:
+            raise Mistake(f"batch {self.taken} of the job's data has no samples: there is nothing for {self.link.parts} workers to train "
+                          f"on; leave it out of the data")
         self.link.idle = part >= count
-        return split(batch, min(self.link.parts, count))[0 if self.link.idle else part]
+        return self.job.pieces(batch, min(self.link.parts, count))[0 if self.link.idle else part]
 
     @cached_property
     def fetched(self) -> Iterator[Batch]:

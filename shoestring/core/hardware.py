@@ -1,9 +1,9 @@
-"""What the machine has and can do: measured once, kept in a file."""
+"""What the machine has and can do."""
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from math import ceil, log2
 from pathlib import Path
 from typing import Any
@@ -31,18 +31,9 @@ class Hardware:
     described: bool = False         # it is not here: somebody wrote down what it has
     dtypes: Mapping[str, str] = field(default_factory=dict)       # name -> "" if it works, else what happened
     environment: Mapping[str, str] = field(default_factory=dict)  # variables that workers need for kernels to work
-
-    def save(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(asdict(self), indent=1))
-
-    @classmethod
-    def load(cls, path: Path) -> Hardware | None:
-        """What was measured before; None if nothing was, or by another version."""
-        try:
-            return cls(**json.loads(path.read_text()))
-        except (OSError, ValueError, TypeError):
-            return None
+    when: float = 0.0               # seconds since 1970 at which the speeds were measured
+    tries: int = 0                  # of which the best count
+    busy: float = 0.0               # share of the cores that others kept busy in the quietest of them
 
 
 CLUSTER = """{"name": "8 x A100", "device": "cuda", "memory": "80GiB", "flops": 1.2e14, "bandwidth": "1.5TB", "devices": 8,

@@ -1,14 +1,14 @@
 """A job: what the user wants trained. A job file is plain Python with one function `job(...) -> Job`."""
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from shoestring.core.batch import Batch, samples
+from shoestring.core.batch import Batch, samples, split
 from shoestring.core.errors import Mistake
 from shoestring.core.feed import Feed
 from shoestring.core.link import ALONE, Link
@@ -50,6 +50,9 @@ class Job:
     loss: Callable[[Any, Batch], Tensor] = default_loss
     forward: Callable[[nn.Module, Batch], Any] = default_forward
     weight: Callable[[Batch], float] = samples           # what the loss is a mean over
+    # split(batch, n): the batch as a list of n batches whose weights add up to its own. For batches that can't be cut along the first
+    # dimension of their tensors, such as graphs; `weight` must be given with it
+    split: Callable[[Batch, int], Sequence[Batch]] | None = None
     optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] = default_optimizer
     batch: int = 8                                       # samples per step, used when data is a Dataset
     steps: int = 100
@@ -65,6 +68,30 @@ class Job:
             if getattr(self, name) < least:
                 raise Mistake(f"{name}={getattr(self, name)} in the Job: give {least} or more")
 
+    def count(self, batch: Batch) -> int:
+        """How much there is to split in a batch: samples, or what its weight counts where the job splits it itself."""
+        return samples(batch) if self.split is None else max(int(self.weight(batch)), 1)
+
+    def pieces(self, batch: Batch, count: int) -> list[Batch]:
+        """A batch in so many pieces."""
+        return split(batch, count) if self.split is None else checked(self.split, self.weight, batch, count)
+
     def batches(self) -> Feed:
         """The job's batches, as long as they last; a Dataset is shuffled by the job's seed and goes round for ever."""
         return Feed(self)
+
+
+def checked(own: Callable[[Batch, int], Sequence[Batch]], weight: Callable[[Batch], float], batch: Batch, count: int) -> list[Batch]:
+    """The pieces that a job's own split gives, if they are the batch."""
+    try:
+        found = own(batch, count)
+    except Exception as error:
+        raise Mistake(f"the job's split failed for {count} pieces: {type(error).__name__}: {error}") from error
+    if not isinstance(found, (list, tuple)) or len(found) != count:
+        gave = f"{len(found)} of them" if isinstance(found, (list, tuple)) else f"a {type(found).__name__}"
+        raise Mistake(f"the job's split was asked for {count} pieces of a batch and gave {gave}: it must give a list of as many batches")
+    whole, parts = float(weight(batch)), sum(float(weight(piece)) for piece in found)
+    if abs(whole - parts) > 1e-6 * max(abs(whole), abs(parts)):
+        raise Mistake(f"the job's split gave {count} pieces with the weight {parts:g} of a batch with the weight {whole:g}: "
+                      f"every sample must be in one piece, and the job's weight must count them")
+    return list(found)

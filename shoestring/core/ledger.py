@@ -40,6 +40,8 @@ class Block:
         return Block(**(vars(self) | changes))
 
 
+NO_BLOCK_RUNS = ("no block of the model was called as a module in the rehearsed step (its layers are used in another way, such as by their "
+                 "weights), so there is nothing to wrap and nothing would be saved")
 NUMBERS = tuple(field.name for field in fields(Block) if field.name not in ("name", "inside", "gradient", "forward", "backward"))
 
 
@@ -87,6 +89,7 @@ class Ledger:
     cores: int = 1                     # that compute and copying share
     allocators: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)   # kind -> slack, retention, per_fresh
     traits: frozenset[str] = frozenset()   # what the model does that techniques care about: "draws", "mixes samples", ...
+    reasons: Mapping[str, str] = field(default_factory=dict)   # trait -> what was found that shows it, where that has to be told
     sure: str = ""                     # how the numbers were found
     under: Mapping[str, Ledger] = field(default_factory=dict)   # the same step measured at other precisions
 

@@ -131,6 +131,10 @@ class Link:
         """What each worker gave, for all of them; for small things at the beginning and when saving."""
         return [mine] * self.world
 
+    def at_end(self, mine: Any) -> list[Any]:
+        """The same when all workers are done, who in a loose group come together once for that."""
+        return self.objects(mine)
+
     def count(self, size: int) -> None:
         self.sent += size
 

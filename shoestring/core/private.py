@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import _disable_current_modes as without_modes
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 UNTRACEABLE = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
@@ -22,7 +23,7 @@ UNTRACEABLE = (DataDependentOutputException, DynamicOutputShapeException, Unsupp
 all_gather: Any = getattr(torch.distributed, "all_gather_single", None) or torch.distributed.all_gather_into_tensor
 
 __all__ = ["UNTRACEABLE", "WATCHING", "DispatchMode", "FakeTensor", "FakeTensorMode", "all_gather", "memory_format", "next_node_number",
-           "node_number", "resize_storage", "tree_flatten", "tree_leaves", "tree_map", "tree_unflatten"]
+           "node_number", "number_of", "resize_storage", "tree_flatten", "tree_leaves", "tree_map", "tree_unflatten", "without_modes"]
 
 
 class DispatchMode(TorchDispatchMode):
@@ -44,6 +45,11 @@ def resize_storage(tensor: torch.Tensor, count: int) -> None:
     tensor.untyped_storage().resize_(count * tensor.element_size())
     for see in WATCHING:
         see(tensor)
+
+
+def number_of(value: torch.Tensor) -> float:
+    """The number in a tensor; in a rehearsal, which has none and where it is only passed on, 0."""
+    return 0.0 if isinstance(value, FakeTensor) else float(value)
 
 
 def next_node_number() -> int:

@@ -1,35 +1,20 @@
 """A run: the handful of replaceable parts that the training loop calls."""
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from inspect import Parameter, signature
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from shoestring.core.batch import Batch, moved
+from shoestring.core.batch import Batch, moved, samples, split
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.link import ALONE, Link
-
-
-class Stateful(Protocol):
-    """A part of a run with state. It may also have
-
-        kept     weights of the model that it keeps elsewhere, by name
-        saved    to be called when a checkpoint with its state is safe; it is saved before the next step
-        moved    bytes that it moved to and from the disk so far
-        stored   bytes that it keeps there
-        buffers  tensors that it holds for that
-        remark   something that the user should know
-        whole_optimizer, put_optimizer    the optimizer's state as one process would have it, where workers hold parts of it
-    """
-
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
 class Kept(Protocol):
@@ -39,6 +24,58 @@ class Kept(Protocol):
     shape: torch.Size
 
     def pieces(self) -> Iterator[Tensor]: ...   # its numbers in order, some at a time; asked of all workers that hold parts of it
+
+
+class Part:
+    """A part of a run with state, to inherit from: a technique overrides what is other than these defaults.
+
+    What a part can do is what its class says, never an attribute that happens to have a name.
+    """
+
+    on_disk: ClassVar[bool] = False   # its state is a file that only it can read; a checkpoint says what lies where in it
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint must have of it."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` gave."""
+
+    def saved(self) -> None:
+        """A checkpoint with its state is safe. Only called, before the next step, if `on_disk`."""
+
+    def whole_optimizer(self) -> dict[str, Any] | None:
+        """The optimizer's state as one process would have it, where workers hold parts of it; None: the optimizer has it."""
+        return None
+
+    def put_optimizer(self, whole: dict[str, Any]) -> bool:
+        """Take this worker's part of such a state; gives whether that was done. If no part does it, the optimizer takes all of it."""
+        return False
+
+    @property
+    def kept(self) -> Mapping[str, Kept]:
+        """Weights of the model that it keeps elsewhere, by name."""
+        return {}
+
+    @property
+    def moved(self) -> int:
+        """Bytes that it moved to and from the disk so far."""
+        return 0
+
+    @property
+    def stored(self) -> int:
+        """Bytes that it keeps on the disk."""
+        return 0
+
+    @property
+    def buffers(self) -> Sequence[Tensor]:
+        """Tensors that it holds to read into and write from."""
+        return ()
+
+    @property
+    def remark(self) -> str:
+        """Something that the user should know."""
+        return ""
 
 
 @dataclass(frozen=True)
@@ -52,7 +89,9 @@ class Run:
     gradients: Callable[[Run, Batch], Tensor]           # adds to every .grad, returns the loss
     backward: Callable[[Run, Tensor], None]             # a part of that: from the loss to every .grad
     update: Callable[[Run], None]                       # moves the weights
-    state: Mapping[str, Stateful] = field(default_factory=dict)   # what must survive a restart, beside model and optimizer
+    pieces: Callable[[Batch, int], list[Batch]] = split   # a batch in so many pieces
+    count: Callable[[Batch], int] = samples             # how many pieces a batch has at most
+    state: Mapping[str, Part] = field(default_factory=dict)   # what must survive a restart, beside model and optimizer
     usable: Callable[[], AbstractContextManager[object]] = nullcontext   # while inside, the model can be called outside of a step
     link: Link = ALONE                                  # to the other workers, where there are some
     last: bool = True                                   # no more gradients follow in this step
@@ -64,7 +103,7 @@ class Run:
 
 def kept(run: Run) -> dict[str, Kept]:
     """The weights that are not in memory, by name."""
-    return {name: one for part in run.state.values() for name, one in getattr(part, "kept", {}).items()}
+    return {name: one for part in run.state.values() for name, one in part.kept.items()}
 
 
 def weights(run: Run) -> dict[str, Any]:
@@ -74,12 +113,12 @@ def weights(run: Run) -> dict[str, Any]:
 
 def traffic(run: Run) -> int:
     """Bytes moved to and from the disk so far."""
-    return sum(getattr(part, "moved", 0) for part in run.state.values())
+    return sum(part.moved for part in run.state.values())
 
 
 def stored(run: Run) -> int:
     """Bytes of state that stay on the disk."""
-    return sum(getattr(part, "stored", 0) for part in run.state.values())
+    return sum(part.stored for part in run.state.values())
 
 
 def weighed(loss: Tensor, share: float) -> Tensor:
@@ -119,5 +158,10 @@ def plain_run(job: Job, model: nn.Module, blocks: Mapping[str, nn.Module]) -> Ru
             nn.utils.clip_grad_norm_(parameters, run.clip)
         run.optimizer.step()
 
-    return Run(model, job.optimizer(parameters), blocks, job.forward, job.loss, job.weight, gradients, backward, update,
-               link=job.link, clip=job.clip, steps=job.steps)
+    optimizer = job.optimizer(parameters)
+    closure = signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is Parameter.empty:
+        raise Mistake(f"{type(optimizer).__name__} evaluates the loss itself, several times a step, and a step here is one forward and one "
+                      f"backward: use another optimizer")
+    return Run(model, optimizer, blocks, job.forward, job.loss, job.weight, gradients, backward, update,
+               job.pieces, job.count, link=job.link, clip=job.clip, steps=job.steps)

@@ -5,9 +5,14 @@ Only `cost`, `apply`, `exact` and `why` are required. A technique may also have
     order          where among the techniques of a plan it stands (default: last)
     unites         whether it makes workers train one model; a group's plan has exactly one such (default: no)
     agrees         after which share of the steps workers then agree on what to do (default: all; 0: they never wait for each other)
+    serves         whether the first worker keeps the weights and computes nothing, so that others need more memory (default: no)
+    talking        of so many steps, those in which workers talk, by settings under which every step is like them (default: all are alike)
     choices        classmethod: the settings worth trying for a ledger (default: the one without arguments)
     refusal        why it can't work for this ledger, as text (default: it can)
     exactness      how close it stays for this ledger (default: from `exact`)
+    drift          of one that is `changed` for this ledger: how far it may lead from the weights of plain training, as a share of the way
+                   that plain training went, in ten steps of SGD with momentum (default: it states nothing). Below 1 the weights are nearer
+                   to those of plain training than to those it began with. The tests hold every technique to it, on models that do not draw.
     environment    variables that its worker process must start with (default: none)
     making         a context in which the job's model is made and techniques are applied (default: nothing special)
 """
@@ -16,23 +21,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, fields, is_dataclass
-from enum import IntEnum
 from functools import reduce
 from typing import Any, Protocol
 
 from shoestring.core.errors import Mistake
+from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import Ledger
 from shoestring.core.run import Run
 from shoestring.core.written import call_of, check_knobs, check_name
-
-
-class Exactness(IntEnum):
-    """How close the trained weights stay to plain training."""
-
-    BITS = 0       # the same bits
-    ROUNDING = 1   # the same numbers, summed in another order
-    DRAWS = 2      # the same distribution: dropout draws other masks
-    CHANGED = 3    # other numbers, by a stated error
 
 
 class Technique(Protocol):
@@ -56,6 +52,17 @@ def refusal(technique: Technique, ledger: Ledger) -> str:
 def exactness(technique: Technique, ledger: Ledger) -> Exactness:
     asked = getattr(technique, "exactness", None)
     return asked(ledger) if asked else Exactness.BITS if technique.exact else Exactness.CHANGED
+
+
+def drift(technique: Technique, ledger: Ledger) -> float:
+    """How far a technique may lead from plain training; infinitely far if it states nothing."""
+    asked = getattr(technique, "drift", None)
+    if exactness(technique, ledger) is not Exactness.CHANGED:
+        return 0.0
+    return float(asked(ledger)) if asked else float("inf")
+
+
+MIXED = 1.0   # the drift of layers that mix samples (batch norm), where they see a part of the batch only
 
 
 def choices(kind: type[Technique], ledger: Ledger) -> tuple[Technique, ...]:

@@ -3,6 +3,8 @@
 A block is an element of a ModuleList or Sequential in which classes repeat; where there is none, the children of the
 model (or of its only child) are its blocks. Blocks do not nest: an outer repetition wins over an inner one, unless the
 elements of the outer one differ much in size: those are stages, as in a ResNet, and the blocks are inside them.
+
+A block is a module that can be called. An element that can't (a list of attention and MLP) only holds modules: those are the blocks.
 """
 from __future__ import annotations
 
@@ -37,8 +39,21 @@ def repeated(module: nn.Module, name: str) -> list[tuple[str, nn.Module]]:
         if len(members) > 1:
             stages = are_stages([part for _, part in members])
             for child, part in members:
-                below[child] = (below[child] if stages else []) or [(child, part)]
+                below[child] = called_parts(part, child, stages)
     return [found for child, _ in children for found in below[child]]
+
+
+def called_parts(part: nn.Module, name: str, stages: bool) -> list[tuple[str, nn.Module]]:
+    """The blocks of a member of a repetition: itself, or what it holds where it can't be called."""
+    if can_be_called(part):
+        return (repeated(part, name) if stages else []) or [(name, part)]
+    return [found for child, inner in part.named_children() if holds_weights(inner) and has_insides(inner)
+            for found in called_parts(inner, f"{name}.{child}", stages)]
+
+
+def can_be_called(module: nn.Module) -> bool:
+    """Whether a module computes something itself; lists and dicts only hold modules that do."""
+    return type(module).forward is not nn.Module.forward or "forward" in module.__dict__
 
 
 def are_stages(members: list[nn.Module]) -> bool:
@@ -48,11 +63,17 @@ def are_stages(members: list[nn.Module]) -> bool:
 
 def outermost(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """The children of a model, looking through a model that only wraps another."""
-    children = list(model.named_children())
+    children = opened(model)
     if len(children) == 1 and list(children[0][1].children()):
         name, only = children[0]
-        return [(f"{name}.{child}", part) for child, part in outermost(only)] or children
+        return [(f"{name}.{child}".rstrip("."), part) for child, part in outermost(only)] or children
     return children or [("", model)]
+
+
+def opened(module: nn.Module) -> list[tuple[str, nn.Module]]:
+    """The children of a module, and the members of those that can't be called."""
+    return [(f"{name}.{member}".rstrip("."), part) for name, child in module.named_children()
+            for member, part in ([("", child)] if can_be_called(child) else opened(child))]
 
 
 def holds_weights(module: nn.Module) -> bool:

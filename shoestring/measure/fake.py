@@ -4,12 +4,17 @@ Weights, and all that is computed from them, are fake: they have shapes and no d
 masks, positions, a coin tossed for layer drop) stays real while it is small, so that code which looks at values
 still works. Where torch has no fake version of an operation, MISSING has it; where its fake version does not know the true
 size of a result (workspaces of a library, lengths taken from the labels), PROBED operations run once on zeros.
+
+A value that depends on weights is not known here and never invented: code that asks for one gets `LooksAtValues`. That holds for real
+tensors too (a buffer), once something fake was written to them.
 """
 from __future__ import annotations
 
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from copy import deepcopy
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -26,7 +31,45 @@ SEEN: dict[Any, tuple[type, list[Any]]] = {}    # new tensors
 VIEWS: dict[Any, tuple[Any, ...]] = {}
 SMALL: set[Any] = set()                         # calls whose results stay real
 
+@dataclass
+class Written:
+    """A storage to which something fake was written."""
+
+    storage: Any          # a weak reference
+    times: int = 0
+    unknown: bool = True   # and all of it has not been written over with something known since
+
+
+WRITTEN: dict[int, Written] = {}   # by address of the storage
+
 aten = torch.ops.aten
+
+
+class LooksAtValues(RuntimeError):
+    """The job asks for the value of a tensor that depends on weights, which fake tensors do not have."""
+
+    def __init__(self) -> None:
+        super().__init__("the job looks at a value that depends on weights (item, bool or a comparison in an if)")
+
+
+def written(tensor: Tensor) -> Written | None:
+    return WRITTEN.get(tensor.untyped_storage()._cdata) if WRITTEN and tensor.layout is torch.strided else None
+
+
+def unseen_writes(tensor: Tensor) -> int:
+    """How often something fake was written to a tensor; its own version counter misses what went through .data."""
+    found = written(tensor)
+    return 0 if found is None else found.times
+
+
+def note_write(tensor: Any) -> None:
+    if isinstance(tensor, Tensor) and tensor.layout is torch.strided:
+        storage = tensor.untyped_storage()
+        address = storage._cdata
+        if address not in WRITTEN:
+            WRITTEN[address] = Written(weakref.ref(storage, lambda _: WRITTEN.pop(address, None)))
+        WRITTEN[address].times += 1
+        WRITTEN[address].unknown = True
 
 
 class Stage(DispatchMode):
@@ -46,6 +89,10 @@ class Stage(DispatchMode):
         """The result of an operation, fake or real."""
         if has_fake(args) or (kwargs and has_fake(tuple(kwargs.values()))):
             return self.faked(func, args, kwargs)
+        if WRITTEN and not func.is_view and is_unknown((*args, *kwargs.values())):
+            if func not in OVERWRITES or is_unknown(args[1:]) or args[0].nbytes < args[0].untyped_storage().nbytes():
+                return self.faked(func, args, kwargs)
+            WRITTEN[args[0].untyped_storage()._cdata].unknown = False
         if self.building and func in RESERVE:
             with self.fake:
                 return func(*args, **kwargs)
@@ -66,12 +113,14 @@ class Stage(DispatchMode):
         if func is torch.ops.prim.device.default:
             return args[0].fake_device
         if func is aten._local_scalar_dense.default:
-            return SCALARS[args[0].dtype.is_floating_point, args[0].dtype is torch.bool]
+            raise LooksAtValues
         if self.faithful and torch.Tag.nondeterministic_seeded in func.tags:
             real = tree_map(zeros_for_fake, (args, kwargs))
             func(*real[0], **real[1])
         if func in PROBED:
             return self.probed(func, args, kwargs)
+        for position in written_arguments(func):
+            note_write(args[position] if position < len(args) else None)
         if func in IN_PLACE:
             return args[0]
         key = signature(func, args, kwargs) if is_settled(func) else None
@@ -144,6 +193,27 @@ class Stage(DispatchMode):
 
 def has_fake(args: Any) -> bool:
     return any(isinstance(arg, FakeTensor) or (isinstance(arg, (tuple, list)) and has_fake(arg)) for arg in args)
+
+
+def is_unknown(args: Iterable[Any]) -> bool:
+    """Whether a real tensor is among the arguments to which something fake was written."""
+    for arg in args:
+        if isinstance(arg, Tensor):
+            found = written(arg)
+            if found is not None and found.unknown:
+                return True
+        elif isinstance(arg, (tuple, list)) and is_unknown(arg):
+            return True
+    return False
+
+
+@cache
+def written_arguments(func: Any) -> tuple[int, ...]:
+    """Positions of the tensors that an operation changes. Batch norm changes its statistics and does not say so."""
+    if func is aten.native_batch_norm.default:
+        return 3, 4
+    return tuple(position for position, part in enumerate(func._schema.arguments)
+                 if part.alias_info is not None and part.alias_info.is_write)
 
 
 @cache
@@ -224,8 +294,8 @@ IN_PLACE = {   # results that are the first argument as it was, but for its valu
     aten.lerp_.Scalar, aten.addcmul_.default, aten.addcdiv_.default, aten.zero_.default, aten.fill_.Scalar, aten.fill_.Tensor,
     aten.sqrt_.default, aten.copy_.default, aten.uniform_.default, aten.normal_.default,
 }
+OVERWRITES = {aten.copy_.default, aten.zero_.default, aten.fill_.Scalar}   # nothing of the first argument is left
 RESERVE = {aten.empty.memory_format, aten.empty_strided.default}
-SCALARS: dict[tuple[bool, bool], Any] = {(True, False): 0.0, (False, False): 0, (False, True): False}
 
 
 def grouped_mm(left: Tensor, right: Tensor, offsets: Tensor | None = None, bias: Tensor | None = None,

@@ -1,57 +1,34 @@
-"""Measures the machine: which dtypes really work (tried in child processes), speed, disk, the price of fresh memory."""
+"""Measures the machine: speed, disk, the price of fresh memory.
+
+A busy machine is slower by factors, and never faster than it is. So everything is measured in several rounds and the best of them counts;
+how busy the machine was is kept beside it, and what is kept is compared with one cheap figure before it is believed again.
+"""
 from __future__ import annotations
 
 import errno
 import mmap
 import os
 import platform
-import signal
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 from shoestring.core.hardware import Hardware
+from shoestring.measure.cache import cache_folder, read_kept, write_kept
+from shoestring.measure.instructions import cap_this_process, doubtful, working_dtypes
 from shoestring.measure.process import memory_all
 
-TRIALS = {
-    "fp32": "a = torch.randn(64, 64); (a @ a).sum().item()",
-    "bf16": "a = torch.randn(64, 64).bfloat16().requires_grad_(); (a @ a).sum().backward(); torch.nn.functional.conv2d("
-            "torch.randn(2, 16, 8, 8).bfloat16().requires_grad_(), torch.randn(16, 16, 3, 3).bfloat16()).sum().backward()",
-    "fp16": "a = torch.randn(64, 64).half().requires_grad_(); (a @ a).sum().backward(); torch.nn.functional.conv2d("
-            "torch.randn(2, 16, 8, 8).half().requires_grad_(), torch.randn(16, 16, 3, 3).half()).sum().backward()",
-    "int8": "a = torch.randint(-9, 9, (64, 64), dtype=torch.int8); torch._int_mm(a, a).sum().item()",
-}
-CAPS: tuple[dict[str, str], ...] = ({}, {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16"}, {"ONEDNN_MAX_CPU_ISA": "AVX2"})
-
-
-def tried(dtype: str, cap: dict[str, str]) -> str:
-    """What happened when a child process computed in a dtype: empty if it worked."""
-    child = subprocess.run([sys.executable, "-c", f"import torch\n{TRIALS[dtype]}"], env=os.environ | cap, check=False,
-                           capture_output=True, text=True, timeout=120)
-    if child.returncode == 0:
-        return ""
-    if child.returncode < 0:
-        return f"the process died with {signal.Signals(-child.returncode).name}"
-    return child.stderr.strip().splitlines()[-1] if child.stderr.strip() else f"exit code {child.returncode}"
-
-
-def working_dtypes() -> tuple[dict[str, str], dict[str, str]]:
-    """For each dtype what happened, under the first cap on instructions under which most of them work."""
-    results: list[tuple[int, int, dict[str, str], dict[str, str]]] = []
-    for cap in CAPS:
-        outcome = {dtype: tried(dtype, cap) for dtype in TRIALS}
-        results.append((sum(map(bool, outcome.values())), len(results), outcome, cap))
-        if not any(outcome.values()):
-            break
-    _, _, outcome, cap = min(results, key=lambda result: result[:2])
-    return outcome, cap
+ROUNDS = 3           # in which everything is measured, some time apart,
+MORE_ROUNDS = 6      # or so many, while the machine is never quiet
+PAUSE = 0.3          # seconds between two rounds
+QUIET = 0.2          # share of the cores that others may keep busy
+FASTER = 1.25        # by so much more than was measured, and the measuring met a bad moment
+SLOWER = 2.0         # by so much less on a quiet machine, and it is another machine than it was
+SOON = 60.0          # seconds: what was measured while the machine was busy is not measured again before
 
 
 def best_time(work: Callable[[], object], repeats: int = 5) -> float:
@@ -63,7 +40,7 @@ def best_time(work: Callable[[], object], repeats: int = 5) -> float:
     return min(times)
 
 
-def matrix_speed(device: str) -> float:
+def matrix_speed(device: str, repeats: int = 5) -> float:
     """Float32 operations per second of a large matrix product."""
     import torch
 
@@ -74,7 +51,7 @@ def matrix_speed(device: str) -> float:
         (left @ left)[0, 0].item()
 
     product()
-    return 2 * side**3 / best_time(product)
+    return 2 * side**3 / best_time(product, repeats)
 
 
 def disk_speed(directory: str, size: int = 1 << 27) -> float:
@@ -91,7 +68,7 @@ def disk_speed(directory: str, size: int = 1 << 27) -> float:
         return 2 * size / (time.perf_counter() - start)
 
 
-def direct_speed(directory: str, size: int = 1 << 28) -> tuple[float, float]:
+def direct_speed(directory: str, size: int = 1 << 27) -> tuple[float, float]:
     """Bytes per second past the page cache, as streamed weights go, and seconds of a core per byte, with checksums.
 
     A directory that can't be written to or is full is no reason to fail: then the temporary one is measured. Without direct I/O the speed
@@ -132,8 +109,8 @@ def there_and_back(directory: str, flags: int, block: mmap.mmap, size: int) -> t
         os.close(file)
 
 
-def fault_price(huge: bool, size: int = 1 << 27) -> float:
-    """Seconds per byte to get fresh memory from the kernel, touch it and give it back."""
+def touching(huge: bool, size: int = 1 << 26) -> tuple[float, float]:
+    """Seconds to touch fresh memory of the kernel for the first time, and again."""
     area = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if huge and hasattr(mmap, "MADV_HUGEPAGE"):
         area.madvise(mmap.MADV_HUGEPAGE)
@@ -144,7 +121,7 @@ def fault_price(huge: bool, size: int = 1 << 27) -> float:
 
     first, again = best_time(touch, 1), best_time(touch, 2)
     area.close()
-    return max(first - again, 0.0) / size
+    return first / size, again / size
 
 
 def processor() -> str:
@@ -155,42 +132,149 @@ def processor() -> str:
         return platform.processor() or platform.machine()
 
 
+@dataclass(frozen=True)
+class Round:
+    """Everything measured once, and how busy the machine was with other things meanwhile."""
+
+    busy: float
+    flops: float
+    disk: float
+    direct: float
+    moving: float
+    small: tuple[float, float]   # seconds per byte to touch fresh memory in small pages, and to touch it again
+    huge: tuple[float, float]    # the same in huge ones
+
+
+def one_round(device: str) -> Round:
+    begun = core_seconds()
+    direct, moving = direct_speed(os.curdir)   # where runs are kept
+    figures = (matrix_speed(device), disk_speed(tempfile.gettempdir()), direct, moving, touching(huge=False), touching(huge=True))
+    return Round(busy_share(begun, core_seconds()), *figures)
+
+
+def rounds(device: str, measure: Callable[[str], Round] = one_round, pause: float = PAUSE) -> list[Round]:
+    """Several rounds, more of them on a busy machine: one may meet a quiet moment."""
+    found = [measure(device)]
+    while len(found) < ROUNDS or (len(found) < MORE_ROUNDS and min(one.busy for one in found) > QUIET):
+        time.sleep(pause)
+        found.append(measure(device))
+    return found
+
+
+def best_of(found: Sequence[Round], now: float) -> Hardware:
+    """What the quietest moments gave: others can only make it slower."""
+    busy = min(one.busy for one in found)
+    fault, huge = (max(min(first for first, _ in times) - min(again for _, again in times), 0.0)
+                   for times in zip(*((one.small, one.huge) for one in found), strict=True))
+    if busy > QUIET:   # the same bytes in fewer pages: when they look dearer, the machine was looking for room
+        huge = min(huge, fault)
+    return Hardware(flops=max(one.flops for one in found), disk=max(one.disk for one in found), direct=max(one.direct for one in found),
+                    moving=min(one.moving for one in found), fault=fault, huge_fault=huge, when=now, tries=len(found), busy=busy)
+
+
+def core_seconds() -> tuple[float, float]:
+    """Seconds that others have had of the cores we may use, and all that these had to give, since the machine was started."""
+    try:
+        lines = [line.split() for line in Path("/proc/stat").read_text().splitlines()]
+    except OSError:
+        return 0.0, 0.0
+    allowed = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+    ticks = [tuple(map(int, words[1:9])) for words in lines if words and words[0] in allowed]
+    spent = os.times()
+    idle, every = (sum(part) / os.sysconf("SC_CLK_TCK") for part in ((one[3] + one[4] for one in ticks), map(sum, ticks)))
+    return every - idle - sum(spent[:4]), every
+
+
+def busy_share(begun: tuple[float, float], ended: tuple[float, float]) -> float:
+    """The share of the cores that others had between two such readings; 0 where nobody can say."""
+    others, every = ended[0] - begun[0], ended[1] - begun[1]
+    return min(max(others / every, 0.0), 1.0) if every > 0 else 0.0
+
+
 def measured_hardware(dtypes: bool) -> Hardware:
-    """This machine, measured now; with the dtypes it takes some ten seconds."""
+    """This machine, measured now, which takes some seconds; with the dtypes some more."""
+    cap_this_process()   # before matrices are multiplied
     import torch
 
-    direct, moving = direct_speed(os.curdir)   # where runs are kept
-    hardware = Hardware(
-        name=processor(), cores=torch.get_num_threads(), memory=memory_all(), torch=torch.__version__,
-        flops=matrix_speed("cpu"), disk=disk_speed(tempfile.gettempdir()), direct=direct, moving=moving, fault=fault_price(huge=False),
-        huge_fault=fault_price(huge=True),
-    )
-    if dtypes:
-        outcome, cap = working_dtypes()
-        hardware = replace(hardware, dtypes=outcome, environment=cap)
-    if torch.cuda.is_available():
+    device = device_here()
+    found = replace(best_of(rounds(device), time.time()), device=device, name=processor(), cores=torch.get_num_threads(),
+                    memory=memory_all(), torch=torch.__version__)
+    if device == "cuda":
         card = torch.cuda.get_device_properties(0)
-        hardware = replace(hardware, device="cuda", name=card.name, memory=card.total_memory, flops=matrix_speed("cuda"))
-    return hardware
+        found = replace(found, name=card.name, memory=card.total_memory)
+    return with_dtypes(found) if dtypes else found
+
+
+def device_here() -> str:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def with_dtypes(hardware: Hardware) -> Hardware:
+    outcome, needed = working_dtypes()
+    return replace(hardware, dtypes=outcome, environment=needed)
 
 
 def hardware_file() -> Path:
     import torch
 
-    place = Path(os.path.expanduser("~")) / ".cache" / "shoestring"
-    return place / f"hardware-{platform.node()}-{torch.__version__}-{torch.get_num_threads()}.json"   # threads: as its user limits them
+    threads = torch.get_num_threads()   # as the user limits them
+    return cache_folder() / f"hardware-{platform.node()}-{torch.__version__}-{threads}.json"
 
 
-def remember(found: dict[str, Any]) -> None:
-    """Keep what was measured for the next time."""
-    with suppress(OSError):   # a home that can't be written to costs a few seconds each time, no more
-        Hardware(**found).save(hardware_file())
+def kept_hardware() -> Hardware | None:
+    """What was measured before; None if nothing was, or by a version that did not note how, or another device than there is now."""
+    try:
+        found = Hardware(**read_kept(hardware_file()))
+    except TypeError:
+        return None
+    return found if found.tries and found.device == device_here() else None
+
+
+def remember(found: Hardware) -> None:
+    """Keep what was measured for the next time. Which dtypes work is kept elsewhere: it depends on other things."""
+    write_kept(hardware_file(), asdict(replace(found, dtypes={}, environment={})))
+
+
+def settled(kept: Hardware | None, new: Hardware) -> Hardware:
+    """What is believed of a machine that was measured again: the quieter moment; of a busier one only what was better still."""
+    if kept is None or new.busy <= max(kept.busy, QUIET):
+        return new
+    return replace(
+        new, flops=max(kept.flops, new.flops), disk=max(kept.disk, new.disk), direct=max(kept.direct, new.direct),
+        moving=min(kept.moving, new.moving), fault=min(kept.fault, new.fault), huge_fault=min(kept.huge_fault, new.huge_fault),
+        links=kept.links, when=kept.when, tries=kept.tries + new.tries, busy=kept.busy)
+
+
+def doubt(kept: Hardware, flops: float, busy: float, now: float) -> str:
+    """Why what was measured is not believed any more, by a look at how fast and how busy the machine is now; empty if it is."""
+    if flops > FASTER * kept.flops:
+        return f"products of matrices are {flops / kept.flops:.1f} times as fast as when it was measured"
+    if busy <= QUIET and flops * SLOWER < kept.flops:
+        return f"products of matrices are {kept.flops / flops:.1f} times as slow as when it was measured"
+    if kept.busy > QUIET and busy < kept.busy / 2 and not 0 <= now - kept.when < SOON:
+        return f"others had {kept.busy:.0%} of the cores when it was measured, and have {busy:.0%} now"
+    return ""
+
+
+def glance(device: str) -> tuple[float, float]:
+    """A cheap look: operations per second now, and the share of the cores that others have."""
+    begun = core_seconds()
+    flops = matrix_speed(device, repeats=3)
+    time.sleep(0.05)   # the kernel counts in hundredths of a second
+    return flops, busy_share(begun, core_seconds())
+
+
+BELIEVED: set[Path] = set()   # files that this process has compared with the machine
 
 
 def known_hardware(dtypes: bool = False) -> Hardware:
-    """This machine, from the file if it was measured before; `dtypes`: also which of them work."""
-    found = Hardware.load(hardware_file())
-    if found is None or not found.moving or (dtypes and not found.dtypes):
-        found = measured_hardware(dtypes)
-        remember(asdict(found))
-    return found
+    """This machine, from the file if it was measured before and a look at it agrees; `dtypes`: also which of them work."""
+    cap_this_process()
+    path, found = hardware_file(), kept_hardware()
+    if found is None or (path not in BELIEVED and doubt(found, *glance(found.device), time.time())):
+        found = settled(found, measured_hardware(dtypes=False))
+        remember(found)
+    BELIEVED.add(path)
+    return with_dtypes(found) if dtypes or doubtful() else found

@@ -49,11 +49,14 @@ class Log:
     moved: list[int] = field(default_factory=list)                  # of each step, bytes to and from the disk
     sent: list[int] = field(default_factory=list)                   # of each step, bytes to other workers
     stored: int = 0                                                 # bytes of state that stay on the disk
+    blocks: list[str] = field(default_factory=list)                 # names of the model's blocks, whether they ran or not
+    traits: set[str] = field(default_factory=set)                   # of weights and gradients: "complex weights", "sparse gradients"
 
     def as_json(self) -> dict[str, Any]:
         return {"events": self.events, "marks": self.marks, "roles": list(self.roles.items()), "outputs": self.outputs,
                 "workspaces": sorted(self.workspaces), "moved": self.moved, "sent": self.sent, "stored": self.stored,
-                "flops": [(list(moment), count) for moment, count in self.flops.items()], "draws": self.draws, "mixes": self.mixes}
+                "flops": [(list(moment), count) for moment, count in self.flops.items()], "draws": self.draws, "mixes": self.mixes,
+                "blocks": self.blocks, "traits": sorted(self.traits)}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Log:
@@ -61,7 +64,7 @@ class Log:
                    [(position, Moment(*moment)) for position, moment in data["marks"]], dict(data["roles"]), data["outputs"],
                    set(data["workspaces"]),
                    Counter({Moment(*moment): count for moment, count in data["flops"]}), data["draws"], data["mixes"],
-                   data["moved"], data["sent"], data["stored"])
+                   data["moved"], data["sent"], data["stored"], data["blocks"], set(data["traits"]))
 
     def moments(self) -> Iterator[tuple[Moment, list[Event]]]:
         """The log in consecutive stretches of one moment each."""
@@ -111,14 +114,15 @@ class Tracker(DispatchMode):
 
     def leave(self, output: Any) -> None:
         name = self.moment.block
-        self.log.outputs[name] = [self.see(leaf) for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
+        self.log.outputs[name] = [self.see(part) for leaf in tree_leaves(output) if isinstance(leaf, Tensor) for part in stored_as(leaf)]
         self.enter(f"(after {name})")
 
     def hold(self, held: Iterable[Tensor], role: str = "") -> None:
         for tensor in held:
-            serial = self.see(tensor)
-            if role:
-                self.log.roles.setdefault(serial, role)
+            for part in stored_as(tensor):
+                serial = self.see(part)
+                if role:
+                    self.log.roles.setdefault(serial, role)
 
     def workspace(self, tensor: Tensor) -> None:
         """A library made this for itself."""
@@ -162,12 +166,10 @@ class Tracker(DispatchMode):
             return args[0].fake_device
         self.find_place()
         out = func(*args, **kwargs) if self.stage is None else self.stage.done(func, args, kwargs)
-        if isinstance(out, Tensor):
-            self.see(out)
-        elif out is not None:
-            for leaf in tree_leaves(out):
-                if isinstance(leaf, Tensor):
-                    self.see(leaf)
+        for leaf in (out,) if isinstance(out, Tensor) else () if out is None else tree_leaves(out):
+            if isinstance(leaf, Tensor):
+                for part in stored_as(leaf):
+                    self.see(part)
         if func in WORKSPACES:
             self.workspace(out[WORKSPACES[func]])
         count = flop_registry.get(func._overloadpacket)
@@ -176,6 +178,18 @@ class Tracker(DispatchMode):
         if not self.log.draws and torch.Tag.nondeterministic_seeded in func.tags:
             self.log.draws = really_draws(func, args, kwargs)
         return out
+
+
+SPARSE = {torch.sparse_coo: ("_indices", "_values"), torch.sparse_csr: ("crow_indices", "col_indices", "values"),
+          torch.sparse_csc: ("ccol_indices", "row_indices", "values"), torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
+          torch.sparse_bsc: ("ccol_indices", "row_indices", "values")}
+
+
+def stored_as(tensor: Tensor) -> tuple[Tensor, ...]:
+    """The tensors whose storages hold a tensor's numbers: itself, or what a sparse one is made of."""
+    if tensor.layout is torch.strided or tensor.layout not in SPARSE:
+        return (tensor,)
+    return tuple(getattr(tensor, part)() for part in SPARSE[tensor.layout])
 
 
 def really_draws(func: Any, args: Any, kwargs: Any) -> bool:
@@ -207,17 +221,22 @@ def watched(run: Run, tracker: Tracker) -> Run:
         return run.gradients(now, batch)
 
     def update(now: Run) -> None:
-        tracker.hold((p.grad for p in (*now.model.parameters(), *stepped(now)) if p.grad is not None), "gradients")
+        gradients = [p.grad for p in (*now.model.parameters(), *stepped(now)) if p.grad is not None]
+        tracker.log.traits |= {"sparse gradients" for gradient in gradients if gradient.layout is not torch.strided}
+        tracker.hold(gradients, "gradients")
+        del gradients
         tracker.mark("update")
         run.update(now)
         tracker.hold(state_tensors(now.optimizer), "optimizer")
         tracker.mark("")
 
     tracker.log.mixes = any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in run.model.modules())
+    tracker.log.blocks = list(run.blocks)
+    tracker.log.traits |= {"complex weights" for parameter in run.model.parameters() if parameter.is_complex()}
     tracker.hold((*run.model.parameters(), *stepped(run)), "parameters")
     tracker.hold(run.model.buffers(), "buffers")
     tracker.hold(state_tensors(run.optimizer), "optimizer")
-    tracker.hold((buffer for part in run.state.values() for buffer in getattr(part, "buffers", ())), "buffers of the disk")
+    tracker.hold((buffer for part in run.state.values() for buffer in part.buffers), "buffers of the disk")
     return replace(run, forward=forward, gradients=gradients, update=update)
 
 

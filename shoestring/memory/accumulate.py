@@ -5,8 +5,8 @@
                                               lines in between); a: adding one piece's gradients to the sum
 
 The loss is a mean over the batch's weight w (samples, or valid tokens), so a piece counts w_piece / w_batch. Equal to plain
-training up to the order of the sum, as long as no layer mixes samples (batch norm does) and none draws (dropout
-then draws other masks of the same distribution).
+training up to the order of the sum, as long as no layer mixes samples (batch norm does; planning/pieces.py tries the rest) and none draws
+(dropout then draws other masks of the same distribution).
 Huang et al.: GPipe, 2019, arXiv 1811.06965, section 2.
 """
 from __future__ import annotations
@@ -18,11 +18,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from shoestring.core.batch import Batch, samples, split
+from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
+from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import Ledger, between
 from shoestring.core.run import Run, weighed
-from shoestring.core.technique import Exactness
+from shoestring.core.technique import MIXED
 
 
 @dataclass(frozen=True)
@@ -42,14 +43,17 @@ class Accumulate:
         return tuple(cls(pieces) for pieces in (2, 3, 4, 6, 8, 12, 16, 24, 32, 64) if pieces <= ledger.batch)
 
     def refusal(self, ledger: Ledger) -> str:
-        if self.pieces > ledger.batch:
-            return f"{self.pieces} pieces of a batch of {ledger.batch} samples: a piece needs a sample"
-        return "" if "can't be split" not in ledger.traits else "the batch can't be split into samples"
+        if "can't be split" in ledger.traits:
+            return ledger.reasons.get("can't be split", "the batch can't be split into samples")
+        return f"{self.pieces} pieces of a batch of {ledger.batch} samples: a piece needs a sample" if self.pieces > ledger.batch else ""
 
     def exactness(self, ledger: Ledger) -> Exactness:
         if "mixes samples" in ledger.traits:
             return Exactness.CHANGED
         return Exactness.DRAWS if "draws" in ledger.traits else Exactness.ROUNDING
+
+    def drift(self, ledger: Ledger) -> float:
+        return MIXED
 
     def cost(self, ledger: Ledger) -> Ledger:
         largest = -(-ledger.batch // self.pieces)
@@ -67,7 +71,7 @@ class Accumulate:
 
     def cut(self, run: Run, batch: Batch) -> list[Batch]:
         """The batch in pieces; in a group, a worker may have fewer samples than that."""
-        return split(batch, min(self.pieces, samples(batch)) if run.link.world > 1 else self.pieces)
+        return run.pieces(batch, min(self.pieces, run.count(batch)) if run.link.world > 1 else self.pieces)
 
     def apply(self, run: Run) -> Run:
         def gradients(now: Run, batch: Batch) -> Tensor:

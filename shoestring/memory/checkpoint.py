@@ -22,7 +22,7 @@ from torch import nn
 
 from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
-from shoestring.core.ledger import Block, Ledger
+from shoestring.core.ledger import NO_BLOCK_RUNS, Block, Ledger
 from shoestring.core.run import Run
 from shoestring.memory.chain import best_schedules, forgotten
 from shoestring.memory.recompute import Recorder, Schedule, flat
@@ -55,6 +55,10 @@ class Checkpoint:
         return (*uniform, cls(groups=-1), *(cls(schedule=written(schedule)) for schedule in optimal(ledger)))
 
     def refusal(self, ledger: Ledger) -> str:
+        if "no block runs" in ledger.traits:
+            return NO_BLOCK_RUNS
+        if "can't be recomputed" in ledger.traits:
+            return ledger.reasons["can't be recomputed"]
         numbers = flat(self.numbers(len(ledger.inside)))
         if numbers and numbers[-1] >= len(ledger.inside):
             return f"the schedule names block {numbers[-1]} and the model has {len(ledger.inside)} blocks"

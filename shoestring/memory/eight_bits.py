@@ -15,6 +15,7 @@ from torch.nn import functional
 BLOCK = 256
 SIGNED = 0.008     # largest error of a signed number, of its block's largest
 POSITIVE = 0.016   # the same of a positive one
+DRIFT = 0.02       # that moments in 8 bits lead to (core/technique.py)
 SQUARES = {"exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum", "acc_delta", "exp_inf"}   # moments that are never negative
 
 

@@ -7,14 +7,14 @@ The same formula in another order of rounding: equal to plain training within 1e
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
 from shoestring.core.errors import Mistake
+from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import Ledger
 from shoestring.core.run import Run
-from shoestring.core.technique import Exactness
 
 HAS_KERNEL = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
 SPEEDUP = 4.0   # over the for-loop; only ranks plans before the optimizer was timed
@@ -29,6 +29,10 @@ class Fused:
     def refusal(self, ledger: Ledger) -> str:
         if "fused already" in ledger.traits:
             return "the job's optimizer is fused already"
+        if "complex weights" in ledger.traits:
+            return "the model has complex weights, and torch's fused kernels are for real ones"
+        if "sparse gradients" in ledger.traits:
+            return "the model has sparse gradients, and torch's fused kernels are for dense ones"
         return "" if "has a fused kernel" in ledger.traits else "torch has no fused kernel for this optimizer"
 
     def exactness(self, ledger: Ledger) -> Exactness:
@@ -43,4 +47,30 @@ class Fused:
             raise Mistake(f"Fused: torch has no fused kernel for {type(run.optimizer).__name__}; leave it out")
         for group in run.optimizer.param_groups:
             group.update(fused=True, foreach=False)
-        return run
+
+        def update(now: Run) -> None:   # a frame of ours: what fails below it is no fault of the job
+            for group in run.optimizer.param_groups if isinstance(run.optimizer, torch.optim.SGD) else ():
+                begin_late(run.optimizer, group)
+            run.update(now)
+
+        return replace(run, update=update)
+
+
+def begin_late(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> None:
+    """Give weights whose first gradient comes in a later step (a layer that was left out before) the momentum to begin with.
+
+    The kernel takes momenta for all weights or for none. It computes m' = mu m + (1 - tau) d with the dampening tau, where the first
+    momentum should be d, so these begin with m = tau d / mu, which is nothing at all without dampening.
+    """
+    if not group["momentum"]:
+        return
+    stepped = [parameter for parameter in group["params"] if parameter.grad is not None]
+    late = [parameter for parameter in stepped if optimizer.state[parameter].get("momentum_buffer") is None]
+    if len(late) == len(stepped):
+        return
+    for parameter in late:
+        first = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+        if group["dampening"]:
+            first.add_(parameter.grad, alpha=-1 if group["maximize"] else 1).add_(parameter, alpha=group["weight_decay"])
+            first.mul_(group["dampening"] / group["momentum"])
+        optimizer.state[parameter]["momentum_buffer"] = first

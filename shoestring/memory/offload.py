@@ -18,11 +18,11 @@ from torch import Tensor, nn
 
 from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
+from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import Ledger
 from shoestring.core.run import Run
-from shoestring.core.technique import Exactness
 from shoestring.memory import eight_bits
-from shoestring.memory.parked import BUFFERS, CHUNK, SMALL, Deputy, Parked
+from shoestring.memory.parked import BUFFERS, CHUNK, SMALL, Deputy, Parked, unparkable
 from shoestring.memory.shelf import OnDisk, Shelf
 from shoestring.memory.step_in_backward import only
 
@@ -51,13 +51,16 @@ class OffloadOptimizer:
     def exactness(self, ledger: Ledger) -> Exactness:
         return Exactness.CHANGED if self.moments else Exactness.BITS
 
+    def drift(self, ledger: Ledger) -> float:
+        return eight_bits.DRIFT
+
     def refusal(self, ledger: Ledger) -> str:
         if self.to == "host":
             return "" if "on a GPU" in ledger.traits else "there is no GPU: the moments are in host memory already"
-        if "optimizer needs a closure" in ledger.traits:
-            return "the optimizer evaluates the loss itself and wants all its state at once"
         if not ledger.optimizer:
             return "the optimizer keeps no moments"
+        if (reason := unparkable(ledger, bool(self.moments))):
+            return reason
         return "" if "own process" in ledger.traits else "state on disk needs a run of its own: use a job file"
 
     def cost(self, ledger: Ledger) -> Ledger:
@@ -138,4 +141,8 @@ class Moments(OnDisk):
 
     def __init__(self, parked: Parked) -> None:
         self.shelf = parked.shelf
-        self.buffers = [buffer.bytes for buffer in parked.ring.buffers] if parked.ring else []
+        self.ring = parked.ring
+
+    @property
+    def buffers(self) -> list[Tensor]:
+        return [buffer.bytes for buffer in self.ring.buffers] if self.ring else []

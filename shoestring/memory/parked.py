@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn, optim
 
+from shoestring.core.ledger import Ledger
 from shoestring.memory import eight_bits
 from shoestring.memory.shelf import Buffer, Shelf
 from shoestring.memory.step_in_backward import only
@@ -25,6 +26,13 @@ CHUNK = 4 << 20     # numbers that are brought through memory at once
 BUFFERS = 4         # of a chunk each: one at work, the others coming or going
 ELEMENTWISE = (optim.Adam, optim.AdamW, optim.SGD, optim.RMSprop, optim.Adagrad, optim.Adadelta, optim.Adamax, optim.NAdam,
                optim.RAdam, optim.ASGD, optim.Rprop)
+
+
+def unparkable(ledger: Ledger, coded: bool) -> str:
+    """Why moments can't pass through memory in chunks, or in 8 bits; empty if they can."""
+    if "sparse gradients" in ledger.traits:
+        return "the model has sparse gradients, which can't be stepped a chunk at a time: make its embeddings with sparse=False"
+    return "the model has complex weights, whose moments have no 8-bit code" if coded and "complex weights" in ledger.traits else ""
 
 
 class Habit:
@@ -154,11 +162,12 @@ class Parked(Deputy):
         super().__init__(optimizer)
         self.shelf, self.coded = shelf, coded   # coded: in 8 bits
         self.group_of = {one: group for group in optimizer.param_groups for one in group["params"] if one.requires_grad}
-        self.moments = {id(group): moments_of(optimizer, group) for group in optimizer.param_groups}
+        self.moments = {(id(group), dtype): moments_of(optimizer, group, dtype) for group in optimizer.param_groups
+                        for dtype in dict.fromkeys(one.dtype for one in group["params"])}
         self.chunks: dict[nn.Parameter, list[Chunk]] = {}
         largest = 0
         for parameter, name in names.items():
-            moments = self.moments[id(self.group_of[parameter])]
+            moments = self.moments[id(self.group_of[parameter]), parameter.dtype]
             if not moments and parameter not in (rows or {}):
                 continue
             self.chunks[parameter] = chunks(parameter, name, (rows or {}).get(parameter), isinstance(optimizer, ELEMENTWISE))
@@ -199,7 +208,7 @@ class Parked(Deputy):
     def step_chunk(self, parameter: nn.Parameter, number: int, weights: Tensor, gradient: Tensor) -> None:
         """Move the numbers of one chunk; `weights` are changed in place. The update runs on the host."""
         chunk, group = self.chunks[parameter][number], self.group_of[parameter]
-        moments = self.moments[id(group)]
+        moments = self.moments[id(group), parameter.dtype]
         known = self.shelf.regions[chunk.region].written
         buffer = self.ring.fetch(chunk.region) if moments and self.ring else None
         piece = nn.Parameter(weights.to("cpu").view(chunk.shape))
@@ -244,9 +253,8 @@ def chunks(parameter: nn.Parameter, name: str, rows: int | None, elementwise: bo
             for number, begin in enumerate(range(0, count, size))]
 
 
-def moments_of(optimizer: optim.Optimizer, group: dict[str, Any]) -> dict[str, torch.dtype]:
-    """What the optimizer keeps for a parameter of this group that is as large as the parameter: tried on a small one."""
-    dtype = next((parameter.dtype for parameter in group["params"]), torch.float32)
+def moments_of(optimizer: optim.Optimizer, group: dict[str, Any], dtype: torch.dtype) -> dict[str, torch.dtype]:
+    """What the optimizer keeps for a parameter of this group and dtype that is as large as the parameter: tried on a small one."""
     probe = nn.Parameter(torch.zeros(2, 3, dtype=dtype))
     with only(optimizer, probe, group):
         for _ in range(2):

@@ -18,9 +18,11 @@ from torch import Tensor, nn
 
 from shoestring.core.batch import Batch, mapped
 from shoestring.core.errors import Mistake
+from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import Ledger
-from shoestring.core.run import Run
-from shoestring.core.technique import Exactness
+from shoestring.core.private import FakeTensor
+from shoestring.core.run import Part, Run
+from shoestring.measure.instructions import deadly, require
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -55,10 +57,16 @@ class Precision:
 
     def refusal(self, ledger: Ledger) -> str:
         broken = f"no {self.dtype}"
-        return f"{self.dtype} products do not work on this machine (shoestring doctor tells)" if broken in ledger.traits else ""
+        if broken in ledger.traits:
+            here = f"{self.dtype} products do not work on this machine (shoestring doctor tells)"
+            return f"the model can't compute in {self.dtype}: {ledger.reasons[broken]}" if broken in ledger.reasons else here
+        return deadly(self.dtype) if f"{self.dtype} is deadly here" in ledger.traits else ""
 
     def exactness(self, ledger: Ledger) -> Exactness:
         return Exactness.CHANGED
+
+    def drift(self, ledger: Ledger) -> float:
+        return 0.1 if self.weights == "bf16" else 0.05 if self.dtype == "bf16" else 0.03
 
     def cost(self, ledger: Ledger) -> Ledger:
         """The step measured at this precision; without that, half the activations."""
@@ -70,6 +78,8 @@ class Precision:
 
     def apply(self, run: Run) -> Run:
         dtype = DTYPES[self.dtype]
+        if next(run.model.parameters()).device.type == "cpu":
+            require(self.dtype)
         if self.weights == "bf16":
             return in_sixteen_bits(run, dtype)
 
@@ -110,7 +120,7 @@ def in_sixteen_bits(run: Run, dtype: torch.dtype) -> Run:
     return replace(run, forward=forward)
 
 
-class LossScale:
+class LossScale(Part):
     """The factor on the loss, halved when gradients overflow and doubled when they have not for a while."""
 
     def __init__(self, scale: float = 2.0**10, patience: int = 500) -> None:
@@ -152,5 +162,6 @@ def scaled(run: Run) -> Run:
 
 
 def all_finite(gradients: list[Tensor]) -> bool:
-    """Whether no gradient overflowed; the sum of a gradient is not finite if any number in it is not."""
-    return not any(bool(~gradient.sum().isfinite()) for gradient in gradients)
+    """Whether no gradient overflowed; the sum of a gradient is not finite if any number in it is not. In a rehearsal none does."""
+    sums = (gradient.sum().isfinite() for gradient in gradients)
+    return all(isinstance(one, FakeTensor) or bool(one) for one in sums)

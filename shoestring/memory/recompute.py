@@ -1,9 +1,13 @@
 """Recomputation from outside: blocks forget what they saved for backward and compute it again when it is asked for.
 
 The user's forward runs as it is, in its own order. While a block of a group runs, every tensor that autograd saves is replaced by
-an empty slot, and the call (its arguments, random state, changing buffers) is written down. When backward asks for a slot,
+an empty slot, and the call (its arguments, random state, what the block keeps) is written down. When backward asks for a slot,
 the calls of its group run again and fill all slots of the group. A group may contain groups: on the way through, their
 slots are handed on to a new inner group instead of being filled, which is a checkpoint within a checkpoint.
+
+A call that runs again finds everything that its block keeps as it was the first time (block_state.py), and all global generators too. What
+can't be put back is noticed: backward uses nothing but what fills the slots, so that is compared with what was forgotten, by
+fingerprint; all of it in a block's first call, one tensor of each call later. A difference ends the training with a message.
 
     schedule (0, (1, 2), (3, (4, 5), 6))     0 keeps everything; 1 2 are computed again together;
                                              3 to 6 too, and on that way 4 5 are forgotten once more
@@ -15,15 +19,18 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from shoestring.core import chance
 from shoestring.core.errors import Mistake
 from shoestring.core.private import tree_flatten, tree_leaves, tree_unflatten
+from shoestring.memory.block_state import BlockState, Frozen, version
+from shoestring.memory.fingerprint import Fingerprint, fingerprint, matches
 
 Schedule = tuple[Any, ...]   # of block numbers and of schedules
 
@@ -46,10 +53,13 @@ class Earlier(NamedTuple):
 
 
 HELD = object()   # an argument that the call holds itself
-MISSING = object()   # an attribute that is not there
-CHANGED = ("a block of the model computes something else when it runs again on the same input: it keeps something from one call to the "
-           "next, such as a cache or a counter, so it can't be recomputed; switch that off (use_cache=False in models of transformers), "
-           "or use a plan without Checkpoint and Stream")
+ABOUT_A_BLOCK = "the block "   # how both messages begin
+CHANGED = (f"{ABOUT_A_BLOCK}{{}} of the model computes something else when it runs again on the same input: it keeps something from one "
+           "call to the next where nobody else can see it, such as a cache, a counter or a random generator outside of the block, so it "
+           "can't be recomputed; keep that in an attribute of the block, switch it off (use_cache=False in models of transformers), or use "
+           "a plan without Checkpoint and Stream")
+OVERWRITES = (f"{ABOUT_A_BLOCK}{{}} changes its input in place, so what it would be computed again from is gone; write it without that "
+              "(inplace=False), or use a plan without Checkpoint and Stream")
 
 
 class Slot:
@@ -58,7 +68,17 @@ class Slot:
     def __init__(self, group: Group, tensor: Tensor) -> None:
         self.group = group
         self.kind = (tensor.shape, tensor.dtype)
+        self.print: Fingerprint = None
+        self.sampled = False                 # the fingerprint is one of a few numbers
         self.value: Tensor | None = None
+
+    def remember(self, tensor: Tensor, sampled: bool) -> None:
+        """Have a tensor that is computed again compared with this one."""
+        self.print, self.sampled = fingerprint(tensor, sampled), sampled
+
+    def takes(self, tensor: Tensor) -> bool:
+        """Whether a tensor can be the one that was forgotten."""
+        return self.kind == (tensor.shape, tensor.dtype) and matches(self.print, tensor, self.sampled)
 
 
 class Finished(Exception):
@@ -78,19 +98,18 @@ class Keep(torch.autograd.Function):
         raise AssertionError("this node only holds tensors; nothing flows through it")
 
 
-State = tuple[dict[str, Any], str, Any]   # where, name, value: a buffer or an attribute of a module
-
-
 @dataclass
 class Call:
     forward: Callable[..., Any]
-    number: int
+    number: int                           # of the block
+    name: str
     structure: Any                        # of (args, kwargs)
     leaves: list[Any]                     # tensors replaced by HELD or Earlier
     held: Callable[[], tuple[Tensor, ...]]
-    random: tuple[Tensor, ...]
+    random: chance.State
     autocast: tuple[str, bool, torch.dtype, bool]
-    state: list[State]                    # what the call changes in its modules, as it was before
+    state: BlockState
+    picture: list[Frozen]                 # what the block kept before the call
 
 
 @dataclass
@@ -146,8 +165,8 @@ class Group:
         def store(tensor: Tensor) -> None:
             nonlocal position
             slot = self.slots[position]()
-            if slot is not None and slot.kind != (tensor.shape, tensor.dtype):
-                raise Mistake(CHANGED)
+            if slot is not None and not slot.takes(tensor):
+                raise Mistake(CHANGED.format(call.name))
             if group is not None:
                 group.adopt(slot)
             elif slot is not None:
@@ -158,7 +177,7 @@ class Group:
 
         outputs: list[list[Any]] = []
         try:
-            with torch.enable_grad(), same_random_state(), saved_tensors_hooks(store, never):
+            with torch.enable_grad(), chance.kept(), saved_tensors_hooks(store, never):
                 for index, call in enumerate(self.calls):
                     args, kwargs = arguments(call, outputs)
                     begins = index in inner and (index == 0 or inner.get(index - 1) is not inner[index])
@@ -168,10 +187,9 @@ class Group:
                     if begins:
                         group = Group(inner[index])
                     if group is not None:
-                        again = noted(call.forward, call.number, (args, kwargs), group, keep=False)
-                        again.state, again.random = call.state, call.random
-                    set_random_state(call.random)
-                    with autocast_as(call.autocast), state_as(call.state):
+                        again = noted(call, (args, kwargs), group)
+                    chance.restore(call.random)
+                    with autocast_as(call.autocast), call.state.as_in(call.picture):
                         output = call.forward(*args, **kwargs)
                     if group is not None:
                         group.record(again, output)
@@ -188,7 +206,7 @@ class Group:
         if group is not None:
             group.close()
         if position < len(self.slots):
-            raise Mistake(CHANGED)
+            raise Mistake(CHANGED.format(self.calls[-1].name))
 
 
 def nothing() -> None:
@@ -206,8 +224,8 @@ def unpack(slot: Slot) -> Tensor:
     return value
 
 
-def noted(forward: Callable[..., Any], number: int, given: tuple[Any, Any], group: Group, keep: bool = True) -> Call:
-    """Write down a call about to happen with the given (args, kwargs)."""
+def taken(given: tuple[Any, Any], group: Group) -> tuple[Any, list[Any], list[Tensor]]:
+    """The structure of (args, kwargs), their leaves with tensors replaced by where they are found again, and the tensors to hold."""
     leaves, structure = tree_flatten(given)
     held: list[Tensor] = []
     for position, leaf in enumerate(leaves):
@@ -216,15 +234,13 @@ def noted(forward: Callable[..., Any], number: int, given: tuple[Any, Any], grou
             if earlier is None:
                 held.append(leaf)
             leaves[position] = HELD if earlier is None else earlier._replace(requires_grad=leaf.requires_grad)
-    if keep:
-        with torch.enable_grad():
-            node = Keep.apply(torch.empty(0, requires_grad=True), *held).grad_fn   # type: ignore[no-untyped-call]
-        fetch = lambda: node.saved_tensors   # noqa: E731
-    else:
-        still = tuple(held)
-        fetch = lambda: still   # noqa: E731
-    kind = next((tensor.device.type for tensor in held), "cpu")
-    return Call(forward, number, structure, leaves, fetch, random_state(), autocast_state(kind), [])
+    return structure, leaves, held
+
+
+def noted(call: Call, given: tuple[Any, Any], group: Group) -> Call:
+    """A call of a replay as one of an inner group, with the arguments it has there."""
+    structure, leaves, held = taken(given, group)
+    return replace(call, structure=structure, leaves=leaves, held=lambda: tuple(held))
 
 
 def arguments(call: Call, outputs: list[list[Any]]) -> tuple[Any, Any]:
@@ -242,27 +258,6 @@ def arguments(call: Call, outputs: list[list[Any]]) -> tuple[Any, Any]:
     return args, kwargs
 
 
-def random_state() -> tuple[Tensor, ...]:
-    state = (torch.get_rng_state(),)
-    return (*state, torch.cuda.get_rng_state()) if torch.cuda.is_available() and torch.cuda.is_initialized() else state
-
-
-def set_random_state(state: tuple[Tensor, ...]) -> None:
-    torch.set_rng_state(state[0])
-    if len(state) > 1:
-        torch.cuda.set_rng_state(state[1])
-
-
-@contextmanager
-def same_random_state() -> Iterator[None]:
-    """The random state after is the one before."""
-    state = random_state()
-    try:
-        yield
-    finally:
-        set_random_state(state)
-
-
 def autocast_state(kind: str) -> tuple[str, bool, torch.dtype, bool]:
     return kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind), torch.is_autocast_cache_enabled()
 
@@ -272,41 +267,16 @@ def autocast_as(state: tuple[str, bool, torch.dtype, bool]) -> torch.autocast:
     return torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=cached)
 
 
-@contextmanager
-def state_as(before: list[State]) -> Iterator[None]:
-    """What changes has the values of the first time, and is changed only that once."""
-    now = [(where, name, where.get(name, MISSING)) for where, name, _ in before]
-    for where, name, value in before:
-        put(where, name, copied(value))
-    try:
-        yield
-    finally:
-        for where, name, value in now:
-            put(where, name, value)
-
-
-def put(where: dict[str, Any], name: str, value: Any) -> None:
-    if value is MISSING:
-        where.pop(name, None)
-    else:
-        where[name] = value
-
-
-def copied(value: Any) -> Any:
-    return value.clone() if isinstance(value, Tensor) else value
-
-
-def version(value: Any) -> int:
-    return value._version if isinstance(value, Tensor) else 0
-
-
 class Recorder:
     """Wraps the blocks of a model for the time of one forward, so that they follow a schedule."""
 
     def __init__(self, blocks: Mapping[str, nn.Module], schedule: Schedule) -> None:
+        self.names = list(blocks)
         self.blocks = list(blocks.values())
         self.group_of = {number: item for item in schedule if not isinstance(item, int) for number in flat(item)}
-        self.changing: dict[int, list[tuple[dict[str, Any], str]]] = {}   # block -> what a call changes in its modules
+        self.watched: dict[int, int] = {}   # block -> which of the tensors that it saves is compared in every call; none before the first
+        self.random: chance.State | None = None   # before the last call
+        self.states: dict[int, BlockState] = {}
 
     @contextmanager
     def around(self) -> Iterator[None]:
@@ -331,7 +301,7 @@ class Recorder:
         return self.open
 
     def wrapper(self, number: int, block: nn.Module) -> Callable[..., Any]:
-        forward = block.forward
+        forward, state = block.forward, self.states.setdefault(number, BlockState(block))
 
         def recorded(*args: Any, **kwargs: Any) -> Any:
             if not torch.is_grad_enabled():
@@ -339,39 +309,54 @@ class Recorder:
             args, kwargs = without_caches(args), {name: without_caches(value) for name, value in kwargs.items()}
             group = self.enter(self.group_of[number], number)
             assert group is not None, "a block in a group has a group"
-            call = noted(forward, number, (args, kwargs), group)
-            there = {id(part.__dict__): set(part.__dict__) for part in block.modules()} if number not in self.changing else {}
-            found = [(where, name, where.get(name, MISSING)) for where, name in self.state(number, block)]
-            before = [(value, version(value)) for _, _, value in found]
-            call.state = [(where, name, copied(value)) for where, name, value in found]
-            with saved_tensors_hooks(group.pack, unpack):
+            given = [(leaf, version(leaf)) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+            call = self.call(forward, number, (args, kwargs), group, state)
+            with saved_tensors_hooks(self.packing(number, block, group), unpack):
                 output = forward(*args, **kwargs)
-            if number not in self.changing:
-                call.state = [one for one, was in zip(call.state, before, strict=True) if changed(*one[:2], *was)]
-                call.state += [(part.__dict__, name, MISSING) for part in block.modules() for name in part.__dict__
-                               if name not in there[id(part.__dict__)]]
-                self.changing[number] = [(where, name) for where, name, _ in call.state]
+            if any(version(leaf) != before for leaf, before in given):
+                raise Mistake(OVERWRITES.format(self.names[number]))
             group.record(call, output)
             return output
 
         return recorded
 
-    def state(self, number: int, block: nn.Module) -> list[tuple[dict[str, Any], str]]:
-        """What a call changes: buffers, and attributes that are tensors, numbers or nothing yet. Before the first call, all there are."""
-        if number in self.changing:
-            return self.changing[number]
-        return [(where, name) for part in block.modules() for where in (part._buffers, part.__dict__) for name, value in where.items()
-                if isinstance(value, (Tensor, int, float)) or (value is None and where is part.__dict__)]
+    def call(self, forward: Callable[..., Any], number: int, given: tuple[Any, Any], group: Group, state: BlockState) -> Call:
+        """Write down a call about to happen."""
+        structure, leaves, held = taken(given, group)
+        with torch.enable_grad():
+            node = Keep.apply(torch.empty(0, requires_grad=True), *held).grad_fn   # type: ignore[no-untyped-call]
+        now = chance.state()
+        if self.random is not None and now["python"] == self.random["python"]:   # it takes 20 KB and hardly ever moves
+            now["python"] = self.random["python"]
+        self.random = now
+        kind = next((tensor.device.type for tensor in held), "cpu")
+        return Call(forward, number, self.names[number], structure, leaves, lambda: node.saved_tensors, now, autocast_state(kind), state,
+                    state.picture())
 
+    def packing(self, number: int, block: nn.Module, group: Group) -> Callable[[Tensor], Slot]:
+        """What forgets a tensor: of a block's first call all that are not weights are to be compared, later the last of them."""
+        weights = {parameter.untyped_storage()._cdata for parameter in block.parameters()}
+        first, last = number not in self.watched, self.watched.get(number)
+        position = 0
 
-def changed(where: dict[str, Any], name: str, value: Any, before: int) -> bool:
-    return where.get(name, MISSING) is not value or version(value) != before or "running_mean" in where
+        def pack(tensor: Tensor) -> Slot:
+            nonlocal position
+            slot = group.pack(tensor)
+            if first or position == last:
+                slot.remember(tensor, sampled=not first)
+            if first and (tensor.layout is not torch.strided or tensor.untyped_storage()._cdata not in weights):
+                self.watched[number] = position
+            position += 1
+            return slot
+
+        return pack
 
 
 def without_caches(value: Any) -> Any:
     """Key-value caches are for generating; one that is filled twice would be wrong, and training has no use for it."""
     if isinstance(value, tuple):
-        return tuple(without_caches(item) for item in value)
+        items = [without_caches(item) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
     return None if type(value).__name__.endswith("Cache") else value
 
 

@@ -17,9 +17,11 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import count
 from math import prod
 from pathlib import Path
-from typing import Any
+from threading import Lock
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -27,6 +29,8 @@ from xxhash import xxh3_64
 
 from shoestring.core.errors import Mistake
 from shoestring.core.private import FakeTensor
+from shoestring.core.regular import NotRegular, regular
+from shoestring.core.run import Part
 from shoestring.core.units import bytes_text
 
 PAGE = 4096        # bytes: offsets, sizes and addresses of direct I/O are multiples of it
@@ -91,6 +95,8 @@ class Shelf:
         self.moved = 0                 # bytes that were asked to move, both ways
         self.direct = True
         self.file = -1
+        self.turn = Lock()
+        self.aside = ""                # what the file is called now, if it was found to be damaged
         self.threads: ThreadPoolExecutor | None = None
 
     def place(self, name: str, size: int) -> None:
@@ -121,10 +127,12 @@ class Shelf:
         else:
             name = str(self.path)
         try:
-            file = os.open(name, flags | os.O_DIRECT, 0o600)
+            file = regular(name, flags | os.O_DIRECT, 0o600)
+        except NotRegular:
+            raise
         except OSError:
             self.direct = False
-            file = os.open(name, flags, 0o600)
+            file = regular(name, flags, 0o600)
         if self.path is None:
             os.unlink(name)
         return file
@@ -190,12 +198,25 @@ class Shelf:
             while done < len(piece):
                 got = os.preadv(self.file, [piece[done:]], begin + start + done)
                 if not got:
-                    raise Mistake(f"{self.path} is shorter than it was: {region.name} is not in it any more; {CURE}")
+                    raise Mistake(f"{self.path} is shorter than it was: {region.name} is not in it any more; {self.cure(region, slot)}")
                 done += got
             check.update(piece)
         if check.intdigest() != region.checks[slot]:
             raise Mistake(f"{region.name} in {self.path} is not what was written there (its checksum differs): the disk or somebody "
-                          f"changed it; {CURE}")
+                          f"changed it; {self.cure(region, slot)}")
+
+    def cure(self, region: Region, slot: int) -> str:
+        """What to do about a damaged slot. If the last checkpoint stands on it, there is none to go on from: the file is put aside."""
+        if region.pinned is None:
+            return "the same command begins anew"
+        if slot != region.pinned:
+            return "the last checkpoint does not stand on that, and the same command goes on from there"
+        with self.turn:   # several threads may find damage at once
+            if self.path is not None and not self.aside:
+                self.aside = next(path for path in map(f"{self.path}.damaged-{{}}".format, count()) if not os.path.exists(path))
+                self.path.rename(self.aside)
+        return (f"the last checkpoint stands on that, so the run can't go on: the file is kept aside as {self.aside} (delete it if you "
+                f"need the room), and the same command begins anew")
 
     # What survives a restart
 
@@ -247,9 +268,10 @@ def require_room(directory: Path, size: int, there: int = 0) -> None:
                       f"one whole) and {bytes_text(free)} are free: free some, or give a --run on another disk")
 
 
-class OnDisk:
+class OnDisk(Part):
     """A part of a run whose state is on a shelf."""
 
+    on_disk: ClassVar[bool] = True
     shelf: Shelf
 
     @property
@@ -288,11 +310,12 @@ class Reader:
     def region(self, name: str) -> bytearray:
         if self.held[0] != name:
             offset, size, slot, check = self.regions[name]
-            with open(self.path, "rb") as file:
+            with open(self.path, "rb", opener=regular) as file:
                 file.seek(offset + slot * size)
                 self.held = (name, found := bytearray(file.read(size)))
             if xxh3_64(found).intdigest() != check:
-                raise Mistake(f"{name} in {self.path} is not what was written there (its checksum differs): it can't be had from there")
+                raise Mistake(f"{name} in {self.path} is not what was written there (its checksum differs): the disk or somebody changed "
+                              f"it, and the weights can't be had from there; train with --fresh to make them anew")
         return self.held[1]
 
     def weights(self, places: Mapping[str, Any]) -> dict[str, Lying]:
@@ -312,9 +335,6 @@ class Lying:
             flat = torch.frombuffer(self.reader.region(region), dtype=torch.uint8)[begin:]
             flat = flat[: len(flat) // self.dtype.itemsize * self.dtype.itemsize].view(self.dtype)
             yield flat.as_strided(shape, stride, flat.storage_offset()).contiguous().reshape(-1)
-
-
-CURE = "run the same command again to go on from the last checkpoint, or with --fresh to begin anew"
 
 
 def finished(moving: Future[None]) -> None:

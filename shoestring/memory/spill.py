@@ -24,9 +24,9 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
-from shoestring.core.ledger import Ledger
+from shoestring.core.ledger import NO_BLOCK_RUNS, Ledger
 from shoestring.core.private import FakeTensor
-from shoestring.core.run import Run
+from shoestring.core.run import Part, Run
 from shoestring.memory.recompute import patched
 
 SMALL = 1 << 14   # bytes: a smaller tensor stays where it is
@@ -51,6 +51,9 @@ class Spill:
     def choices(cls, ledger: Ledger) -> tuple[Spill, ...]:
         count = len(ledger.inside)
         return (cls(), *(cls(blocks=count * k // 4) for k in (1, 2, 3) if count * k // 4 > 0)) if count > 1 else ()
+
+    def refusal(self, ledger: Ledger) -> str:
+        return NO_BLOCK_RUNS if "no block runs" in ledger.traits else ""
 
     def cost(self, ledger: Ledger) -> Ledger:
         inside = [position for position, block in enumerate(ledger.blocks) if block.inside]
@@ -100,14 +103,14 @@ class Parcel:
         self.uses = 0                          # saved tensors that still want it
 
 
-class Spool:
-    """The file, and what is under way between it and memory."""
+class Spool(Part):
+    """The file, and what is under way between it and memory. Nothing of it outlives its step."""
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
         self.own: set[int] = set()             # storages of weights, which stay
         self.file = -1
-        self.moved = 0                         # bytes that were asked to move, both ways
+        self.asked = 0                         # bytes that were asked to move, both ways
         self.threads: ThreadPoolExecutor | None = None
         self.rewind()
 
@@ -132,8 +135,10 @@ class Spool:
         return spilling
 
     def pack(self, tensor: Tensor, number: int) -> Any:
+        if tensor.layout is not torch.strided:
+            return tensor
         storage = tensor.untyped_storage()
-        if storage._cdata in self.own or storage.nbytes() < SMALL or tensor.layout is not torch.strided:
+        if storage._cdata in self.own or storage.nbytes() < SMALL:
             return tensor
         parcel = self.parcel(tensor, number)
         parcel.uses += 1
@@ -146,7 +151,7 @@ class Spool:
             return self.known[storage._cdata][0]
         parcel = Parcel(storage.nbytes(), self.end)
         self.end += -(-parcel.size // 4096) * 4096
-        self.moved += parcel.size
+        self.asked += parcel.size
         whole = tensor.detach().as_strided((parcel.size // tensor.element_size(),), (1,), 0)
         parcel.bytes, parcel.version = whole, whole._version
         if whole.is_cuda:
@@ -203,7 +208,7 @@ class Spool:
                 self.read_back(parcel)
 
     def read_back(self, parcel: Parcel) -> None:
-        self.moved += parcel.size
+        self.asked += parcel.size
         if parcel.host is not None:
             parcel.bytes = parcel.host.to("cuda", non_blocking=True).view(torch.uint8)
             return
@@ -211,11 +216,9 @@ class Spool:
         if not parcel.imagined:
             parcel.moving = self.pool().submit(self.read, parcel)
 
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing of a spill outlives its step."""
+    @property
+    def moved(self) -> int:
+        return self.asked
 
     def pool(self) -> ThreadPoolExecutor:
         if self.threads is None:

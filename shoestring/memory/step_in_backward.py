@@ -30,8 +30,6 @@ class StepInBackward:
     def refusal(self, ledger: Ledger) -> str:
         if "clips" in ledger.traits:
             return "the job clips gradients by their global norm, which is known only when all of them are there"
-        if "optimizer needs a closure" in ledger.traits:
-            return "the optimizer evaluates the loss itself and wants all gradients at once"
         return ""
 
     def cost(self, ledger: Ledger) -> Ledger:

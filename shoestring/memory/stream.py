@@ -20,12 +20,12 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from shoestring.core.errors import Mistake
+from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import Block, Ledger
 from shoestring.core.run import Run
-from shoestring.core.technique import Exactness
 from shoestring.memory import eight_bits
 from shoestring.memory.checkpoint import Checkpoint
-from shoestring.memory.parked import BUFFERS, CHUNK
+from shoestring.memory.parked import BUFFERS, CHUNK, unparkable
 from shoestring.memory.streaming import DESKS, Streaming
 from shoestring.memory.swap import Swap
 
@@ -50,14 +50,19 @@ class Stream:
     def refusal(self, ledger: Ledger) -> str:
         if "clips" in ledger.traits:
             return "the job clips gradients by their global norm, which is known only when all of them are there"
-        if "optimizer needs a closure" in ledger.traits:
-            return "the optimizer evaluates the loss itself and wants all weights at once"
+        if "can't be recomputed" in ledger.traits:
+            return ledger.reasons["can't be recomputed"]
+        if (reason := unparkable(ledger, bool(self.moments))):
+            return reason
         return "" if "own process" in ledger.traits else "state on disk needs a run of its own: use a job file"
 
     def exactness(self, ledger: Ledger) -> Exactness:
         if self.moments:
             return Exactness.CHANGED
         return Exactness.ROUNDING if any(block.gradient > 4 * CHUNK for block in ledger.blocks[1:] if not block.inside) else Exactness.BITS
+
+    def drift(self, ledger: Ledger) -> float:
+        return eight_bits.DRIFT
 
     def making(self) -> AbstractContextManager[object]:
         """While inside, a model that does not fit in memory can be made."""

@@ -300,7 +300,7 @@ class Guard(DispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace == "aten" and func is not torch.ops.aten.detach.default:
             for leaf in tree_leaves((args, kwargs or {})):
-                if isinstance(leaf, Tensor) and (name := self.absent(leaf)):
+                if isinstance(leaf, Tensor) and leaf.layout is torch.strided and (name := self.absent(leaf)):
                     raise Mistake(f"the model uses the weight {name} outside of the module that it belongs to, where nobody knows that "
                                   f"it is needed: {self.advice}")
         return func(*args, **(kwargs or {}))

@@ -4,6 +4,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import groupby
 
+from shoestring.core.exactness import stated_in
 from shoestring.core.units import bytes_text, seconds_text
 from shoestring.page.words import (
     NONE,
@@ -31,9 +32,8 @@ def plan(story: Told) -> str:
         return ""
     rows = [f"<li><code>{said(technique_text(one))}</code><p>{said(one.get('why') or '')}</p></li>"
             for one in dicts(story["techniques"])[:MOST_ROWS]]
-    notes = {True: "Exact: the weights are those that plain training gives.",
-             False: "Not exact: the weights differ from those of plain training."}
-    note = notes.get(story["exact"], "") if isinstance(story.get("exact"), bool) else ""
+    level = stated_in(story)
+    note = f"{level.word.capitalize()}: {level.meaning}." if level is not None else ""
     body = f'<ul class="rows">\n{lines(rows)}</ul>' if rows else "<p>Plain training, no technique.</p>"
     return section("The plan", note, body)
 

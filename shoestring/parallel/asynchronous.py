@@ -26,7 +26,7 @@ from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.ledger import Ledger, between
 from shoestring.core.run import Run
-from shoestring.parallel.average import alone, trained
+from shoestring.parallel.average import alone, mixed_drift, trained
 from shoestring.parallel.client import Client, client_run
 from shoestring.parallel.hogwild import hogwild_run
 from shoestring.parallel.pushes import Pushes, admits
@@ -56,12 +56,20 @@ class Asynchronous:
         if not 0 <= self.delay <= LONGEST:
             raise Mistake(f"Asynchronous(delay={self.delay}): the largest staleness is a number from 0 (one worker at a time) to {LONGEST}")
 
+    @property
+    def serves(self) -> bool:
+        return self.kind == "server"
+
     @classmethod
     def choices(cls, ledger: Ledger) -> tuple[Asynchronous, ...]:
         return ()
 
     def refusal(self, ledger: Ledger) -> str:
         return alone(ledger)
+
+    def drift(self, ledger: Ledger) -> float:
+        """A step is as many updates as workers compute, each of the whole rate: it goes up to so many times as far."""
+        return float(ledger.world) + mixed_drift(ledger)
 
     def cost(self, ledger: Ledger) -> Ledger:
         return ledger if self.kind == "hogwild" else served(ledger)
@@ -138,7 +146,8 @@ def served(ledger: Ledger) -> Ledger:
     busy = workers * (talk + ledger.update)
     return replace(
         ledger, blocks=tuple(block.but(spike=block.spike + min(BUCKET, max(block.gradient, 0.0))) for block in blocks),
-        batch=-(-ledger.batch * ledger.world // workers), inputs=ledger.inputs * ledger.world / workers, sent=ledger.sent + held,
+        batch=-(-ledger.batch * ledger.world // workers), inputs=ledger.inputs * ledger.world / workers,
+        sent=ledger.sent + workers * ledger.parameters,   # by the server, which sends most
         optimizer=0.0, update_rise=ledger.update_rise + ledger.optimizer, update=0.0,
         waiting=ledger.waiting + max(talk, busy - compute),
     )

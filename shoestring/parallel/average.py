@@ -21,10 +21,11 @@ from torch import Tensor, nn
 
 from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
+from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import Ledger
 from shoestring.core.link import Link
-from shoestring.core.run import Run, weighed
-from shoestring.core.technique import Exactness
+from shoestring.core.run import Part, Run, weighed
+from shoestring.core.technique import MIXED
 from shoestring.parallel.rate import rate_times
 from shoestring.parallel.reducer import BUCKET, Bucket, Reducer, Send, bucketed
 
@@ -50,6 +51,10 @@ class Average:
     def exactness(self, ledger: Ledger) -> Exactness:
         return Exactness.CHANGED if self.linear else split_exactness(ledger)
 
+    def drift(self, ledger: Ledger) -> float:
+        """With a rate that is multiplied by the number of workers, it goes as much further."""
+        return (ledger.world - 1 if self.linear else 0.0) + mixed_drift(ledger)
+
     def cost(self, ledger: Ledger) -> Ledger:
         held = ledger.gradients + sum(block.gradient for block in ledger.blocks)
         return told(with_buckets(ledger), 2 * (ledger.world - 1) / ledger.world * held, held / BUCKET + 3)
@@ -60,7 +65,15 @@ class Average:
 
 
 def alone(ledger: Ledger) -> str:
-    return "" if ledger.world > 1 else "there is one worker: --devices gives more"
+    """Why workers can't train this model together; empty if they can."""
+    return unaddable(ledger) if ledger.world > 1 else "there is one worker: --devices gives more"
+
+
+def unaddable(ledger: Ledger) -> str:
+    """Why gradients can't be sent and added up; empty if they can."""
+    if "sparse gradients" in ledger.traits:
+        return "the model has sparse gradients, which can't be added up in buckets: make its embeddings with sparse=False"
+    return "the model has complex weights, and workers send real numbers" if "complex weights" in ledger.traits else ""
 
 
 def split_exactness(ledger: Ledger) -> Exactness:
@@ -68,6 +81,11 @@ def split_exactness(ledger: Ledger) -> Exactness:
     if "mixes samples" in ledger.traits:
         return Exactness.CHANGED
     return Exactness.DRAWS if "draws" in ledger.traits else Exactness.ROUNDING
+
+
+def mixed_drift(ledger: Ledger) -> float:
+    """What sharing a batch adds to the drift, where layers mix its samples."""
+    return MIXED if "mixes samples" in ledger.traits else 0.0
 
 
 def told(ledger: Ledger, sent: float, messages: float) -> Ledger:
@@ -173,7 +191,7 @@ class Statistics:
             self.put(list(compress(self.buffers, changed)), flat.div_(self.link.world))
 
 
-class Pace:
+class Pace(Part):
     """How many steps were taken."""
 
     def __init__(self) -> None:

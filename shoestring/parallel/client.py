@@ -11,13 +11,14 @@ from torch import Tensor
 from shoestring.core.batch import Batch
 from shoestring.core.feed import Feed
 from shoestring.core.link import Done, Over, Sending
-from shoestring.core.run import Run
+from shoestring.core.private import number_of
+from shoestring.core.run import Part, Run
 from shoestring.parallel.average import Statistics, trained
 from shoestring.parallel.reducer import Bucket, Reducer, bucketed, part_of
 from shoestring.parallel.server import ASK, DONE, OVER, PULL, PUSH
 
 
-class Client:
+class Client(Part):
     """A worker's side. It keeps nothing: weights and optimizer are the server's."""
 
     def __init__(self, run: Run) -> None:
@@ -89,14 +90,8 @@ class Client:
 
     # What survives a restart is the server's
 
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        pass
-
-    def put_optimizer(self, state: dict[str, Any]) -> None:
-        pass
+    def put_optimizer(self, whole: dict[str, Any]) -> bool:
+        return True
 
 
 def client_run(run: Run, client: Client) -> Run:
@@ -117,7 +112,7 @@ def client_run(run: Run, client: Client) -> Run:
             return torch.zeros(())
         client.statistics.begin()
         loss = run.gradients(now, batch)
-        client.push(float(loss), float(run.weight(batch)))
+        client.push(number_of(loss), float(run.weight(batch)))
         return loss
 
     def update(now: Run) -> None:

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from shoestring.core.errors import Mistake
+from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import Ledger
 from shoestring.core.link import Link, Sending
-from shoestring.core.run import Run
-from shoestring.core.technique import Exactness
-from shoestring.parallel.average import alone, told, united, with_buckets
+from shoestring.core.run import Part, Run
+from shoestring.parallel.average import alone, mixed_drift, told, united, with_buckets
 from shoestring.parallel.codecs import CODECS, Codec, TopK
 from shoestring.parallel.feedback import ErrorFeedback
 from shoestring.parallel.moves import sharing_moves
@@ -70,6 +70,9 @@ class CompressGradients:
     def exactness(self, ledger: Ledger) -> Exactness:
         return Exactness.CHANGED
 
+    def drift(self, ledger: Ledger) -> float:
+        return {"topk": 0.8, "powersgd": 0.5}.get(self.kind, 0.01) + mixed_drift(ledger)
+
     def cost(self, ledger: Ledger) -> Ledger:
         held, world = ledger.gradients + sum(block.gradient for block in ledger.blocks), ledger.world
         if self.kind == "powersgd":
@@ -84,7 +87,7 @@ class CompressGradients:
         if self.kind == "topk":
             return sharing_moves(run, self.codec)
         feedback = ErrorFeedback(run.link)
-        parts: dict[str, Any] = {"feedback": feedback}
+        parts: dict[str, Part] = {"feedback": feedback}
         if self.kind == "powersgd":
             powers = Powers(self.rank)
             parts["powers"] = powers
@@ -143,26 +146,26 @@ class Thin:
         self.power.warm(second)
 
 
-class Powers:
+class Powers(Part):
     """The thin matrices of every bucket."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
         self.made: dict[str, PowerSGD] = {}
-        self.saved: dict[str, Any] = {}
+        self.loaded: dict[str, Any] = {}   # of buckets that are not made yet
 
     def of(self, bucket: Bucket) -> PowerSGD:
         if bucket.name not in self.made:
             self.made[bucket.name] = PowerSGD([parameter.shape for parameter in bucket.members], self.rank)
-            if bucket.name in self.saved:
-                self.made[bucket.name].load_state_dict(self.saved[bucket.name])
+            if bucket.name in self.loaded:
+                self.made[bucket.name].load_state_dict(self.loaded[bucket.name])
         return self.made[bucket.name]
 
     def state_dict(self) -> dict[str, Any]:
         return {name: power.state_dict() for name, power in self.made.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.saved = state
+        self.loaded = state
 
 
 def bytes_for(numbers: Tensor, size: int) -> Tensor:

@@ -21,6 +21,7 @@ from shoestring.core.errors import Mistake
 from shoestring.core.ledger import Ledger
 from shoestring.core.run import Run
 from shoestring.parallel.asynchronous import check, served
+from shoestring.parallel.average import mixed_drift, unaddable
 from shoestring.parallel.client import Client, client_run
 from shoestring.parallel.pushes import Pushes
 from shoestring.parallel.server import PULL, Push, Server
@@ -34,6 +35,7 @@ class DropStragglers:
     exact: ClassVar[bool] = False
     unites: ClassVar[bool] = True
     agrees: ClassVar[float] = 0.0
+    serves: ClassVar[bool] = True
     why: ClassVar[str] = "every round goes on without the gradients of the slowest workers"
 
     def __post_init__(self) -> None:
@@ -46,8 +48,12 @@ class DropStragglers:
 
     def refusal(self, ledger: Ledger) -> str:
         least = self.backup + 2
-        return "" if ledger.world >= least else (f"of {ledger.world - 1} workers that compute, {self.backup} are not waited for and none "
-                                                 f"is left: --devices {least} or more")
+        return unaddable(ledger) if ledger.world >= least else (
+            f"of {ledger.world - 1} workers that compute, {self.backup} are not waited for and none is left: --devices {least} or more")
+
+    def drift(self, ledger: Ledger) -> float:
+        """Each step is that of a part of its batch."""
+        return 1.0 + mixed_drift(ledger)
 
     def cost(self, ledger: Ledger) -> Ledger:
         held = ledger.gradients + sum(block.gradient for block in ledger.blocks)

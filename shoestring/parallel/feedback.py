@@ -9,18 +9,18 @@ Lin et al.: Deep Gradient Compression, 2018, arXiv 1712.01887 (its momentum corr
 """
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from shoestring.core.link import ALONE, Link
+from shoestring.core.run import Part
 from shoestring.parallel.codecs import Codec
 from shoestring.parallel.link import Rows, own_row
 
 
-class ErrorFeedback:
+class ErrorFeedback(Part):
     """What one worker keeps back of each bucket: 4 bytes a number.
 
     It belongs to that worker: a run that goes on with another number of workers loses what was kept back and begins at
@@ -46,5 +46,5 @@ class ErrorFeedback:
     def state_dict(self) -> dict[str, Any]:
         return {bucket: Rows(self.link, kept) for bucket, kept in self.rest.items()}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         self.rest = {bucket: own for bucket, rows in state.items() if (own := own_row(rows, self.link)) is not None}

@@ -19,7 +19,8 @@ from torch import Tensor
 from shoestring.core.batch import Batch
 from shoestring.core.feed import Feed
 from shoestring.core.link import Lost, Over
-from shoestring.core.run import Run
+from shoestring.core.private import number_of
+from shoestring.core.run import Part, Run
 from shoestring.parallel.average import trained
 from shoestring.parallel.pushes import Pushes, admits
 from shoestring.parallel.rate import rate_times
@@ -49,7 +50,7 @@ class Board:
         return int(self.staleness.sum())
 
 
-class Hogwild:
+class Hogwild(Part):
     """One worker's side."""
 
     def __init__(self, run: Run, delay: int, corrected: bool) -> None:
@@ -100,7 +101,7 @@ class Hogwild:
         self.begin()
         loss = torch.zeros(()) if self.link.idle else self.run.gradients(now, batch)
         weight = 0.0 if self.link.idle else float(self.run.weight(batch))
-        self.board.losses[self.rank] += float(loss) * weight, weight
+        self.board.losses[self.rank] += number_of(loss) * weight, weight
         self.stale = self.board.version - int(self.board.begun[self.rank])
         return loss
 
@@ -166,7 +167,8 @@ class Hogwild:
             fcntl.flock(self.shared.file, fcntl.LOCK_UN)
 
     def meet(self) -> None:
-        self.link.sum(torch.zeros(1)).wait()
+        """Wait for all. What is sent for that belongs to no step."""
+        self.link.begin_sum(torch.zeros(1)).wait()
 
     def end(self) -> None:
         """Over, if the first worker says so. All have stopped when they meet."""

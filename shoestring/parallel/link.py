@@ -43,8 +43,9 @@ class Joined(Link):
             raise Lost(str(error)) from error
 
     def objects(self, mine: Any) -> list[Any]:
-        if self.loose:
-            return [mine]
+        return [mine] if self.loose else self.at_end(mine)
+
+    def at_end(self, mine: Any) -> list[Any]:
         found: list[Any] = [None] * self.world
         dist.all_gather_object(found, mine)
         return found

@@ -21,12 +21,14 @@ from torch import Tensor
 
 from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
+from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import Ledger
-from shoestring.core.run import Run
-from shoestring.core.technique import Exactness
-from shoestring.parallel.average import Statistics, alone, told, trained, united
+from shoestring.core.run import Part, Run
+from shoestring.parallel.average import Statistics, alone, mixed_drift, told, trained, united
 from shoestring.parallel.moves import joint, load_own_state, own_gradients, own_state, put
 from shoestring.parallel.reducer import BUCKET, bucketed
+
+LONG = 1 << 60   # steps: more than any run has
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,11 @@ class LocalSteps:
     def agrees(self) -> float:
         return 1 / self.h
 
+    def talking(self, steps: int) -> dict[LocalSteps, int]:
+        """The steps in which workers talk: at the meetings, and the first ones, which add up gradients."""
+        alone = max(steps - self.after, 0)
+        return {replace(self, h=1, after=0): -(-alone // self.h), replace(self, h=1, after=LONG): min(self.after, steps)}
+
     @classmethod
     def choices(cls, ledger: Ledger) -> tuple[LocalSteps, ...]:
         return cls(8), cls(32), cls(32, outer=0.7)
@@ -59,6 +66,10 @@ class LocalSteps:
 
     def exactness(self, ledger: Ledger) -> Exactness:
         return Exactness.CHANGED
+
+    def drift(self, ledger: Ledger) -> float:
+        """Averaged weights stay near those of averaged gradients; a second optimizer goes its own length."""
+        return (1.5 if self.outer else 0.25) + mixed_drift(ledger)
 
     def cost(self, ledger: Ledger) -> Ledger:
         extra = ledger.parameters * (2 if self.outer else 0)
@@ -87,7 +98,7 @@ class LocalSteps:
         return replace(together, gradients=gradients, update=update, state={**run.state, "meetings": meetings})
 
 
-class Meetings:
+class Meetings(Part):
     """When workers meet, and what they do then."""
 
     def __init__(self, run: Run, knobs: LocalSteps) -> None:

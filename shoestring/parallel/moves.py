@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from shoestring.core.batch import Batch
-from shoestring.core.run import Run, weighed
+from shoestring.core.run import Part, Run, weighed
 from shoestring.parallel.average import Statistics, share_of, trained
 from shoestring.parallel.codecs import Codec
 from shoestring.parallel.link import Rows, own_row
@@ -56,7 +56,7 @@ def own_gradients(run: Run, now: Run, batch: Batch) -> Tensor:
     return run.gradients(replace(idle, backward=run.backward), batch)
 
 
-class Moves:
+class Moves(Part):
     """What one worker knows of the shared weights, in buckets: 4 bytes a weight."""
 
     def __init__(self, run: Run, codec: Codec) -> None:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from shoestring.core.link import Link, Lost, Sending
 from shoestring.parallel.link import Joined
-from shoestring.parallel.shared import made
+from shoestring.parallel.shared import offered
 
 SLOT = 2 << 20    # bytes, about; what all put there should fit into a cache
 LINE = 64         # bytes of a cache line: no two workers write to the same
@@ -59,6 +59,10 @@ class Near(Joined):
     def objects(self, mine: Any) -> list[Any]:
         self.wait()
         return super().objects(mine)
+
+    def at_end(self, mine: Any) -> list[Any]:
+        self.wait()
+        return super().at_end(mine)
 
     def later(self, do: Callable[..., None], *tensors: Tensor) -> Sending:
         self.begun.append((do, tensors))
@@ -159,10 +163,8 @@ def joined(rank: int, world: int, near: bool = True, deadline: float = 300.0) ->
     if not Link(rank, world, near).near or world == 1:
         return link
     size = LINE * world + 2 * world * slot_size(world)
-    path = link.objects(made(size) if rank == 0 else "")[0]
-    seen = link.objects(bool(path) and os.path.exists(path))
-    memory = np.memmap(path, np.uint8, "r+", shape=(size,)) if all(seen) else None
-    link.objects("all have it")
-    if path and rank == 0:
-        os.unlink(path)
+    with offered(link, size) as path:
+        seen = link.objects(bool(path) and os.path.exists(path))
+        memory = np.memmap(path, np.uint8, "r+", shape=(size,)) if all(seen) else None
+        link.objects("all have it")
     return Near(rank, world, deadline, memory) if memory is not None else link

@@ -8,8 +8,10 @@ from collections import Counter
 from collections.abc import Collection
 from typing import Any
 
+from shoestring.core.run import Part
 
-class Pushes:
+
+class Pushes(Part):
     """What was pushed so far. Part of the run's state, and so of its report."""
 
     def __init__(self, corrected: bool | None) -> None:

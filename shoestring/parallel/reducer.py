@@ -78,7 +78,8 @@ class Reducer:
     @contextmanager
     def listening(self) -> Iterator[None]:
         """While inside, gradients that arrive are sent; at the end all are there."""
-        hooks = [parameter.register_post_accumulate_grad_hook(self.arrived) for parameter in self.bucket_of]
+        hooks = [parameter.register_post_accumulate_grad_hook(self.arrived) for parameter in self.bucket_of
+                 if parameter.requires_grad]   # one that was frozen since counts as not used
         try:
             yield
         finally:

@@ -86,6 +86,7 @@ class Server:
             self.held.remove((rank, kind))
             if kind == ASK:
                 self.reply(rank, *self.rule.place(self, rank))
+                self.held += [(rank, PULL)] if self.link.imagined else []
                 continue
             self.out[rank] = self.version
             self.reply(rank, self.version)
@@ -100,11 +101,13 @@ class Server:
 
     def heard(self) -> tuple[int, int, int, float, float]:
         """The next message, whoever it is from: rank, kind, version, loss, weight."""
-        if self.link.imagined:   # they take turns
-            rank = 1 + self.version % self.parts
-            self.held += (rank, ASK), (rank, PULL)
+        if self.link.imagined:   # all are as fast: whoever may go on does, and who began first is done first
+            busy = {rank for rank, _ in self.held} | self.out.keys()
+            self.held += [(rank, ASK) for rank in range(1, self.link.world) if rank not in busy]
             self.answer()
-            return rank, PUSH, self.version, 0.0, 1.0
+            self.answer()   # those who were told which part is theirs
+            rank = next(iter(self.out))
+            return rank, PUSH, self.out[rank], 0.0, 1.0
         head = torch.empty(4, dtype=torch.float64)
         rank = self.link.receive(head)
         kind, version, loss, weight = head.tolist()

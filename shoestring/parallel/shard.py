@@ -20,11 +20,11 @@ from torch import Tensor, nn
 
 from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
+from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import Ledger
 from shoestring.core.run import Run, weighed
-from shoestring.core.technique import Exactness
 from shoestring.memory.parked import ELEMENTWISE
-from shoestring.parallel.average import Statistics, alone, share_of, split_exactness, told
+from shoestring.parallel.average import Statistics, alone, mixed_drift, share_of, split_exactness, told
 from shoestring.parallel.sharding import Sharding
 
 STAGES = (1, 2, 3)
@@ -53,6 +53,9 @@ class Shard:
 
     def exactness(self, ledger: Ledger) -> Exactness:
         return split_exactness(ledger)
+
+    def drift(self, ledger: Ledger) -> float:
+        return mixed_drift(ledger)
 
     def cost(self, ledger: Ledger) -> Ledger:
         share, rest = 1 / ledger.world, (ledger.world - 1) / ledger.world

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from shoestring.core.link import Done, Link, Sending
 from shoestring.core.private import resize_storage, tree_leaves
-from shoestring.core.run import Run
+from shoestring.core.run import Part, Run
 from shoestring.memory.recompute import patched
 from shoestring.memory.streaming import Guard
 from shoestring.parallel.reducer import Bucket, Reducer, bucketed, part_of
@@ -72,7 +72,7 @@ class Unit(Bucket):
             self.present = False
 
 
-class Sharding:
+class Sharding(Part):
     """A run's weights in units, and what a run says of them."""
 
     def __init__(self, run: Run, stage: int) -> None:
@@ -220,12 +220,6 @@ class Sharding:
         return {name: Parted(self, parameter, lambda parameter=parameter: self.unit_of[parameter].pieces.get(parameter))
                 for name, parameter in self.run.model.named_parameters(remove_duplicate=False) if parameter in self.unit_of}
 
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        pass
-
     def whole_optimizer(self) -> dict[str, Any]:
         """The optimizer's state as one process would have it; what is parted is gathered when it is written."""
         optimizer = self.run.optimizer
@@ -258,7 +252,7 @@ class Sharding:
         return Parted(self, parameter, lambda: next(
             (optimizer.state[piece][key] for piece in self.pieces_of(parameter)), None), dtype)
 
-    def put_optimizer(self, whole: dict[str, Any]) -> None:
+    def put_optimizer(self, whole: dict[str, Any]) -> bool:
         """Take this worker's pieces of a whole state."""
         state: dict[int, dict[str, Any]] = {}
         groups, local, number = [], 0, 0
@@ -273,6 +267,7 @@ class Sharding:
                 number += 1
             groups.append(group | {"params": own})
         self.run.optimizer.load_state_dict({"state": state, "param_groups": groups})
+        return True
 
     def piece_of(self, value: Any, parameter: nn.Parameter) -> Any:
         """This worker's piece of a tensor of a weight's shape."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from statistics import median
@@ -16,7 +17,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from shoestring.core.batch import Batch, samples, split
+from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.private import tree_leaves
@@ -27,6 +28,7 @@ from shoestring.measure.process import forget_peak, status, touched
 from shoestring.measure.timeline import filled, stretches
 from shoestring.measure.tracker import Tracker, watched
 from shoestring.memory.accumulate import Accumulate
+from shoestring.memory.checkpoint import Checkpoint
 from shoestring.memory.fused import HAS_KERNEL, Fused
 from shoestring.memory.step_in_backward import only
 from shoestring.planning.rehearse import prepared
@@ -165,31 +167,52 @@ def anchored(job: Job, techniques: tuple[Technique, ...], model: nn.Module, memo
         times = times if endless else step_times(run, [feed], count)[0]
         above, share = overheads(run, feed)
         return {"times": times, "overheads": above, "filled": share}
-    smaller = {} if endless or any(isinstance(one, Accumulate) for one in techniques) else pieces_of(feed)
+    smaller = {} if endless or any(isinstance(one, Accumulate) for one in techniques) else pieces_of(job, feed)
+    smaller = {number: part for number, part in smaller.items() if can_run(run, part)}
     if not endless:
         times, *others = step_times(run, [feed, *smaller.values()], count)
     result: dict[str, Any] = {"times": times, "process": status("VmHWM"), "reserved": status("VmPeak") - status("VmHWM")}
     result["paces"] = [(number, pace(times, other, number)) for number, other in zip(smaller, others, strict=True)] if smaller else []
-    result["adding"] = fastest(lambda: [p.grad.add_(p.grad) for p in model.parameters() if p.grad is not None])
+    result["adding"] = fastest(lambda: [p.grad.add_(p.grad) for p in model.parameters() if p.grad is not None and not p.grad.is_sparse])
     smallest = min((p for p in model.parameters() if p.grad is not None), key=lambda p: p.numel(), default=None)
     if smallest is not None:
         group = next(group for group in run.optimizer.param_groups if any(p is smallest for p in group["params"]))
         with only(run.optimizer, smallest, group):
             result["call"] = fastest(run.optimizer.step)
     if isinstance(run.optimizer, HAS_KERNEL) and not any(isinstance(technique, Fused) for technique in techniques):
-        fused = Fused().apply(run)
-        result["fused"] = fastest(lambda: fused.update(fused))
+        with suppress(RuntimeError):   # kernels are not for all weights: of complex ones there are none
+            fused = Fused().apply(run)
+            result["fused"] = fastest(lambda: fused.update(fused))
     return result
 
 
-def pieces_of(feed: Sequence[Batch]) -> dict[float, list[Batch]]:
+def why_not_again(job: Job, model: nn.Module) -> str:
+    """Why blocks of a model can't be computed again; empty if they can: a step in which all of them are compares every one."""
+    try:
+        for _ in steps(prepared(job, (Checkpoint(every=1),), model), islice(job.batches(), 1)):
+            pass
+    except Mistake as error:
+        return str(error)
+    return ""
+
+
+def pieces_of(job: Job, feed: Sequence[Batch]) -> dict[float, list[Batch]]:
     """A half and a small part of every batch, by how many of them make the whole; none where a batch can't be split."""
     try:
-        count = samples(feed[0])
-        return {count / samples(split(feed[0], parts)[0]): [split(batch, parts)[0] for batch in feed]
+        count = job.count(feed[0])
+        return {count / job.count(job.pieces(feed[0], parts)[0]): [job.pieces(batch, parts)[0] for batch in feed]
                 for parts in (2, 8) if parts <= count}
     except Mistake:
         return {}
+
+
+def can_run(run: Run, feed: Sequence[Batch]) -> bool:
+    """Whether a step can be done with such batches; batch norm can't with a lone sample."""
+    try:
+        step_times(run, [feed], 1)
+    except Exception:
+        return False
+    return True
 
 
 def pace(whole: dict[str, float], piece: dict[str, float], number: float) -> float:

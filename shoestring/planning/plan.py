@@ -7,6 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from shoestring.core.errors import Mistake
+from shoestring.core.exactness import Exactness, stated_in
+from shoestring.core.files import write_whole
+from shoestring.core.regular import read_regular
+from shoestring.core.seal import Damaged, unsealed
 from shoestring.core.technique import Technique, built, described, in_order, text
 from shoestring.planning.catalogue import CATALOGUE
 
@@ -17,16 +21,17 @@ class Plan:
     peak_bytes: int = 0            # of tensors, the highest of the first two steps
     process_bytes: int = 0         # of the whole process
     step_seconds: float = 0.0
-    exact: bool = True
+    exactness: Exactness = Exactness.BITS   # how close its weights are to those of plain training
     flops: float = 0.0             # operations of a step
     traffic: float = 0.0           # bytes to and from disk per step
-    sent: float = 0.0              # bytes that a worker sends to others per step
+    sent: float = 0.0              # bytes that a worker sends to others per step; of a server, at most
     world: int = 1                 # workers that train together; the figures are those of the largest
     where: str = ""                # the moment of the peak
     parts: tuple[tuple[str, int], ...] = ()   # what the peak is made of
     sure: str = ""                 # how these figures were found
     stored: int = 0                # bytes of state that stay on the disk
     disk_speed: float = 0.0        # bytes per second, measured, at which the traffic passes; 0: there is none
+    sent_by_others: float = 0.0    # bytes that each worker but the first, which is a server, sends per step of its own; 0: the same
     blocks: tuple[tuple[str, int], ...] = field(default=(), compare=False)   # highest bytes while each block runs
 
     def __str__(self) -> str:
@@ -35,14 +40,15 @@ class Plan:
     def as_json(self) -> dict[str, Any]:
         return {
             "techniques": [described(technique) for technique in self.techniques], "peak_bytes": self.peak_bytes,
-            "process_bytes": self.process_bytes, "step_seconds": self.step_seconds, "exact": self.exact, "flops": self.flops,
+            "process_bytes": self.process_bytes, "step_seconds": self.step_seconds, "exactness": self.exactness.word,
+            "exact": self.exactness <= Exactness.ROUNDING, "flops": self.flops,
             "traffic_bytes": self.traffic, "disk_bytes_per_second": self.disk_speed, "stored_bytes": self.stored, "sent_bytes": self.sent,
-            "world": self.world,
+            "sent_by_others_bytes": self.sent_by_others, "world": self.world,
             "where": self.where, "parts": dict(self.parts), "sure": self.sure,
         }
 
     def save(self, path: Path) -> None:
-        path.write_text(json.dumps({"shoestring": 1, "chosen": self.as_json()}, indent=1))
+        write_whole(path, json.dumps({"shoestring": 1, "chosen": self.as_json()}, indent=1).encode(), asked=True)
 
 
 def techniques_in(data: Any) -> tuple[Technique, ...]:
@@ -51,17 +57,35 @@ def techniques_in(data: Any) -> tuple[Technique, ...]:
 
 
 def load_plan(path: Path) -> Plan:
+    """The plan in a file that a user gave; one that a run keeps is sealed, and damage to it is found."""
     try:
-        data = json.loads(path.read_text())
+        data, _ = unsealed(read_regular(path), ours=False)
+    except Damaged as error:
+        raise Mistake(f"{path} is not a plan as it was saved ({error}): {SAVE.format(path)}; if you changed it yourself, remove its line "
+                      f"\"sha256\"") from error
+    except OSError as error:
+        raise Mistake(f"{path} can't be read ({error.strerror}): {SAVE.format(path)}") from error
+    return plan_in(data, path)
+
+
+SAVE = "save one with: shoestring plan JOB --memory 2GiB --save {}"
+
+
+def plan_in(data: dict[str, Any], path: Path) -> Plan:
+    """The plan that a file holds."""
+    try:
         chosen = data.get("chosen", data)
+        stated = stated_in(chosen)
+        if stated is None:
+            raise KeyError("exactness")
         return Plan(
             techniques_in(chosen["techniques"]), chosen["peak_bytes"], chosen["process_bytes"], chosen["step_seconds"],
-            chosen["exact"], flops=chosen.get("flops", 0.0), traffic=chosen.get("traffic_bytes", 0.0), where=chosen.get("where", ""),
+            stated, flops=chosen.get("flops", 0.0), traffic=chosen.get("traffic_bytes", 0.0), where=chosen.get("where", ""),
             parts=tuple(chosen.get("parts", {}).items()), sure=chosen.get("sure", ""), sent=chosen.get("sent_bytes", 0.0),
             disk_speed=chosen.get("disk_bytes_per_second", 0.0), world=chosen.get("world", 1), stored=chosen.get("stored_bytes", 0),
+            sent_by_others=chosen.get("sent_by_others_bytes", 0.0),
         )
     except Mistake:
         raise
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise Mistake(f"{path} is not a plan that can be read ({type(error).__name__}: {error}); "
-                      f"save one with: shoestring plan JOB --memory 2GiB --save {path}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Mistake(f"{path} is not a plan that can be read ({type(error).__name__}: {error}); {SAVE.format(path)}") from error

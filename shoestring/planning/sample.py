@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from shoestring.core import chance
 from shoestring.core.job import Job
 from shoestring.core.private import FakeTensor, tree_leaves, tree_map
+from shoestring.measure.calls import as_calls
 from shoestring.measure.fake import Stage
 from shoestring.measure.process import forget_peak, status
 from shoestring.measure.timeline import stretches
@@ -89,7 +90,9 @@ def passed(block: nn.Module, inputs: Any) -> tuple[float, float]:
     """Seconds of one forward and one backward."""
     args, kwargs = inputs
     begun = perf_counter()
-    out = [leaf for leaf in tree_leaves(block(*args, **kwargs)) if isinstance(leaf, Tensor) and leaf.requires_grad]
+    with as_calls([block]):
+        result = block(*args, **kwargs)
+    out = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor) and leaf.requires_grad]
     between = perf_counter()
     torch.autograd.backward(out, [torch.ones_like(leaf) for leaf in out])
     ended = perf_counter()

@@ -4,8 +4,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import Ledger
-from shoestring.core.technique import Exactness, Technique, choices, exactness, order, refusal
+from shoestring.core.technique import Technique, choices, exactness, order, refusal
 from shoestring.planning.conflicts import clash, unites
 
 
@@ -40,8 +41,25 @@ def candidates(ledger: Ledger, catalogue: tuple[type[Technique], ...], most: Exa
     return below(0, (), ledger, Exactness.BITS)
 
 
-def best_first(found: list[Candidate], memory: float) -> list[Candidate]:
-    """Those that fit by the ledger, fastest first; within one percent of time, the simpler and then the smaller first."""
+TIED = 0.02    # of a step's time: who is so close to the fastest is as fast
+NOISE = 0.08   # of a step's time: so much two plannings of the same job may differ, because each timed its steps at another moment
+
+
+def best_first(found: list[Candidate], memory: float, earlier: Candidate | None = None) -> list[Candidate]:
+    """Those that fit by the ledger, fastest first; of those as fast, the more exact, the smaller by a percent of the memory, the simpler.
+
+    Wherever the line between as fast and slower is drawn, some plan lies on it, and noise moves it across: no order of one planning's
+    figures alone gives always the same plan. So the plan that an `earlier` planning chose stays the first, unless it is slower by
+    more than noise.
+    """
     fitting = [one for one in found if one.process <= memory]
-    fastest = min((one.seconds for one in fitting), default=1.0) or 1.0
-    return sorted(fitting, key=lambda one: (round(one.seconds / fastest, 2), len(one.techniques), one.process))
+    fastest = min((one.seconds for one in fitting), default=0.0)
+
+    def rank(one: Candidate) -> tuple[object, ...]:
+        slower = (one.seconds - fastest) / max(fastest, 1e-9)
+        return 0.0 if slower <= TIED else round(slower, 2), one.exactness, round(one.process / memory, 2), len(one.techniques), one.process
+
+    ranked = sorted(fitting, key=rank)
+    if earlier is not None and earlier.process <= memory and earlier.seconds <= fastest * (1 + NOISE):
+        ranked = [earlier, *(one for one in ranked if one.techniques != earlier.techniques)]
+    return ranked

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from shoestring.core.batch import samples, split
 from shoestring.core.errors import Mistake
 from shoestring.core.hardware import Hardware
 from shoestring.core.job import Job
@@ -52,9 +51,9 @@ def plain_ledger(job: Job, log: Log, half: Log | None, hardware: Hardware, ancho
         log, half = filled(log, anchor.filled), half and filled(half, anchor.filled)
     blocks = tuple(block for block in blocks_of(log) if block.inside or any((block.kept, block.rise, block.spike, block.flops)))
     batch = first_batch(job)
-    count = samples(batch) if "can't be split" not in traits else 1
+    count = job.count(batch) if "can't be split" not in traits else 1
     part = {block.name: block for block in blocks_of(half)} if half is not None else {}
-    parted = samples(split(batch, 2)[0]) if half is not None else 0
+    parted = job.count(job.pieces(batch, 2)[0]) if half is not None else 0
     blocks = tuple(with_seconds(block, hardware, anchor) for block in blocks)
     still = tuple(emptied(block, part[block.name], parted / count) if block.name in part else Block(block.name, block.inside)
                   for block in blocks)
@@ -165,6 +164,18 @@ def first_batch(job: Job) -> Any:
     return batch
 
 
+def unsplittable(job: Job) -> str:
+    """Why the job's batches can't be split; empty if they can."""
+    batch = first_batch(job)
+    try:
+        if job.count(batch) > 1:
+            job.pieces(batch, 2)
+    except Mistake as error:
+        hint = "" if job.split is not None else "; or say how with split=lambda batch, pieces: [...] in the Job"
+        return f"{error}{hint}"
+    return ""
+
+
 def traits_of(job: Job, log: Log, own_process: bool) -> set[str]:
     """What the model and the job do that techniques care about."""
     traits = set()
@@ -172,15 +183,16 @@ def traits_of(job: Job, log: Log, own_process: bool) -> set[str]:
         traits.add("draws")
     if log.mixes:
         traits.add("mixes samples")
+    traits |= log.traits
+    if log.blocks and not set(log.blocks) & set(log.outputs):
+        traits.add("no block runs")
     if job.clip:
         traits.add("clips")
     if own_process:
         traits.add("own process")
     if torch.cuda.is_available():
         traits.add("on a GPU")
-    try:
-        samples(first_batch(job))
-    except Mistake:
+    if unsplittable(job):
         traits.add("can't be split")
     with torch.device("meta"):
         optimizer = job.optimizer([nn.Parameter(torch.empty(1))])
@@ -188,11 +200,9 @@ def traits_of(job: Job, log: Log, own_process: bool) -> set[str]:
         traits.add("fused already" if optimizer.param_groups[0].get("fused") else "has a fused kernel")
     if not isinstance(optimizer, ELEMENTWISE):
         traits.add("optimizer looks at whole weights")
-    if isinstance(optimizer, torch.optim.LBFGS):
-        traits.add("optimizer needs a closure")
     return traits
 
 
 def half_log(job: Job, techniques: tuple[Technique, ...] = (), model: nn.Module | None = None) -> Log:
     """The rehearsal of one step of the same job with half its batch."""
-    return rehearse(job, techniques, [split(batch, 2)[0] for batch in islice(job.batches(), 1)], model)
+    return rehearse(job, techniques, [job.pieces(batch, 2)[0] for batch in islice(job.batches(), 1)], model)

@@ -15,17 +15,19 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from shoestring.core.files import sync
+from shoestring.core.regular import NotRegular, read_regular, regular
 from shoestring.core.run import Kept
 from shoestring.memory.shelf import Reader
-from shoestring.runs.folder import sync_folder
 from shoestring.runs.packing import packed, unpacked
 from shoestring.runs.tensors import TensorFile, Unreadable, write_tensors
 
@@ -42,12 +44,26 @@ class Checkpoint:
 
     def state(self) -> dict[str, Any]:
         """All but the weights."""
+        return self.unpack(TensorFile)
+
+    def outline(self) -> dict[str, Any]:
+        """The same, but tensors have no values: it takes no memory."""
+        return self.unpack(lambda path: TensorFile(path).outline())
+
+    def unpack(self, tensors: Callable[[Path], TensorFile | dict[str, Tensor]]) -> dict[str, Any]:
         try:
-            document = json.loads((self.path / "state.json").read_bytes())
-            state: dict[str, Any] = unpacked(document, TensorFile(self.path / "state.safetensors"))
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            raise Unreadable(f"{self.path}: {error}") from error
+            document = json.loads(read_regular(self.path / "state.json"))
+            state = unpacked(document, tensors(self.path / "state.safetensors"))
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+            raise Unreadable(f"it can't be unpacked: {type(error).__name__}: {error}") from error
+        if not isinstance(state, dict):
+            raise Unreadable("it can't be unpacked: it holds no state")
         return state
+
+    def files(self) -> list[Path]:
+        """Those of the run that a part of its state lies in: each part that is on disk has one of its own name."""
+        document = dict(json.loads(read_regular(self.path / "state.json"))["dict"])
+        return [self.path.parent.parent / f"{name}.bin" for name in document.get("on_disk", {"list": []})["list"]]
 
     def weights(self) -> TensorFile:
         """Those that were in memory when it was made."""
@@ -56,7 +72,7 @@ class Checkpoint:
     def all_weights(self) -> dict[str, Kept]:
         """All of them; what lies elsewhere is read when it is asked for."""
         inside = self.weights()
-        stream = self.state()["parts"].get("stream")
+        stream = self.outline()["parts"].get("stream")
         lying = Reader(self.path.parent.parent / stream["file"], stream["regions"]).weights(stream["weights"]) if stream else {}
         return {name: inside.later(name) for name in inside} | lying
 
@@ -87,12 +103,12 @@ def publish(path: Path) -> tuple[Checkpoint, int]:
             file.write(line + b"\n" + hashlib.sha256(line).hexdigest().encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
-        sync_folder(path)
+        sync(path)
         final = path.with_name(path.name.partition(".tmp-")[0])
         if final.exists():
             move_aside(Checkpoint(final))
         path.rename(final)
-        sync_folder(path.parent)
+        sync(path.parent)
     except BaseException:
         shutil.rmtree(path, ignore_errors=True)
         raise
@@ -100,16 +116,32 @@ def publish(path: Path) -> tuple[Checkpoint, int]:
 
 
 def digest(path: Path, sync: bool = False) -> str:
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=regular) as file:
         if sync:
             os.fsync(file.fileno())
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def damage(checkpoint: Checkpoint) -> str:
-    """What is wrong with a checkpoint; empty if every byte is as it was written."""
+def damage(checkpoint: Checkpoint, parts: Collection[str] = ()) -> str:
+    """What is wrong with a checkpoint; empty if every byte is as it was written and it can be unpacked to these parts of a state."""
+    return changed(checkpoint) or unfit(checkpoint, parts)
+
+
+def unfit(checkpoint: Checkpoint, parts: Collection[str]) -> str:
+    """Why a checkpoint can't be used, though it may be what was written: by another version, or by somebody else."""
     try:
-        line, own, rest = (checkpoint.path / "manifest.json").read_bytes().split(b"\n", 2)
+        checkpoint.weights()
+        state = checkpoint.outline()
+    except (OSError, Unreadable, RuntimeError) as error:
+        return str(error).splitlines()[0]
+    return next((f"its state has no {name!r}" for name in parts if name not in state), "")
+
+
+def changed(checkpoint: Checkpoint) -> str:
+    """What of a checkpoint is not as it was written."""
+    name = "manifest.json"   # that is being read
+    try:
+        line, own, rest = read_regular(checkpoint.path / "manifest.json").split(b"\n", 2)
         if rest or hashlib.sha256(line).hexdigest().encode() != own:
             return "manifest.json is not what was written"
         files = json.loads(line)["files"]
@@ -119,24 +151,31 @@ def damage(checkpoint: Checkpoint) -> str:
                 return f"{name} has {path.stat().st_size} bytes instead of {files[name]['bytes']}"
             if digest(path) != files[name]["sha256"]:
                 return f"{name} does not match its SHA-256"
+        for path in checkpoint.files():
+            if not path.exists():
+                return f"{path.name}, in which its state lies, is not there any more"
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except NotRegular as error:
+        return str(error)
+    except OSError as error:
+        return f"{name} can't be read ({error.strerror or type(error).__name__})"
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         return f"manifest.json can't be read ({type(error).__name__})"
     return ""
 
 
 def saved(folder: Path) -> list[Checkpoint]:
     """The checkpoints of a run, oldest first, good or not."""
-    found = [Checkpoint(path) for path in folder.glob("step-*") if path.is_dir() and path.name.removeprefix("step-").isdigit()]
+    found = [Checkpoint(path) for path in folder.glob("step-*") if re.fullmatch("step-[0-9]+", path.name) and path.is_dir()]
     return sorted(found, key=lambda one: one.step)
 
 
-def newest_good(folder: Path) -> tuple[Checkpoint | None, list[tuple[Checkpoint, str]]]:
-    """The newest checkpoint that is whole, and the newer ones that are not, with the reason."""
+def newest_good(folder: Path, parts: Collection[str] = ()) -> tuple[Checkpoint | None, list[tuple[Checkpoint, str]]]:
+    """The newest checkpoint that is whole and has these parts of a state, and the newer ones that are not, with the reason."""
     bad: list[tuple[Checkpoint, str]] = []
     for one in reversed(saved(folder)):
-        reason = damage(one)
+        reason = damage(one, parts)
         if not reason:
             return one, bad
         bad.append((one, reason))
@@ -155,6 +194,17 @@ def clear_drafts(folder: Path) -> None:
     """Remove what a process that died was writing; call it only where no other process writes."""
     for path in folder.glob("step-*.tmp-*"):
         shutil.rmtree(path, ignore_errors=True)
+
+
+def make_room(folder: Path, best: int | None) -> Checkpoint | None:
+    """Delete the oldest checkpoint that can be spared; gives which. The newest good one can't be, the best one only after all others."""
+    good, _ = newest_good(folder)
+    older = [one for one in saved(folder) if good is not None and one.step < good.step]
+    spared = [one for one in older if one.step != best] or older
+    if not spared:
+        return None
+    shutil.rmtree(spared[0].path, ignore_errors=True)
+    return spared[0]
 
 
 def prune(folder: Path, keep: int, best: int | None) -> None:

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from shoestring.core.errors import Mistake
+from shoestring.core.files import drafted, write_whole
 from shoestring.core.job import Job
 from shoestring.runs.checkpoints import Checkpoint, damage, newest_good, saved
-from shoestring.runs.folder import Folder
+from shoestring.runs.fold import Fold
+from shoestring.runs.folder import Folder, holder
 from shoestring.runs.story import story
 from shoestring.runs.tensors import write_tensors
 
@@ -19,22 +21,36 @@ def checkpoint_of(folder: Folder, step: int | None) -> Checkpoint:
     there = saved(folder.checkpoints)
     steps = ", ".join(str(one.step) for one in there) or "none"
     if step is None:
-        found, _ = newest_good(folder.checkpoints)
+        found, _ = newest_good(folder.checkpoints, ("parts",))
         if found is None:
             raise Mistake(f"{folder.path} has no good checkpoint (saved: {steps}): train it first")
         return found
     for one in there:
         if one.step == step:
-            if damage(one):
-                raise Mistake(f"the checkpoint of step {step} is damaged ({damage(one)}); there are {steps}")
+            if reason := damage(one, ("parts",)):
+                raise Mistake(f"the checkpoint of step {step} is damaged ({reason}); there are {steps}")
             return one
     raise Mistake(f"{folder.path} has no checkpoint of step {step}; there are {steps}")
+
+
+def newer_weights(folder: Folder, checkpoint: Checkpoint) -> str:
+    """What is to be said of a checkpoint that does not have the last weights of its run; empty if it does."""
+    _, damaged = newest_good(folder.checkpoints)
+    if damaged:
+        newest, reason = damaged[0]
+        return f"these are the weights after step {checkpoint.step}: the checkpoint of step {newest.step} is damaged ({reason})"
+    done = Fold().read(folder.path).steps
+    if not done or done.number[-1] <= checkpoint.step:
+        return ""
+    is_at = "goes on, and is at" if holder(folder.path) is not None else "went on to"
+    return f"these are the weights after step {checkpoint.step}: the run {is_at} step {done.number[-1]}, which is not saved"
 
 
 def export_weights(checkpoint: Checkpoint, target: Path) -> Path:
     """The weights alone, under the names of the model's state_dict, each stored once."""
     new(target)
-    write_tensors(target, checkpoint.all_weights(), {"format": "pt"})
+    with drafted(target) as draft:
+        write_tensors(draft, checkpoint.all_weights(), {"format": "pt"})
     return target
 
 
@@ -47,30 +63,31 @@ def export_hugging_face(checkpoint: Checkpoint, job: Job, target: Path) -> Path:
     if not (hasattr(model, "config") and hasattr(model, "save_pretrained") and hasattr(model.config, "save_pretrained")):
         raise Mistake(f"the job's model is a {type(model).__name__}, not a model of transformers: --to safetensors gives its weights")
     new(target)
-    target.mkdir(parents=True)
     names = set(model.state_dict())
     weights = {name: one for name, one in checkpoint.all_weights().items() if name in names}
     model.config.architectures = [type(model).__name__]
-    model.config.save_pretrained(target)
-    if getattr(model, "generation_config", None) is not None:
-        model.generation_config.save_pretrained(target)
-    write_tensors(target / "model.safetensors", weights, {"format": "pt"})
+    with drafted(target, folder=True) as draft:
+        model.config.save_pretrained(draft)
+        if getattr(model, "generation_config", None) is not None:
+            model.generation_config.save_pretrained(draft)
+        write_tensors(draft / "model.safetensors", weights, {"format": "pt"})
     return target
 
 
-def export_steps(folder: Folder, kind: str, target: Path) -> Path:
-    """The course of training as CSV, or the whole story as JSON."""
+def export_steps(folder: Folder, kind: str, target: Path) -> tuple[Path, list[str]]:
+    """The course of training as CSV, or the whole story as JSON; gives also what of the run is damaged and so left out."""
     new(target)
-    told = story(folder.path)
+    fold = Fold().read(folder.path)
+    told, steps = story(folder.path, fold), fold.steps
     if kind == "json":
-        target.write_text(json.dumps(told, indent=1))
-        return target
-    with open(target, "x", newline="") as file:
+        write_whole(target, json.dumps(told, indent=1).encode())
+        return target, told["damage"]
+    with drafted(target) as draft, open(draft, "w", newline="") as file:
         rows = csv.writer(file)
         rows.writerow(["step", "loss", "seconds", "process_bytes"])
-        for number, (loss, seconds, (_, size)) in enumerate(zip(told["losses"], told["seconds"], told["samples_process"], strict=True), 1):
+        for number, loss, seconds, size in zip(steps.number, steps.loss, steps.seconds, steps.process, strict=True):
             rows.writerow([number, repr(loss), repr(seconds), size])
-    return target
+    return target, told["damage"]
 
 
 def new(target: Path) -> None:

@@ -7,21 +7,47 @@
     checkpoints/    where it can go on from
     report.json, report.html    predicted beside measured
     lock            held while a process trains here
+
+The JSON files are sealed (core/seal): one that was changed since is refused with what to do about it.
 """
 from __future__ import annotations
 
 import fcntl
 import hashlib
-import json
 import os
 import platform
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain, count
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from shoestring.core.errors import Mistake
+from shoestring.core.files import opened_and_locked, write_whole
+from shoestring.core.regular import read_regular, regular
+from shoestring.core.seal import Damaged, sealed, unsealed
+
+# What to do about a file that can't be read.
+CURES = {
+    "plan.json": "--adopt plans anew and goes on from the last checkpoint, --fresh begins anew",
+    "plan-next.json": "leave --replan out to go on with the plan it had",
+    "report.json": "the same command makes it again",
+}
+# What a file of the version before, which has no seal, must hold to be believed.
+REQUIRED: dict[str, dict[str, Any]] = {
+    "run.json": {"job": str, "source": str, "flags": dict, "memory": (int, NoneType), "use": (list, NoneType), "inexact": bool,
+                 "plan": (str, NoneType), "environment": dict},
+    "plan.json": {"chosen": dict, "predicted": dict, "techniques": list},
+    "plan-next.json": {"chosen": dict, "predicted": dict, "techniques": list},
+    "report.json": {"losses": list, "predicted": dict, "measured": dict, "steps": int, "shown": str, "weights_sha256": str},
+}
+
+
+class Unusable(Mistake):
+    """A file of a run is there and can't be believed."""
 
 
 @dataclass(frozen=True)
@@ -33,59 +59,43 @@ class Folder:
         return self.path / "checkpoints"
 
     def read(self, name: str) -> dict[str, Any]:
-        """A JSON file of the run; empty where there is none."""
+        """A JSON file of the run; empty where there is none. What is damaged is refused."""
         try:
-            found = json.loads((self.path / name).read_text())
+            found, is_sealed = unsealed(read_regular(self.path / name))
+            wrong = [] if is_sealed else [key for key, kind in REQUIRED.get(name, {}).items()
+                                           if key not in found or not isinstance(found[key], kind)]
+            if wrong:
+                raise Damaged(f"{wrong[0]!r} is missing or not what it should be")
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError) as error:
-            raise Mistake(f"{self.path / name} can't be read ({error}): give another --run, or --fresh to begin anew") from error
-        if not isinstance(found, dict):
-            raise Mistake(f"{self.path / name} is not what shoestring writes: give another --run, or --fresh to begin anew")
+        except (OSError, Damaged) as error:
+            cure = CURES.get(name, "give another --run, or --fresh to begin anew (what is here is kept aside)")
+            raise Unusable(f"{self.path / name} is damaged ({error}): {cure}") from error
         return found
 
     def write(self, name: str, data: Mapping[str, Any]) -> None:
-        write_whole(self.path / name, json.dumps(data, indent=1).encode())
+        write_whole(self.path / name, sealed(data))
 
     def begin(self, asked: Mapping[str, Any], source: str) -> None:
         self.write("run.json", asked)
+        self.keep_source(source)
+
+    def keep_source(self, source: str) -> None:
         write_whole(self.path / "job.py", source.encode())
 
-    def set_aside(self) -> Path:
-        """Move what is here out of the way, for a fresh beginning; nothing is deleted."""
-        aside = self.path.with_name(f"{self.path.name}-before-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
-        self.path.rename(aside)
-        self.path.mkdir(parents=True)
-        return aside
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file so that it is there whole or not at all."""
-    draft = path.with_name(path.name + f".tmp-{os.getpid()}")
-    with open(draft, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.rename(path)
-    sync_folder(path.parent)
-
-
-def sync_folder(path: Path) -> None:
-    """Make renames in a folder last."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    def set_aside(self) -> None:
+        """Move what is here out of the way, for a fresh beginning; nothing is deleted. The lock goes with it: take the new one."""
+        first = self.path.with_name(f"{self.path.name}-before-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
+        numbered = (first.with_name(f"{first.name}-{number}") for number in count(2))
+        self.path.rename(next(aside for aside in chain([first], numbered) if not aside.exists()))
 
 
 class Lock:
     """One process at a time in a folder. The kernel frees it when its holder dies, however that happens."""
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self.file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        if not locked(self.file):
+        self.file, ours = lock_of(folder)
+        if not ours:
             holder = os.pread(self.file, 64, 0).decode(errors="replace").strip() or "unknown"
             os.close(self.file)
             raise Mistake(f"{folder} is in use by process {holder}: wait for it, stop it (kill {holder}), "
@@ -101,49 +111,60 @@ class Lock:
         os.close(self.file)
 
 
-def locked(file: int) -> bool:
-    """Try to lock a file, a few times: who looks at it holds it for a moment too."""
-    for _ in range(5):
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            time.sleep(0.02)
-    return False
+def lock_of(folder: Path) -> tuple[int, bool]:
+    """The lock of the folder that has this name, and whether it is ours now. Somebody may move the folder away to begin anew."""
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        with suppress(FileNotFoundError):
+            return opened_and_locked(folder / "lock", os.O_RDWR | os.O_CREAT, regular)
 
 
 def holder(folder: Path) -> int | None:
     """The process that trains in a folder now, if one does."""
     try:
-        file = os.open(folder / "lock", os.O_RDONLY)
+        file = regular(folder / "lock", os.O_RDONLY)
     except OSError:
         return None
     try:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         text = os.pread(file, 64, 0).decode(errors="replace").strip()
-        return int(text) if text.isdigit() else -1
+        return int(text) if text.isdecimal() else -1
+    except OSError:   # this file system has no locks
+        return None
     finally:
         os.close(file)
     return None
 
 
 def asked_for(job: Path, flags: Mapping[str, Any], memory: int | None, use: list[str] | None, inexact: bool,
-              plan: str | None) -> dict[str, Any]:
+              plan: str | None, exact: str | None = None) -> dict[str, Any]:
     """What a user asked for, as it is compared when a run is resumed."""
     return {
         "job": str(job), "source": hashlib.sha256(job.read_bytes()).hexdigest(), "flags": dict(flags), "memory": memory,
-        "use": use, "inexact": inexact, "plan": plan and hashlib.sha256(Path(plan).read_bytes()).hexdigest(),
+        "use": use, "inexact": inexact, "exact": exact, "plan": plan and hashlib.sha256(read_regular(plan)).hexdigest(),
         "environment": environment_now(),
     }
 
 
 def source_of(folder: Folder) -> Path:
-    """The job file of a run: where it was if it is the same, so that what it imports is found; else the copy."""
+    """The job file of a run: where it was if it is the same, so that what it imports is found; else the copy, if it is whole."""
     asked = folder.read("run.json")
-    there = Path(asked["job"])
-    same = there.exists() and hashlib.sha256(there.read_bytes()).hexdigest() == asked["source"]
-    return there if same else folder.path / "job.py"
+    there, copy = Path(asked["job"]), folder.path / "job.py"
+    for path in (there, copy):
+        if has_digest(path, asked["source"]):
+            return path
+    raise Mistake(f"{there} is not the job file that the run was begun with, and the copy {copy} is missing or damaged: put the job file "
+                  f"back as it was")
+
+
+def has_digest(path: Path, digest: str) -> bool:
+    """Whether a file is there and has this SHA-256, perhaps with line ends as a copy made by an earlier version has them."""
+    try:
+        data = read_regular(path)
+    except (OSError, ValueError):   # ValueError: no such path can be
+        return False
+    return digest in (hashlib.sha256(one).hexdigest() for one in (data, data.replace(b"\n", b"\r\n")))
 
 
 def environment_now() -> dict[str, Any]:
@@ -164,8 +185,8 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         if before["flags"].get(name) != now["flags"].get(name) and now["flags"]:
             found.append(f"--{name} was {before['flags'].get(name, 'not given')} and is {now['flags'].get(name, 'not given')}")
     for name, given in (("memory", now["memory"] is not None), ("use", now["use"] is not None), ("inexact", now["inexact"]),
-                        ("plan", now["plan"] is not None)):
-        if given and before[name] != now[name]:
-            was, now_is = (value if value is not None else "not given" for value in (before[name], now[name]))
+                        ("exact", now["exact"] is not None), ("plan", now["plan"] is not None)):
+        if given and before.get(name) != now[name]:
+            was, now_is = (value if value is not None else "not given" for value in (before.get(name), now[name]))
             found.append(f"--{name} was {was} and is {now_is}")
     return found

@@ -17,7 +17,7 @@ from shoestring.runs.checkpoints import Checkpoint, clear_drafts, move_aside, ne
 from shoestring.runs.events import Events
 from shoestring.runs.folder import Folder
 from shoestring.runs.saver import Cadence, Saver, Snapshot, take_part
-from shoestring.runs.whole import put_back, taken
+from shoestring.runs.whole import PARTS, put_back, taken
 
 NEAR = 0.97   # of the budget: a process this large is told of
 
@@ -58,7 +58,7 @@ class Keeper:
         damaged: list[tuple[Checkpoint, str]] = []
         if self.link.rank == 0:
             clear_drafts(self.folder.checkpoints)
-            self.checkpoint, damaged = newest_good(self.folder.checkpoints)
+            self.checkpoint, damaged = newest_good(self.folder.checkpoints, PARTS)
         if self.link.world > 1:
             found = self.link.objects(self.checkpoint and str(self.checkpoint.path))[0]
             self.checkpoint = Checkpoint(Path(found)) if found else None
@@ -71,8 +71,8 @@ class Keeper:
 
     def resume(self, run: Run, feed: Feed) -> int:
         """Bring the run to the checkpoint that was found; gives the step it stands at, 0 for a new run."""
-        self.saver.on_disk = [part.saved for part in run.state.values() if hasattr(part, "saved")]
-        for text in filter(None, (getattr(part, "remark", "") for part in run.state.values())):
+        self.saver.on_disk = [part.saved for part in run.state.values() if part.on_disk]
+        for text in filter(None, (part.remark for part in run.state.values())):
             self.tell("warning", text=text)
         if self.checkpoint is not None:
             state = put_back(self.checkpoint, run, feed)
@@ -122,17 +122,30 @@ class Keeper:
             take_part(take())
             self.saver.saved_step = self.step
 
-    def end(self, run: Run, feed: Feed) -> None:
-        """The last step is done, or a signal came: finish the checkpoint and say how it ended."""
+    def end(self, run: Run, feed: Feed) -> str:
+        """The last step is done, or a signal came: finish the checkpoint and say how it ended. Gives why the last weights of a run that
+        is done could not be saved; empty if they are."""
         self.saver.wait()
         if any(self.link.objects(self.saver.saved_step != self.step)):   # the data ended early, or a save was not possible before
             self.save(run, feed)
         self.saver.close()
+        lost: str = self.link.objects(self.unsaved() if self.saver.saved_step != self.step else "")[0]   # the first worker's word
         if self.stop and self.step < self.steps:
             saved = "" if self.saver.saved_step == self.step else f"; the last checkpoint is of step {self.saver.saved_step}"
             self.tell("stopped", step=self.step, text=f"stopped after step {self.step} of {self.steps}, {self.stop}{saved}")
+            return ""
+        if lost:
+            self.tell("failed", text=lost)
         else:
             self.tell("finished", step=self.step)
+        return lost
+
+    def unsaved(self) -> str:
+        step = self.saver.saved_step
+        there = f"the last checkpoint is of step {step}" if step else "there is no checkpoint"
+        onward = "goes on from there, trains the missing steps again" if step else "trains again from the beginning"
+        return (f"all {self.step} steps are done, but the weights after the last one could not be saved ({self.saver.trouble}), and "
+                f"{there}: {self.saver.cure} and give the same command, which {onward} and saves")
 
 
 class Meter:
@@ -140,19 +153,20 @@ class Meter:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.last: dict[str, int] = {}
+        self.steps = self.sent = 0   # so far
         self.begin()
 
     def begin(self) -> None:
         """A step begins; what was moved and sent since the last one was for a checkpoint."""
-        self.moved, self.sent = traffic(self.run), self.run.link.sent
+        self.before = traffic(self.run), self.run.link.sent
 
     def step(self) -> dict[str, int]:
         """What the step that is done took; what workers then agree on belongs to it."""
-        moved, sent, world = traffic(self.run), self.run.link.sent, self.run.link.world
+        moved, world = traffic(self.run), self.run.link.world
         agreed = agreement_bytes(world) if self.run.link.meets and not self.run.link.loose else 0
-        self.last = ({"moved": moved - self.moved} if moved else {}) | ({"sent": sent - self.sent + agreed} if world > 1 else {})
-        return self.last
+        sent = self.run.link.sent - self.before[1] + agreed
+        self.steps, self.sent = self.steps + 1, self.sent + sent
+        return ({"moved": moved - self.before[0]} if moved else {}) | ({"sent": sent} if world > 1 else {})
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -21,6 +21,9 @@ def packed(value: Any, tensors: dict[str, Tensor | Kept], name: str) -> Any:
     """The value as JSON, its tensors put into `tensors` under names that begin with `name`."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
+    if isinstance(value, Tensor) and value.layout is torch.sparse_coo:   # an optimizer's moments of sparse gradients
+        tensors[f"{name}/indices"], tensors[f"{name}/values"] = value.detach()._indices(), value.detach()._values()
+        return {"sparse": name, "shape": list(value.shape), "coalesced": value.is_coalesced()}
     if isinstance(value, Tensor):
         tensors[name] = value.detach()
         return {"tensor": name} if value.is_contiguous() else {"tensor": name, "stride": list(value.stride())}
@@ -42,16 +45,21 @@ def packed(value: Any, tensors: dict[str, Tensor | Kept], name: str) -> Any:
 
 
 def unpacked(value: Any, tensors: Mapping[str, Tensor] | TensorFile) -> Any:
-    """What was packed."""
+    """What was packed. Of tensors on the meta device, arrays are such tensors too."""
     if not isinstance(value, dict):
         return value
     if "tensor" in value:
         found = tensors[value["tensor"]]
         if "stride" not in value:
             return found
-        return torch.empty_strided(found.shape, value["stride"], dtype=found.dtype).copy_(found)
+        return torch.empty_strided(found.shape, value["stride"], dtype=found.dtype, device=found.device).copy_(found)
+    if "sparse" in value:
+        indices, values = (tensors[f"{value['sparse']}/{part}"] for part in ("indices", "values"))
+        return values if values.is_meta else torch.sparse_coo_tensor(indices, values, value["shape"], check_invariants=True,
+                                                                      is_coalesced=value["coalesced"])
     if "array" in value:
-        return tensors[value["array"]].numpy()
+        found = tensors[value["array"]]
+        return found if found.is_meta else found.numpy()
     if "dict" in value:
         return {unpacked(key, tensors): unpacked(one, tensors) for key, one in value["dict"]}
     items = [unpacked(one, tensors) for one in value["tuple" if "tuple" in value else "list"]]

@@ -3,22 +3,37 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
 from shoestring.core.errors import Mistake
+from shoestring.core.files import clear, drafted_name
 from shoestring.runs.events import note
-from shoestring.runs.folder import Folder, Lock, differences
+from shoestring.runs.folder import Folder, Lock, differences, has_digest
 
-CHOICES = ("memory", "use", "inexact", "plan")   # what the plan follows from, beside the job
+CHOICES = ("memory", "use", "inexact", "exact", "plan")   # what the plan follows from, beside the job
 
 
 def new_folder(job: str) -> Path:
     """runs/JOB-TIME, a name that nothing has yet."""
     first = Path("runs") / f"{job}-{time.strftime('%Y%m%d-%H%M%S')}"
-    numbered = (first.with_name(f"{first.name}-{number}") for number in range(2, 1000))
-    return next(path for path in (first, *numbered) if not path.exists())
+    for path in chain([first], (first.with_name(f"{first.name}-{number}") for number in count(2))):
+        with suppress(FileExistsError):   # by another command of the same second
+            path.mkdir(parents=True)
+            return path
+    raise AssertionError("there is always another number")
+
+
+def strangers(path: Path) -> list[str]:
+    """What is in a folder that is no run's and could not be the beginning of one; drafts of a process that was killed are."""
+    try:
+        names = sorted(one.name for one in path.iterdir())
+    except (FileNotFoundError, NotADirectoryError):   # nothing yet, or moved away just now
+        return []
+    return [] if "run.json" in names else [name for name in names if name != "lock" and drafted_name(name) != "run.json"]
 
 
 @dataclass(frozen=True)
@@ -31,18 +46,24 @@ class Opened:
     changed: bool       # what was asked for is not what the folder was begun with: plan anew
 
 
+def overruled(name: str, asked: Mapping[str, Any]) -> bool:
+    """Whether what was asked for before is taken back by what is asked for now: --exact and --inexact are one choice."""
+    return bool((name == "exact" and asked["inexact"]) or (name == "inexact" and asked["exact"]))
+
+
 def opened(path: Path, asked: dict[str, Any], source: Path, fresh: bool, adopt: bool) -> Opened:
     """Lock a folder and settle what it is for: a new run, or the one that is there if it is the same."""
-    strange = [one.name for one in path.iterdir() if one.name != "lock"] if path.is_dir() and not (path / "run.json").exists() else []
+    strange = strangers(path)
     if strange or path.is_file():
         raise Mistake(f"{path} is there and is not a run of shoestring ({', '.join(strange[:3]) or 'a file'}): give another --run")
     lock = Lock(path)
     folder = Folder(path)
     try:
-        if fresh and (path / "run.json").exists():
+        while fresh and (path / "run.json").exists():   # again if somebody began another one meanwhile
             folder.set_aside()
-            lock.release()
-            lock = Lock(path)
+            moved, lock = lock, Lock(path)
+            moved.release()
+        clear(one for one in path.glob("*.tmp-*") if drafted_name(one.name))
         before = folder.read("run.json")
         if not before:
             folder.begin(asked, source.read_text())
@@ -52,13 +73,16 @@ def opened(path: Path, asked: dict[str, Any], source: Path, fresh: bool, adopt: 
             raise Mistake(f"{path} holds a run that differs from what is asked for now: {'; '.join(found)}. "
                           f"--adopt goes on from its last checkpoint with what is asked for now, --fresh begins anew "
                           f"(and keeps the old run aside)")
-        settled = asked | {name: before[name] for name in CHOICES if asked[name] in (None, False)}
+        settled = asked | {name: before.get(name) for name in CHOICES if asked[name] in (None, False) and not overruled(name, asked)}
         if before["environment"] != asked["environment"]:
             was = ", ".join(f"{name} {before['environment'].get(name)} -> {value}" for name, value in asked["environment"].items()
                             if before["environment"].get(name) != value)
             note(path, "warning", text=f"the run goes on in another environment than it was begun in ({was}): "
                                              f"its last bits may not be those of a run that never stopped")
         if not found:
+            if not has_digest(path / "job.py", asked["source"]):   # killed before that was written
+                with suppress(OSError):   # the copy is for later, and whoever needs it then is told that it is not whole
+                    folder.keep_source(source.read_text())
             return Opened(folder, lock, settled | {"flags": before["flags"]}, False)
         for name in ("report.json", "plan.json"):   # of what was asked for before
             (path / name).unlink(missing_ok=True)

@@ -1,8 +1,8 @@
 """When to save, and saving beside training.
 
 Training stands still only while the tensors are copied to the file; hashing and syncing happen in a thread. A save that fails
-(a full disk, state that can't be written) costs a warning and nothing else: the checkpoints before it stay, and the next save
-is tried as planned.
+(a full disk, state that can't be written) costs a warning, and the next one is tried as planned. On a full disk an older checkpoint makes
+room for it, down to the newest good one, which always stays.
 """
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from shoestring.core.errors import Mistake
 from shoestring.core.run import Kept
-from shoestring.runs.checkpoints import draft, prune, publish
+from shoestring.runs.checkpoints import draft, make_room, prune, publish
 from shoestring.runs.packing import packed
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -65,14 +65,19 @@ class Saver:
         self.last = time.monotonic()
         self.pause = 0.0                     # seconds that training stood still for the last save
         self.saved_step = 0
+        self.turn = 0                        # how many times it was due, where that is every so many steps
         self.losses: list[float] = []        # since the last save
         self.on_disk: list[Callable[[], None]] = []   # to be called when a checkpoint is safe, before the next step
         self.best: tuple[float, int] | None = None
+        self.keep = cadence.keep             # checkpoints; fewer once the disk was full,
+        self.keep_best = True                # and at last not the best one
+        self.trouble = self.cure = ""        # why the last save failed, and what to do
 
     def due(self, step: int) -> bool:
-        """Whether to save after this step."""
+        """Whether to save after this step. Where it can't be asked after every step (workers meet every few), the next time it is."""
         if self.cadence.steps:
-            return step % self.cadence.steps == 0
+            before, self.turn = max(self.turn, self.saved_step // self.cadence.steps), step // self.cadence.steps
+            return self.turn > before
         if self.pending is not None and not self.pending.done():
             return False
         return time.monotonic() - self.last >= max(self.cadence.seconds, self.pause / SHARE)
@@ -114,15 +119,21 @@ class Saver:
         if self.on_disk:   # state on disk is that of the last checkpoint alone
             prune(self.folder, 1, None)
         else:
-            prune(self.folder, self.cadence.keep, self.best[1])
+            prune(self.folder, self.keep, self.best[1] if self.keep_best else None)
         self.tell("saved", step=step, checkpoint=checkpoint.path.name, seconds=pause, bytes=size, best=self.best[1] == step)
 
     def failed(self, error: OSError | Mistake) -> None:
-        cure = "mend that and resume" if isinstance(error, Mistake) else "free some space and the next one will be saved"
+        self.trouble = getattr(error, "strerror", None) or str(error)
+        self.cure = "mend that" if isinstance(error, Mistake) else "free some space"
+        others = "the checkpoints before it stay"
         if isinstance(error, OSError) and error.errno in FULL:   # make room for the next one: it is worth more than the oldest
-            prune(self.folder, max(self.cadence.keep - 1, 1), self.best and self.best[1])
-        self.tell("warning", text=f"a checkpoint could not be saved ({getattr(error, 'strerror', None) or error}): training goes on, "
-                                  f"the checkpoints before it stay; {cure}")
+            gone = make_room(self.folder, self.best and self.best[1])
+            if gone is not None:
+                others = f"that of step {gone.step} was removed to make room for the next"
+                self.keep_best = self.keep_best and gone.step != (self.best and self.best[1])
+                self.keep = max(self.keep - 1, 1)
+        then = "and resume" if isinstance(error, Mistake) else "and the next one will be saved"
+        self.tell("warning", text=f"a checkpoint could not be saved ({self.trouble}): training goes on, {others}; {self.cure} {then}")
 
     def wait(self) -> None:
         if self.pending is not None:

@@ -9,8 +9,9 @@
     losses, seconds       of the steps that count, from the first
     samples_process       [seconds since it was begun, bytes of the process]
     predicted, measured   peak_bytes, process_bytes, step_seconds; measured so far while it trains
-    plain, techniques, blocks, runners_up, exact, sure    of the plan (missing while it plans)
+    plain, techniques, blocks, runners_up, exactness, sure    of the plan (missing while it plans)
     weights_sha256, shown, state_of_techniques     at the end
+    damage                what of the folder can't be used, and why; also among the events, as warnings
     checkpoints           [{step, bytes, seconds, time}] as they were saved
     events                all that happened beside steps, in order
     begun, last, now      seconds since 1970: the first event, the last one, this moment
@@ -19,47 +20,64 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from statistics import mean, median
 from typing import Any
 
 from shoestring.core.units import seconds_text
-from shoestring.runs.events import course, read
-from shoestring.runs.folder import Folder, holder
+from shoestring.runs.events import NAME
+from shoestring.runs.fold import ENDS, Fold
+from shoestring.runs.folder import Folder, Unusable, holder
+from shoestring.runs.measured import measured
 
-ENDS = {"finished": "finished", "stopped": "stopped", "failed": "failed"}
 
-
-def story(path: Path, events: list[dict[str, Any]] | None = None) -> dict[str, Any]:
-    """The story of the run in a folder; `events` if they were read already."""
-    folder = Folder(path)
-    asked, plan, report = folder.read("run.json"), folder.read("plan.json"), folder.read("report.json")
-    found = read(path)[0] if events is None else events
-    steps = course(found)
+def story(path: Path, fold: Fold | None = None) -> dict[str, Any]:
+    """The story of the run in a folder; `fold` if its events were read already. What is damaged is left out and told of."""
+    (asked, plan, report), damage = read_files(Folder(path), "run.json", "plan.json", "report.json")
+    fold = fold or Fold().read(path)
+    steps, last = fold.steps, fold.stand
     pid = holder(path)
-    last = next((event for event in reversed(found) if event["event"] in (*ENDS, "begun", "planning")), {"event": "planning"})
     alive = "training" if last["event"] == "begun" else "planning"
     state = ENDS.get(last["event"], alive if pid is not None else "died")
-    step = steps[-1]["step"] if steps else 0
-    saved = [event for event in found if event["event"] == "saved"]
-    whole = next((event["steps"] for event in reversed(found) if event["event"] == "begun"), 0)
+    step = steps.number[-1] if steps else 0
     text = str(last.get("text", ""))
     if state == "died":
-        stood = f"It stood at step {step} of {whole}" if whole else "It was still planning"
+        stood = f"It stood at step {step} of {fold.wanted}" if fold.wanted else "It was still planning"
         text = (f"The process is gone and said nothing: it was killed, or the machine went down. {stood}"
-                + (f" and can go on from step {saved[-1]['step']} by the same command." if saved else "; no checkpoint was saved yet."))
-    if state == "training" and steps:
-        text = silence(time.time() - found[-1]["time"], [event["seconds"] for event in steps], pid)
-    begun = found[0]["time"] if found else None
+                + (f" and can go on from step {fold.saved[-1]['step']} by the same command." if fold.saved
+                   else "; no checkpoint was saved yet."))
+    if state == "training" and steps and fold.last is not None:
+        text = silence(time.time() - fold.last, list(steps.seconds[-20:]), pid)
+    damage += [fold.wrong] * bool(fold.wrong) + lost(fold.damaged + (pid is None and fold.rest > 0))
     told = {
         "name": path.name, "run": str(path), "job": Path(asked.get("job", "")).stem, "flags": asked.get("flags", {}),
-        "budget": {"memory": asked.get("memory")}, "state": state, "pid": pid, "text": text, "step": step, "steps": whole,
-        "losses": [event["loss"] for event in steps], "seconds": [event["seconds"] for event in steps],
-        "samples_process": [[event["time"] - begun, event["process"]] for event in steps],
-        "checkpoints": saved, "events": [event for event in found if event["event"] not in ("step", "measured")],
-        "begun": begun, "last": found[-1]["time"] if found else None, "now": time.time(),
+        "budget": {"memory": asked.get("memory")}, "state": state, "pid": pid, "text": text, "step": step, "steps": fold.wanted,
+        "losses": list(steps.loss), "seconds": list(steps.seconds),
+        "samples_process": [(when - (fold.begun or 0.0), size) for when, size in zip(steps.time, steps.process, strict=True)],
+        "checkpoints": list(fold.saved), "damage": damage,
+        "events": fold.others + [{"event": "warning", "time": fold.last, "text": one} for one in damage],
+        "begun": fold.begun, "last": fold.last, "now": time.time(),
     }
     planned = {key: value for key, value in plan.items() if key in PLANNED}
-    return told | so_far(steps, found) | planned | (report if state == "finished" else {})
+    return told | ({"measured": measured(fold)} if fold.steps else {}) | planned | (report if state == "finished" else {})
+
+
+def read_files(folder: Folder, *names: str) -> tuple[list[dict[str, Any]], list[str]]:
+    """JSON files of a run, empty where they can't be used, and why they can't."""
+    found, wrong = [], []
+    for name in names:
+        try:
+            found.append(folder.read(name))
+        except Unusable as error:
+            found.append({})
+            wrong.append(str(error))
+    return found, wrong
+
+
+def lost(lines: int) -> list[str]:
+    """What to say of damaged lines."""
+    if not lines:
+        return []
+    many = f"{lines:,} lines of {NAME} are" if lines > 1 else f"1 line of {NAME} is"
+    return [f"{many} damaged and left out: what happened then is missing here; the weights do not depend on it"]
 
 
 def silence(seconds: float, paces: list[float], pid: int | None) -> str:
@@ -69,30 +87,4 @@ def silence(seconds: float, paces: list[float], pid: int | None) -> str:
     return f"No step for {seconds_text(seconds)}, though its process {pid} is there: it may hang, be suspended, or wait for its data."
 
 
-PLANNED = ("predicted", "plain", "techniques", "blocks", "runners_up", "exact", "sure")
-
-
-def so_far(steps: list[dict[str, Any]], events: list[dict[str, Any]]) -> dict[str, Any]:
-    """What is measured while a run goes on."""
-    if not steps:
-        return {}
-    recent = events[max((number for number, event in enumerate(events) if event["event"] == "adopted"), default=0):]
-    if any(event is steps[-1] for event in recent):   # what was before was another plan
-        events, steps = recent, course(recent)
-    lives = [event for event in events if event["event"] == "measured"]   # each begins at another step; the first makes moments
-    tensors: dict[str, Any] = max(lives, key=lambda event: int(event["peak_bytes"]), default={})
-    return {"measured": {key: value for key, value in tensors.items() if key not in ("event", "time")}
-            | {"process_bytes": max(event["most"] for event in steps), "step_seconds": calm_seconds(steps, events)}
-            | ({"traffic_bytes": steps[-1]["moved"]} if "moved" in steps[-1] else {})
-            | ({"sent_bytes": mean(event.get("sent", 0) for event in steps)} if "sent" in steps[-1] else {})}
-
-
-def calm_seconds(steps: list[dict[str, Any]], events: list[dict[str, Any]]) -> float:
-    """Seconds of a step, without the first ones of every life, which make what later ones find, as far as there are others."""
-    age, ages = 0, dict[int, int]()
-    for event in events:
-        age = 0 if event["event"] == "begun" else age + (event["event"] == "step")
-        ages[id(event)] = age
-    found = ([event["seconds"] for event in steps if ages[id(event)] > young] for young in (2, 1, 0))
-    seconds: float = median(next(filter(None, found)))
-    return seconds
+PLANNED = ("predicted", "plain", "techniques", "blocks", "runners_up", "exactness", "exact", "sure")   # `exact`: of old plans

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from shoestring.core.errors import Mistake
+from shoestring.core.regular import regular
 from shoestring.core.run import Kept
 
 DTYPES = {
@@ -63,7 +64,7 @@ def pieces(tensor: Tensor | Kept) -> Iterator[Any]:
         for part in tensor.pieces():
             yield from pieces(part)
         return
-    flat = tensor.detach().contiguous().reshape(-1)
+    flat = tensor.detach().to_dense().contiguous().reshape(-1)
     if not flat.numel():
         return
     raw = flat.view(torch.uint8)
@@ -83,17 +84,17 @@ class TensorFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        size = path.stat().st_size
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=regular) as file:
+            size = os.fstat(file.fileno()).st_size
             length = int.from_bytes(file.read(8), "little")
             if size < 8 or length > min(size - 8, LONGEST):
                 raise Unreadable(f"{path.name} is not a safetensors file: its header is said to have {length} of {size} bytes")
             try:
                 header = json.loads(file.read(length))
-                self.metadata: dict[str, str] = header.pop("__metadata__", {})
+                self.metadata: dict[str, str] = dict(header.pop("__metadata__", {}))
                 self.entries = {str(name): Entry(DTYPES[entry["dtype"]], tuple(map(int, entry["shape"])), *map(int, entry["data_offsets"]))
                                 for name, entry in header.items()}
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
+            except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
                 raise Unreadable(f"{path.name} is not a safetensors file: {type(error).__name__}: {error}") from error
         self.start = 8 + length
         for name, (dtype, shape, begin, end) in self.entries.items():
@@ -107,6 +108,10 @@ class TensorFile:
         """A tensor that is read when it is asked for."""
         return Later(self, name)
 
+    def outline(self) -> dict[str, Tensor]:
+        """The tensors without their values, which takes no memory."""
+        return {name: torch.empty(entry.shape, dtype=entry.dtype, device="meta") for name, entry in self.entries.items()}
+
     def items(self) -> Iterator[tuple[str, Tensor]]:
         return ((name, self[name]) for name in self)
 
@@ -114,7 +119,7 @@ class TensorFile:
         dtype, shape, begin, end = self.entries[name]
         made = torch.empty(shape, dtype=dtype)
         if end > begin:
-            with open(self.path, "rb", buffering=0) as file:
+            with open(self.path, "rb", buffering=0, opener=regular) as file:
                 file.seek(self.start + begin)
                 view = made.reshape(-1).view(torch.uint8).numpy().data
                 while len(view):

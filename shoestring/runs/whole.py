@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from shoestring.core import chance
@@ -13,6 +14,7 @@ from shoestring.runs.checkpoints import Checkpoint
 from shoestring.runs.saver import Snapshot
 
 KERNELS = ("fused", "foreach")   # the plan's to choose, not the checkpoint's
+PARTS = ("step", "model", "optimizer", "feed", "chances", "parts", "best")   # what a checkpoint's state must have to be put back
 
 
 def taken(run: Run, feed: Feed, step: int, best: tuple[float, int] | None) -> Snapshot:
@@ -21,7 +23,7 @@ def taken(run: Run, feed: Feed, step: int, best: tuple[float, int] | None) -> Sn
     aliases, other = {}, {}
     seen: dict[Any, str] = {}
     for name, value in in_memory(run).items():
-        if not isinstance(value, Tensor):
+        if not dense(value):
             other[name] = value
             continue
         place = (value.untyped_storage()._cdata, value.storage_offset(), value.shape, value.stride())
@@ -36,13 +38,17 @@ def taken(run: Run, feed: Feed, step: int, best: tuple[float, int] | None) -> Sn
         else:
             seen[one.parameter] = name
             weights[name] = one
-    whole = next((part.whole_optimizer for part in run.state.values() if hasattr(part, "whole_optimizer")), run.optimizer.state_dict)
     state = {
-        "step": step, "model": other, "optimizer": whole(), "feed": feed.state_dict(), "chances": run.link.objects(chance.state()),
-        "parts": {name: part.state_dict() for name, part in run.state.items()}, "best": best,
+        "step": step, "model": other, "optimizer": optimizer_state(run), "feed": feed.state_dict(),
+        "chances": run.link.objects(chance.state()), "parts": {name: part.state_dict() for name, part in run.state.items()}, "best": best,
         "on_disk": on_disk(run),
     }
     return Snapshot(step, weights, aliases, state)
+
+
+def dense(value: Any) -> bool:
+    """Whether a value of a model's state is a tensor as files of weights have them; others, such as sparse buffers, are packed."""
+    return isinstance(value, Tensor) and value.layout is torch.strided
 
 
 def put_back(checkpoint: Checkpoint, run: Run, feed: Feed) -> dict[str, Any]:
@@ -52,7 +58,7 @@ def put_back(checkpoint: Checkpoint, run: Run, feed: Feed) -> dict[str, Any]:
         raise Mistake(f"the checkpoint {checkpoint.path} was made by another plan, with other state on disk ({', '.join(sorted(differ))}): "
                       f"go on with the plan it was begun with, or give --fresh")
     for name, value in in_memory(run).items():
-        if isinstance(value, Tensor):
+        if dense(value):
             source = weights.metadata.get(f"alias {name}", name)
             if source not in weights.entries:
                 raise Mistake(f"the checkpoint {checkpoint.path} has no weights {name!r}: the model is not the one it was made of; "
@@ -66,11 +72,7 @@ def put_back(checkpoint: Checkpoint, run: Run, feed: Feed) -> dict[str, Any]:
         run.model.load_state_dict(state["model"], strict=False)
     for name, one in parted(run).items():
         one.take(weights[weights.metadata.get(f"alias {name}", name)])
-    kernels = [{name: group[name] for name in KERNELS if name in group} for group in run.optimizer.param_groups]
-    put = next((part.put_optimizer for part in run.state.values() if hasattr(part, "put_optimizer")), run.optimizer.load_state_dict)
-    put(state["optimizer"])
-    for group, own in zip(run.optimizer.param_groups, kernels, strict=True):
-        group.update(own)
+    put_optimizer_state(run, state["optimizer"])
     for name, part in run.state.items():
         if name in state["parts"]:
             part.load_state_dict(state["parts"][name])
@@ -82,14 +84,32 @@ def put_back(checkpoint: Checkpoint, run: Run, feed: Feed) -> dict[str, Any]:
     return state
 
 
+def optimizer_state(run: Run) -> dict[str, Any]:
+    """The optimizer's state as one process would have it."""
+    for part in run.state.values():
+        whole = part.whole_optimizer()
+        if whole is not None:
+            return whole
+    return run.optimizer.state_dict()
+
+
+def put_optimizer_state(run: Run, whole: dict[str, Any]) -> None:
+    """Bring the optimizer to such a state; which kernels it runs stays as it is."""
+    kernels = [{name: group[name] for name in KERNELS if name in group} for group in run.optimizer.param_groups]
+    if not any(part.put_optimizer(whole) for part in run.state.values()):
+        run.optimizer.load_state_dict(whole)
+    for group, own in zip(run.optimizer.param_groups, kernels, strict=True):
+        group.update(own)
+
+
 def parted(run: Run) -> dict[str, Any]:
     """The weights of which every worker holds a part, by name."""
-    return {name: one for part in run.state.values() if not hasattr(part, "saved") for name, one in getattr(part, "kept", {}).items()}
+    return {name: one for part in run.state.values() if not part.on_disk for name, one in part.kept.items()}
 
 
 def on_disk(run: Run) -> list[str]:
     """The parts whose state is a file that only they can read."""
-    return [name for name, part in run.state.items() if hasattr(part, "saved")]
+    return [name for name, part in run.state.items() if part.on_disk]
 
 
 def in_memory(run: Run) -> dict[str, Any]:

@@ -2,23 +2,26 @@
 
 Nothing is read or drawn unless somebody looks. A run is looked at once a second and drawn at most every two, less often if
 drawing it takes long, so that watching takes less than half a percent of one core from what is trained.
+
+Reading may take long (a million events) or for ever (a disk that is gone), so nobody who asks for a page does it: a thread does, and what
+was last drawn is shown if it is not done soon. Every run has a lock of its own.
 """
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
-from threading import RLock
+from threading import Lock, Thread
 from typing import Any, NamedTuple
 
 from shoestring.page import content
 from shoestring.page.overview import card, overview
 from shoestring.page.top import title
 from shoestring.page.words import state_of
-from shoestring.runs.events import NAME, read
+from shoestring.runs.events import NAME
+from shoestring.runs.fold import Fold
 from shoestring.runs.folder import holder
 from shoestring.runs.story import story
 from shoestring.watch.places import check, is_run
@@ -26,6 +29,7 @@ from shoestring.watch.places import check, is_run
 LOOK, DRAW, SELDOM = 1.0, 2.0, 60.0   # seconds between looks, between drawings, and at most between drawings
 QUIET = 30.0                          # seconds after which a run that goes on is drawn without news: it may hang
 SHARE = 0.004                         # of one core that drawing a run may take
+PATIENCE = 5.0                        # seconds that a request waits for what is read
 GOING_ON = ("planning", "training")
 
 
@@ -51,14 +55,24 @@ class Followed:
 
     def __init__(self, name: str, path: Path) -> None:
         self.name, self.path = name, path
-        self.events: list[dict[str, Any]] = []
-        self.offset = 0
+        self.fold = Fold()
         self.signs: Signs | None = None
         self.looked = self.due = self.drawn = float("-inf")   # when it was looked at, may be drawn again, was drawn
-        self.view, self.card, self.state = View("", "", ""), "", ""
+        self.turn = Lock()                                    # of who looks
+        self.state = ""
+        self.show({"name": name, "run": str(path), "text": "This run is being read …"})
 
     def look(self, now: float) -> None:
-        """Draw the run again if there is news, and it is time or the news is more than another step."""
+        """Draw the run again if there is news, and it is time or the news is more than another step; one at a time does."""
+        never = self.drawn == float("-inf")
+        if not self.turn.acquire(timeout=PATIENCE if never else 0):
+            return
+        try:
+            self.look_now(now)
+        finally:
+            self.turn.release()
+
+    def look_now(self, now: float) -> None:
         if now - self.looked < LOOK:
             return
         self.looked = now
@@ -68,10 +82,11 @@ class Followed:
         only_events = self.signs is not None and found._replace(events=self.signs.events) == self.signs
         if only_events and now < self.due:
             return
-        if self.signs is None or found.events[0] != self.signs.events[0] or found.events[1] < self.offset:
-            self.events, self.offset = [], 0
+        if self.signs is None or found.events[0] != self.signs.events[0] or found.events[1] < self.fold.offset:
+            self.fold = Fold()
+        seconds = self.draw()
         self.signs, self.drawn = found, now
-        self.due = now + min(max(DRAW, self.draw() / SHARE), SELDOM)
+        self.due = now + min(max(DRAW, seconds / SHARE), SELDOM)
 
     def seen(self) -> Signs:
         lock = changed(self.path / "lock")
@@ -88,28 +103,30 @@ class Followed:
 
     def draw(self) -> float:
         """Draw what is known now; returns the seconds of computing that doing it again would take."""
-        whole, before = self.offset == 0, time.thread_time()
-        fresh, self.offset = read(self.path, self.offset)
-        self.events += ({sys.intern(key): value for key, value in event.items()} for event in fresh)
+        whole, before = self.fold.offset == 0, time.thread_time()
+        self.fold.read(self.path)
         before = time.thread_time() if whole else before
         try:
-            told = story(self.path, self.events)
-            told["name"] = self.name
-            html, small = content(told), card(told, self.name)
-        except (ValueError, KeyError, TypeError, OSError) as error:
+            told = story(self.path, self.fold) | {"name": self.name}
+            self.show(told)
+        except Exception as error:   # whatever is wrong with this run, the others go on
             told = {"name": self.name, "run": str(self.path), "text": f"This run can't be read: {error!s}"}
-            html, small = content(told), card(told, self.name)
-        self.view, self.card, self.state = View(title(told), html, mark(html)), small, state_of(told)
+            self.show(told)
         if told.get("pid") is None:   # nothing is expected of it: what it takes in memory is only what was drawn
-            self.events, self.offset = [], 0
+            self.fold = Fold()
         return time.thread_time() - before
+
+    def show(self, told: dict[str, Any]) -> None:
+        html = content(told)
+        self.card, self.state = card(told, self.name), state_of(told)
+        self.view = View(title(told), html, mark(html))
 
 
 class Watch:
     """All runs that are watched. Tabs share what is drawn."""
 
     def __init__(self, paths: Sequence[Path], clock: Callable[[], float] = time.monotonic) -> None:
-        self.paths, self.clock, self.guard = list(paths), clock, RLock()
+        self.paths, self.clock, self.turn = list(paths), clock, Lock()
         self.runs: dict[str, Followed] = {}
         self.searched = float("-inf")
         for path in paths:
@@ -117,32 +134,46 @@ class Watch:
         self.search()
 
     def search(self) -> None:
-        """Find runs that came or went in the folders given."""
-        now = self.clock()
-        if now - self.searched < LOOK:
+        """Find runs that came or went in the folders given; one at a time does."""
+        if not self.turn.acquire(blocking=False):
             return
-        self.searched = now
+        try:
+            now = self.clock()
+            if now - self.searched >= LOOK:
+                self.searched = now
+                self.runs = self.found()
+        finally:
+            self.turn.release()
+
+    def found(self) -> dict[str, Followed]:
         known = {followed.path: followed for followed in self.runs.values()}
         runs: dict[str, Followed] = {}
         for path in dict.fromkeys(found for given in self.paths for found in runs_in(given)):
-            followed = known.get(path) or Followed(unique(path.name or "run", {*runs, *self.runs}), path)
+            followed = known.get(path) or Followed(unique(name_of(path), {*runs, *self.runs}), path)
             runs[followed.name] = followed
-        self.runs = runs
+        return runs
 
     def view(self, name: str | None = None) -> View | None:
         """A run as it is now, or all of them; None if there is no such run."""
-        with self.guard:
-            self.search()
-            if name is None and len(self.runs) == 1:
-                name = next(iter(self.runs))
-            followed = [self.runs[name]] if name in self.runs else [] if name else list(self.runs.values())
-            for one in followed:
-                one.look(self.clock())
-            if name is not None:
-                return followed[0].view if followed else None
-            followed.sort(key=lambda one: one.state not in GOING_ON)
-            html = overview([one.card for one in followed], [one.state for one in followed])
-            return View(f"{len(followed)} runs · shoestring", html, mark(html))
+        looking = Thread(target=self.look, args=(name,), daemon=True)
+        looking.start()
+        looking.join(PATIENCE)
+        followed = self.asked_for(name)
+        if name is not None or len(followed) == 1:
+            return followed[0].view if followed else None
+        followed.sort(key=lambda one: one.state not in GOING_ON)
+        html = overview([one.card for one in followed], [one.state for one in followed])
+        return View(f"{len(followed)} runs · shoestring", html, mark(html))
+
+    def look(self, name: str | None) -> None:
+        """Read and draw what is asked for; last what another thread is reading now."""
+        self.search()
+        for one in sorted(self.asked_for(name), key=lambda one: one.turn.locked()):
+            one.look(self.clock())
+
+    def asked_for(self, name: str | None) -> list[Followed]:
+        runs = self.runs
+        return list(runs.values()) if name is None else [runs[name]] if name in runs else []
 
 
 def runs_in(path: Path) -> Iterator[Path]:
@@ -150,9 +181,17 @@ def runs_in(path: Path) -> Iterator[Path]:
     path = path.resolve()
     if is_run(path):
         yield path
-    elif path.is_dir():
+        return
+    try:
         found = [one for one in path.iterdir() if is_run(one)]
-        yield from sorted(found, key=lambda one: (-changed(one / "run.json"), one.name))
+    except OSError:   # it is gone, or may not be read any more
+        return
+    yield from sorted(found, key=lambda one: (-changed(one / "run.json"), one.name))
+
+
+def name_of(path: Path) -> str:
+    """What to call a run: its folder's name, as text that can be sent."""
+    return os.fsencode(path.name or "run").decode(errors="replace")
 
 
 def unique(name: str, taken: set[str]) -> str:

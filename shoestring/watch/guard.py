@@ -6,6 +6,7 @@ must be one this server has. Beyond this machine a secret is needed too: given o
 from __future__ import annotations
 
 import hmac
+import re
 from base64 import b64encode
 from hashlib import sha256
 from ipaddress import ip_address
@@ -48,14 +49,17 @@ def is_address(host: str) -> bool:
     return True
 
 
-def asked_host(header: str) -> str:
-    """The name in a Host header.
+HOST = re.compile(r"(?:\[([^\[\]]+)\]|([^:\[\]]+))(?::[0-9]*)?")
 
-    >>> asked_host("localhost:8000"), asked_host("[::1]:8000"), asked_host("EXAMPLE.com")
-    ('localhost', '::1', 'example.com')
+
+def asked_host(header: str) -> str:
+    """The name in a Host header; nothing if it is not one name and perhaps a port.
+
+    >>> asked_host("localhost:8000"), asked_host("[::1]:8000"), asked_host("EXAMPLE.com"), asked_host("[::1].example.com")
+    ('localhost', '::1', 'example.com', '')
     """
-    header = header.strip().lower()
-    return header[1:].partition("]")[0] if header.startswith("[") else header.partition(":")[0]
+    found = HOST.fullmatch(header.strip().lower())
+    return (found[1] or found[2]) if found else ""
 
 
 def is_own_host(header: str, bound: str, machine: str) -> bool:

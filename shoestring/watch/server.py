@@ -28,6 +28,7 @@ BEAT = 10.0   # seconds of silence after which a sign of life is sent
 
 class Server(ThreadingHTTPServer):
     daemon_threads = True
+    request_queue_size = 128   # connections that wait to be taken: a browser with many tabs opens them all at once
 
     def __init__(self, watch: Watch, host: str = "127.0.0.1", port: int = 0) -> None:
         self.watch, self.host, self.closing = watch, host, Event()
@@ -63,7 +64,10 @@ class Handler(BaseHTTPRequestHandler):
     timeout = 30
 
     def do_GET(self) -> None:
-        asked = urlsplit(self.path)
+        try:
+            asked = urlsplit(self.path)
+        except ValueError:
+            return self.answer(400, "This is no address. The runs are at /\n")
         query = {name: values[0] for name, values in parse_qs(asked.query).items()}
         server, cookie = self.server, f"shoestring-{self.server.server_port}"
         if not is_own_host(self.headers.get("Host", ""), server.host, socket.gethostname()):

@@ -41,3 +41,8 @@ def test_a_job_without_steps_or_loss_is_told() -> None:
     lonely = Job(model=lambda: nn.Linear(2, 2), data=lambda: [torch.zeros(3, 2)])
     with pytest.raises(Mistake, match="gives no loss"):
         list(shoestring.train(lonely))
+
+
+def test_an_optimizer_that_evaluates_the_loss_itself_is_told() -> None:
+    with pytest.raises(Mistake, match="LBFGS evaluates the loss itself"):
+        shoestring.fit(nn.Linear(2, 2), lambda output, batch: output.sum(), [torch.zeros(1, 2)], optimizer=torch.optim.LBFGS)

@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 from shoestring import Job
 from shoestring.api import verify
-from shoestring.core.errors import Mistake
 from shoestring.loop import steps
 from shoestring.memory.checkpoint import Checkpoint
 from shoestring.memory.spill import Spill
@@ -80,20 +79,6 @@ class Making(Remembering):
         return super().forward(x)
 
 
-class Growing(nn.Module):
-    """Keeps all that it saw in a list: nobody can know how that was before."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.work = nn.Linear(8, 8)
-        self.seen: list[Tensor] = []
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.seen.append(x.detach())
-        said: Tensor = torch.tanh(self.work(torch.cat(self.seen)))
-        return said[-len(x):]
-
-
 def moving_job(block: type[nn.Module] = Moving) -> Job:
     x = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
     return Job(model=lambda: nn.Sequential(block(), block(), block()), data=lambda: [x] * 5,
@@ -104,11 +89,6 @@ def moving_job(block: type[nn.Module] = Moving) -> Job:
 @pytest.mark.parametrize("block", [Moving, Remembering, Making])
 def test_what_the_forward_changes_and_uses_stays_right(block: type[nn.Module], technique: Checkpoint | Spill) -> None:
     assert verify(moving_job(block), (technique,), 5)[0]
-
-
-def test_a_block_that_computes_something_else_the_second_time_is_told() -> None:
-    with pytest.raises(Mistake, match="keeps something from one call to the next"):
-        verify(moving_job(Growing), (Checkpoint(every=1),), 3)
 
 
 def test_the_model_is_left_as_it_was() -> None:

@@ -305,6 +305,23 @@ def test_a_flipped_bit_is_noticed_when_it_is_read(shelved: Shelf, tmp_path: Path
         got(shelved, "first")
 
 
+def test_damage_to_what_no_checkpoint_stands_on_leaves_the_checkpoint_to_go_on_from(shelved: Shelf, tmp_path: Path) -> None:
+    put(shelved, "first", 1)
+    state = shelved.state_dict()
+    shelved.pin()
+    put(shelved, "first", 2)
+    shelved.settle()
+    region = shelved.regions["first"]
+    with open(tmp_path / "state.bin", "r+b") as file:
+        file.seek(region.offset + region.current * region.size + 7_000)
+        file.write(b"\x03")
+    with pytest.raises(Mistake, match="does not stand on that, and the same command goes on from there"):
+        got(shelved, "first")
+    shelved.load_state_dict(state)
+    region.pending = None
+    assert got(shelved, "first") == 1
+
+
 def test_a_shorter_file_is_noticed(shelved: Shelf, tmp_path: Path) -> None:
     put(shelved, "first", 1)
     os.truncate(tmp_path / "state.bin", PAGE)

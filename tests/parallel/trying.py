@@ -25,12 +25,14 @@ from shoestring.core.run import brought_home
 from shoestring.core.technique import Technique
 from shoestring.loop import steps
 from shoestring.measure.timeline import peak
+from shoestring.member import leave
 from shoestring.parallel.near import joined
 from shoestring.planning.plan import techniques_in
 from shoestring.planning.rehearse import prepared, rehearse, tracked
 from tests.models import job, seeded
 
 STEPS = 5
+SEEDS = 12
 
 
 def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
@@ -42,10 +44,15 @@ def trained(made: Job, techniques: tuple[Technique, ...]) -> tuple[Tensor, list[
     run = prepared(made, techniques, seeded(made))
     losses = [float(loss) for loss in steps(run, islice(made.batches(), STEPS))]
     brought_home(run)
-    return nn.utils.parameters_to_vector(value.float() for value in run.model.state_dict().values()).detach(), losses
+    return flat(run.model), losses
 
 
-def tried(made: Job, techniques: tuple[Technique, ...], plain: Tensor) -> dict[str, Any]:
+def flat(model: nn.Module) -> Tensor:
+    """A model's numbers as one vector."""
+    return torch.cat([value.detach().float().reshape(-1) for value in model.state_dict().values()])
+
+
+def tried(made: Job, techniques: tuple[Technique, ...], begun: Tensor, plain: Tensor) -> dict[str, Any]:
     rank, world, near = dist.get_rank(), dist.get_world_size(), "far" not in sys.argv
     grouped = replace(made, link=joined(rank, world, near))
     after, losses = trained(grouped, techniques)
@@ -54,11 +61,31 @@ def tried(made: Job, techniques: tuple[Technique, ...], plain: Tensor) -> dict[s
     wire = on_the_wire() - before
     predicted = rehearse(replace(made, link=Link(rank, world, near)), techniques)
     told = grouped.link.objects({
-        "apart": float((after - plain).abs().max()), "losses": losses, "peaks": (peak(predicted).bytes, peak(measured).bytes),
+        "apart": float((after - plain).abs().max()), "drift": float((after - plain).norm() / (plain - begun).norm()),
+        "losses": losses, "peaks": (peak(predicted).bytes, peak(measured).bytes),
         "sent": (predicted.sent, measured.sent), "flops": (predicted.flops.total(), measured.flops.total()),
         "sum": float(after.double().sum()), "wire": wire,
     })
     return {"workers": told}
+
+
+def drawn(made: Job, techniques: tuple[Technique, ...]) -> dict[str, Any]:
+    """The finished model's loss on the whole batch, without dropout, over seeds: of one process and of the group."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    return {"plain": [judged(made, (), 1000 + seed) for seed in range(SEEDS)],
+            "group": [judged(replace(made, link=joined(rank, world)), techniques, 2000 + SEEDS * rank + seed) for seed in range(SEEDS)]}
+
+
+def judged(made: Job, techniques: tuple[Technique, ...], seed: int) -> float:
+    model = seeded(made)
+    torch.manual_seed(seed)
+    run = prepared(made, techniques, model)
+    for _ in steps(run, islice(made.batches(), STEPS)):
+        pass
+    batch = next(iter(made.data()))
+    model.eval()
+    with torch.no_grad(), run.usable():
+        return float(made.loss(made.forward(model, batch), batch))
 
 
 def on_the_wire() -> int:
@@ -83,12 +110,14 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=timedelta(seconds=60))
     made = job(name, optimizer=sgd)
-    plain, _ = trained(made, ())
+    begun, plain = flat(seeded(made)), trained(made, ())[0]
     for plan in json.load(sys.stdin):
-        outcome = tried(made, techniques_in(plan), plain)
+        techniques = techniques_in(plan)
+        outcome = drawn(made, techniques) if "seeds" in sys.argv else tried(made, techniques, begun, plain)
         if rank == 0:
             print(json.dumps(outcome), flush=True)
-    dist.destroy_process_group()
+    dist.barrier()
+    leave(0)   # as the product's workers do: threads of gloo may abort a process that tidies up
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ MIXED: tuple[tuple[Technique, ...], ...] = (
 )
 
 
-SLOW = ("albert", "bart", "deberta", "gemma", "mamba", "rwkv", "swin", "wav2vec2")
+SLOW = ("albert", "bart", "bert", "convnext", "deberta", "gemma", "mamba", "rwkv", "swin", "torch encoder", "wav2vec2", "whisper")
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in MODELS])

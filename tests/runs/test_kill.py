@@ -112,7 +112,7 @@ def gone_on(job: Path, folder: Path, plan: str = "in memory", flag: str = "") ->
     return str(run_worker(task(job, folder, 0.0, plan, flag), {})["weights_sha256"])
 
 
-@pytest.mark.parametrize("step", [0, 1, pytest.param(11, marks=pytest.mark.slow), 23])
+@pytest.mark.parametrize("step", [0, *(pytest.param(step, marks=pytest.mark.slow) for step in (1, 11)), 23])
 def test_killed_in_a_step(step: int, plan: str, job: Path, tmp_path: Path, expected: str) -> None:
     """Step 0 is the first one, before anything was saved."""
     with pytest.raises(Crashed, match="SIGKILL"):
@@ -142,7 +142,7 @@ def test_killed_during_a_save(plan: str, job: Path, tmp_path: Path, expected: st
     assert not list(tmp_path.glob("checkpoints/step-*.tmp-*"))
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_asked_to_stop_it_saves_first(number: int, job: Path, tmp_path: Path, undisturbed: str) -> None:
     result = killed_at(job, tmp_path, lambda event: event["event"] == "step" and event["step"] == 7, number)
     last = read(tmp_path)[0][-1]

@@ -93,6 +93,7 @@ def test_a_run_is_resumed_refused_adopted_and_begun_anew(place: Path) -> None:
     assert len(list(place.glob("a-before-*"))) == 1
 
 
+@pytest.mark.slow
 def test_an_adopted_run_that_is_killed_is_not_taken_for_finished(place: Path) -> None:
     assert train(place, "--plan", "saved.json").returncode == 0
     words = ["train", "small.py", "--run", "a", "--plan", "saved.json", "--steps", "40", "--pause", "0.1", "--adopt", "--save-every", "4"]
@@ -138,6 +139,7 @@ def test_the_second_process_in_a_folder_is_refused_with_the_first_ones_pid(place
     assert list((place / "a" / "checkpoints").glob("step-*"))
 
 
+@pytest.mark.slow
 def test_killed_during_the_plan_it_plans_again(place: Path) -> None:
     first = subprocess.Popen([sys.executable, "-m", "shoestring", "train", "small.py", "--run", "a"], cwd=place,
                              stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
@@ -230,18 +232,18 @@ def test_a_transformers_model_is_exported_for_from_pretrained(place: Path) -> No
 
 def test_a_torn_line_and_a_full_disk_lose_events_and_nothing_else(tmp_path: Path) -> None:
     events = Events(tmp_path)
-    events.add("step", step=1)
+    events.add("step", **step_fields(1))
     os.write(events.file, b'{"event": "step", "st')          # killed in the middle of a line
     events.close()
-    Events(tmp_path).add("step", step=2)
+    Events(tmp_path).add("step", **step_fields(2))
     assert [event["step"] for event in read(tmp_path)[0]] == [1, 2]
     full = Events(tmp_path)
     os.close(full.file)
     full.file = os.open("/dev/full", os.O_WRONLY)
-    full.add("step", step=3)
+    full.add("step", **step_fields(3))
     os.close(full.file)
     full.file = os.open(tmp_path / "events.jsonl", os.O_RDWR | os.O_APPEND)
-    full.add("step", step=4)
+    full.add("step", **step_fields(4))
     assert [event["step"] for event in read(tmp_path)[0]] == [1, 2, 4]
 
 

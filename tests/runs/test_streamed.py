@@ -19,6 +19,7 @@ from shoestring.memory.stream import Stream
 from shoestring.planning.plan import Plan
 from shoestring.planning.rehearse import rehearse
 from shoestring.runs.checkpoints import newest_good
+from shoestring.runs.events import read
 from shoestring.runs.export import export_weights
 from shoestring.runs.tensors import TensorFile
 
@@ -65,7 +66,7 @@ def test_the_weights_of_a_streamed_run_are_exported(job: Path, tmp_path: Path) -
     assert set(out) == set(expected) and all(torch.equal(out[name], expected[name]) for name in expected)
 
 
-@pytest.mark.parametrize("technique", [STREAM, OFFLOAD])
+@pytest.mark.parametrize("technique", [STREAM, pytest.param(OFFLOAD, marks=pytest.mark.slow)])
 def test_it_goes_on_with_the_same_bits_and_not_under_another_plan(technique: dict[str, Any], job: Path, tmp_path: Path) -> None:
     whole = trained(job, tmp_path / "whole", technique, steps=6)
     trained(job, tmp_path / "run", technique)
@@ -89,15 +90,24 @@ def test_a_plan_for_a_larger_disk_is_refused_before_anything_is_made(job: Path, 
     assert not list((tmp_path / "run").glob("*.bin"))
 
 
-def test_a_bit_that_flipped_while_nothing_ran_is_noticed(job: Path, tmp_path: Path) -> None:
-    trained(job, tmp_path / "run", STREAM)
-    path = tmp_path / "run" / "stream.bin"
+@pytest.mark.parametrize(("technique", "name"), [
+    (STREAM, "stream.bin"), pytest.param(OFFLOAD, "moments.bin", marks=pytest.mark.slow)])
+def test_bits_that_flipped_while_nothing_ran_are_told_of_and_the_same_command_begins_anew(
+        technique: dict[str, Any], name: str, job: Path, tmp_path: Path) -> None:
+    undisturbed = trained(job, tmp_path / "run", technique, steps=6)["weights_sha256"]
+    path = tmp_path / "run" / name
     held = bytearray(path.read_bytes())
-    for offset in range(100, len(held), 8192):   # in both slots of every region
+    for offset in range(100, len(held), 4096):   # in both slots of every region
         held[offset] ^= 1
     path.write_bytes(held)
-    with pytest.raises(Mistake, match=r"stream.bin is not what was written there"):
-        trained(job, tmp_path / "run", STREAM, steps=6)
+    with pytest.raises(Mistake, match=rf"{name} is not what was written there.*kept aside as .*{name}.damaged-0.*same command begins anew"):
+        trained(job, tmp_path / "run", technique, steps=8)
+    again = trained(job, tmp_path / "run", technique, steps=6)
+    assert again["weights_sha256"] == undisturbed and again["steps"] == 6
+    warning = next(event["text"] for event in read(tmp_path / "run")[0] if event["event"] == "warning" and "damaged" in event["text"])
+    assert f"{name}, in which its state lies, is not there any more" in warning and "goes on from the beginning" in warning
+    assert (tmp_path / "run" / f"{name}.damaged-0").read_bytes() == held
+    assert [one.name for one in (tmp_path / "run" / "checkpoints").iterdir() if "damaged" in one.name] == ["step-00000006.damaged-0"]
 
 
 @pytest.mark.slow

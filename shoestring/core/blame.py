@@ -1,0 +1,116 @@
+"""Whose failure an exception is, told by its frames: the job's or ours.
+
+Everything of a job is called through our code, so that our frames are there says nothing. What counts is the innermost frame that
+belongs to no library:
+
+    of the user                                     theirs, and that is the line to look at
+    ours, and it calls what the user gave (SEAMS)   theirs: a model of torch's own layers has no frame of the user
+    ours, and layers of a model run below it        theirs, for the same reason; but not where we compute them again (REPLAYS),
+                                                    which went well the first time
+    ours otherwise                                  ours
+
+`Fused` changes the user's optimizer, so what fails in it when `Fused` calls is ours too (CHANGERS). A mode that watches operations stands
+between a layer and its kernel, and passes on what fails there: it counts as a library.
+"""
+from __future__ import annotations
+
+import sysconfig
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+from traceback import FrameSummary
+
+ROOT = Path(__file__).resolve().parents[1]
+LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+
+# File and function of ours -> what of the job it calls. "" stands for every function of the file.
+SEAMS: dict[tuple[str, str], str] = {
+    ("core/job.py", "default_forward"): "model",
+    ("core/job.py", "default_loss"): "loss",
+    ("core/job.py", "default_optimizer"): "optimizer",
+    ("core/run.py", "plain_run"): "optimizer",
+    ("core/run.py", "gradients"): "model or loss",
+    ("core/run.py", "backward"): "backward pass",
+    ("core/run.py", "update"): "optimizer",
+    ("core/feed.py", ""): "data",
+    ("core/batch.py", "mapped"): "data",
+    ("core/batch.py", "samples"): "data",
+    ("core/batch.py", "cut"): "data",
+    ("loop.py", "steps"): "optimizer",
+    ("jobfile.py", "loaded_job"): "file",
+    ("runs/values.py", "initialise"): "model",
+    ("worker.py", "fresh_model"): "model",
+    ("worker.py", "shown"): "show",
+}
+REPLAYS = {("memory/recompute.py", "replay")}
+CHANGERS = {("memory/fused.py", "update")}
+
+PASSING = {"contextlib.py", "_contextlib.py", "_ops.py"}   # of libraries: they only call on
+
+
+@dataclass(frozen=True)
+class Blame:
+    ours: bool
+    place: str   # my.py line 12; its model (linear.py line 134); memory/recompute.py line 150
+
+
+def blame(frames: Sequence[FrameSummary]) -> Blame:
+    """Whose failure it is, and where, from the frames of an exception, outermost first."""
+    telling = [number for number, frame in enumerate(frames) if not is_library(frame)]
+    if not telling:
+        return Blame(False, line(frames[-1]) if frames else "an unknown place")
+    inner, frame = telling[-1], frames[telling[-1]]
+    if not is_ours(frame):
+        return Blame(False, line(frame))
+    here, above = named(frame), [named(frames[number]) for number in telling[:-1] if is_ours(frames[number])][-1:]
+    seam = SEAMS.get(here) or SEAMS.get((here[0], ""))
+    if seam is not None and not set(above) & CHANGERS:
+        return Blame(False, f"its {seam}{below(frames, inner)}")
+    if here not in REPLAYS and any(map(is_layer, frames[inner + 1:])):
+        return Blame(False, f"its model{below(frames, inner)}")
+    return Blame(True, f"{here[0]} line {frame.lineno}")
+
+
+def below(frames: Sequence[FrameSummary], inner: int) -> str:
+    """Where in a library it failed, called by a frame of ours: the innermost frame before a mode that watches operations."""
+    inside = [frame for frame in takewhile(lambda frame: not is_watcher(frame), frames[inner + 1:])
+              if Path(frame.filename).name not in PASSING]
+    return f" ({line(inside[-1])})" if inside else ""
+
+
+def is_watcher(frame: FrameSummary) -> bool:
+    """Whether it is a mode of ours that passes an operation on."""
+    return frame.name == "__torch_dispatch__" and Path(frame.filename).resolve().is_relative_to(ROOT) and "func(" in (frame.line or "")
+
+
+def line(frame: FrameSummary) -> str:
+    return f"{Path(frame.filename).name} line {frame.lineno}"
+
+
+def named(frame: FrameSummary) -> tuple[str, str]:
+    """File and function of one of our frames."""
+    return Path(frame.filename).resolve().relative_to(ROOT).as_posix(), frame.name
+
+
+def is_ours(frame: FrameSummary) -> bool:
+    """Whether it is our code; the jobs that come with it are jobs like any other."""
+    path = Path(frame.filename).resolve()
+    return path.is_relative_to(ROOT) and not path.is_relative_to(ROOT / "jobs")
+
+
+def is_library(frame: FrameSummary) -> bool:
+    """Whether it is neither ours nor the user's."""
+    if Path(frame.filename).resolve().is_relative_to(ROOT):
+        return is_watcher(frame)
+    installed = {"site-packages", "dist-packages"} & set(Path(frame.filename).parts)
+    return bool(installed) or frame.filename.startswith(("<", *LIBRARIES))
+
+
+def is_layer(frame: FrameSummary) -> bool:
+    """Whether a model's layer runs there: of torch, called as a module, or of a library of models."""
+    parts = Path(frame.filename).parts
+    if "nn" in parts and "modules" in parts and "torch" in parts:
+        return frame.name in ("forward", "_call_impl", "_wrapped_call_impl")
+    installed = next((parts[number + 1] for number, part in enumerate(parts[:-1]) if part in ("site-packages", "dist-packages")), "")
+    return installed not in ("", "torch", "numpy")

@@ -1,0 +1,81 @@
+"""How close the trained weights stay to those of plain training: four levels, each with the one word that everybody has for it.
+
+Plan, page, report, `verify`, JSON, help and messages take their words from here. Nothing heavy is imported: help needs them too.
+"""
+from __future__ import annotations
+
+from enum import IntEnum
+
+from shoestring.core.errors import Mistake
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+
+class Exactness(IntEnum):
+    BITS = 0
+    ROUNDING = 1
+    DRAWS = 2
+    CHANGED = 3
+
+    @property
+    def word(self) -> str:
+        """What the level is called, wherever a person or a program reads of it."""
+        return WORDS[self]
+
+    @property
+    def meaning(self) -> str:
+        """What can be counted on, in a sentence."""
+        return MEANINGS[self]
+
+    @property
+    def flag(self) -> str:
+        """What allows it on the command line."""
+        return "--inexact" if self is Exactness.CHANGED else f"--exact {self.name.lower()}"
+
+
+WORDS = {
+    Exactness.BITS: "same bits",
+    Exactness.ROUNDING: "to rounding",
+    Exactness.DRAWS: "other draws",
+    Exactness.CHANGED: "changed",
+}
+MEANINGS = {
+    Exactness.BITS: "the weights are those of plain training, bit for bit",
+    Exactness.ROUNDING: "the weights are those of plain training but for the order in which numbers are added",
+    Exactness.DRAWS: "dropout and the like draw other numbers of the same distribution than plain training would",
+    Exactness.CHANGED: "the weights are not those of plain training",
+}
+ASKED = {level.name.lower(): level for level in (Exactness.BITS, Exactness.ROUNDING, Exactness.DRAWS)}   # what --exact takes
+
+
+def allowed(exact: str | None, inexact: bool) -> tuple[Exactness, ...]:
+    """The levels to plan for, one after the other until a plan fits: a plan of a level may be of any that is closer.
+
+    >>> [[level.word for level in allowed(*asked)] for asked in ((None, False), ("bits", False), (None, True))]
+    [['to rounding', 'other draws'], ['same bits'], ['changed']]
+    """
+    if exact and exact not in ASKED:
+        raise Mistake(f"exact={exact!r}: there are {', '.join(ASKED)}")
+    if exact and inexact:
+        raise Mistake(f"--exact {exact} asks for {ASKED[exact].word} and --inexact allows {Exactness.CHANGED.word}: give one of them")
+    if inexact:
+        return (Exactness.CHANGED,)
+    return (ASKED[exact],) if exact else (Exactness.ROUNDING, Exactness.DRAWS)
+
+
+def stated_in(plan: Mapping[str, Any]) -> Exactness | None:
+    """The level that a plan's JSON states; None if it states none.
+
+    Until 0.1 plans had `exact`, which was true up to rounding and false for all else: the weakest that this can mean is taken.
+
+    >>> stated_in({"exactness": "other draws"}).name, stated_in({"exact": True}).name, stated_in({"exact": False}).name
+    ('DRAWS', 'ROUNDING', 'CHANGED')
+    """
+    word, old = plan.get("exactness"), plan.get("exact")
+    found = next((level for level in Exactness if level.word == word), None)
+    if found is None and isinstance(old, bool):
+        return Exactness.ROUNDING if old else Exactness.CHANGED
+    return found

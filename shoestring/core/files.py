@@ -1,0 +1,174 @@
+"""Files that are there whole or not at all, and what processes that died have left behind.
+
+    draft               a file is written as NAME.tmp-PID, synced and renamed, so that nobody meets half of it
+    temporary folder    gone when its user is done
+    lock                held on either by who uses it; the kernel frees it when that process dies, however that happens
+
+So what is not locked was left behind, and is cleared by the next one who drafts that file, or needs such a folder.
+"""
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+LONGEST = 60   # bytes of the name of a place: with our folder's and the socket's in it, the kernel takes 107
+DRAFT = re.compile(r"(.+)\.tmp-\d+")
+
+
+def locked(file: int, tries: int = 5) -> bool:
+    """Try to lock an open file, a few times: who looks at it holds it for a moment too."""
+    for left in reversed(range(tries)):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if left:
+                time.sleep(0.02)
+    return False
+
+
+def opened_and_locked(path: Path, flags: int, opener: Callable[[Path, int, int], int] = os.open) -> tuple[int, bool]:
+    """Open a file and try to lock it; gives whether that worked.
+
+    While we waited for the lock, its holder may have moved the file away or deleted it. A lock on a file that has lost its name
+    keeps nobody out, so what has the name now is opened instead.
+    """
+    while True:
+        file = opener(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        try:
+            ours = locked(file)
+            if not ours or has_name(file, path):
+                return file, ours
+        except BaseException:
+            os.close(file)
+            raise
+        os.close(file)
+
+
+def has_name(file: int, path: Path) -> bool:
+    """Whether an open file is the one that is found under a name."""
+    try:
+        return os.path.samestat(os.fstat(file), os.stat(path, follow_symlinks=False))
+    except FileNotFoundError:
+        return False
+
+
+# Drafts
+
+def drafted_name(name: str) -> str:
+    """The file that a draft is to become; empty if it is no draft.
+
+    >>> drafted_name("run.json.tmp-4711"), drafted_name("run.json")
+    ('run.json', '')
+    """
+    found = DRAFT.fullmatch(name)
+    return found[1] if found else ""
+
+
+@contextmanager
+def drafted(path: Path, folder: bool = False) -> Iterator[Path]:
+    """Where to write what is to be found at `path` as soon as all of it is on the disk; after an error there is nothing."""
+    clear(one for one in path.parent.glob("*.tmp-*") if drafted_name(one.name) == path.name)
+    draft = path.with_name(f"{path.name}.tmp-{os.getpid()}")
+    remove(draft)
+
+    def make() -> Path:
+        draft.mkdir(parents=True, exist_ok=True) if folder else draft.touch()
+        return draft
+
+    _, file = made_and_held(make)
+    try:
+        yield draft
+        for one in (*(draft.iterdir() if folder else ()), draft):
+            sync(one)
+        draft.rename(path)
+    except BaseException:
+        remove(draft)
+        raise
+    finally:
+        os.close(file)
+    sync(path.parent)
+
+
+def write_whole(path: Path, data: bytes, asked: bool = False) -> None:
+    """Write a file so that it is there whole or not at all. `asked`: by a user, who may mean something that is no file, such as
+    /dev/stdout, or the file that a link leads to; in a folder of ours whatever has the name is replaced: no pipe is waited for, and
+    nothing is written where a link leads."""
+    if asked and path.exists() and not path.is_file():
+        path.write_bytes(data)
+        return
+    with drafted(path.resolve() if asked else path) as draft:
+        draft.write_bytes(data)
+
+
+def made_and_held(make: Callable[[], Path]) -> tuple[Path, int]:
+    """Make a file or folder of one's own and lock it, where the file system has locks; once more if somebody cleared it in between."""
+    while True:
+        path = make()
+        try:
+            return path, opened_and_locked(path, os.O_RDONLY)[0]
+        except FileNotFoundError:
+            continue
+        except OSError:
+            return path, os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+
+def sync(path: Path) -> None:
+    """Until a file's content, or a folder's names, are on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+# What was left behind
+
+def clear(paths: Iterable[Path]) -> None:
+    """Delete drafts and temporary files that nobody holds any more. What is another user's, or can't be told, stays."""
+    for path in paths:
+        with suppress(OSError):
+            found = os.lstat(path)
+            if found.st_uid != os.getuid() or not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
+                continue
+            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                if locked(file, tries=1) and has_name(file, path):
+                    remove(path)
+            finally:
+                os.close(file)
+
+
+def remove(path: Path) -> None:
+    """Delete a file or a folder, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def temporary_place() -> str:
+    """Where temporary folders are made: the system's place, or /tmp where that has so long a name that a socket could not be in it."""
+    place = tempfile.gettempdir()
+    return "/tmp" if len(os.fsencode(place)) > LONGEST and os.access("/tmp", os.W_OK) else place
+
+
+@contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """A private folder until we are done with it; those of processes that were killed are cleared first."""
+    place = temporary_place()
+    clear(Path(place).glob("shoestring-folder-*"))
+    path, file = made_and_held(lambda: Path(tempfile.mkdtemp(prefix="shoestring-folder-", dir=place)))
+    try:
+        yield path
+    finally:
+        remove(path)
+        os.close(file)

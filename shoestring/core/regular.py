@@ -1,0 +1,58 @@
+"""Opening regular files only, and never waiting for one.
+
+A pipe in place of a file makes `open` wait for a writer, a device may do anything when it is opened. What is kept in a run's folder
+is neither, so both are refused before they are opened.
+"""
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+from shoestring.core.errors import Mistake
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pathlib import Path
+
+KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFDIR: "a folder", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
+         stat.S_IFLNK: "a link"}
+
+
+class NotRegular(OSError, Mistake):
+    """Something else is where a file should be."""
+
+    def __init__(self, path: str | Path, mode: int) -> None:
+        super().__init__(f"{path} is {KINDS.get(stat.S_IFMT(mode), 'something else')}, not a file: remove it")
+        self.strerror = str(self)
+
+
+def regular(path: str | Path, flags: int, mode: int = 0o644) -> int:
+    """The descriptor of a regular file, as `os.open` gives it; also an `opener` for `open`."""
+    try:
+        check(path, os.stat(path).st_mode)
+    except FileNotFoundError:
+        if not flags & os.O_CREAT:
+            raise
+    try:
+        file = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY, mode)
+    except OSError as error:
+        if error.errno == errno.ELOOP and flags & os.O_NOFOLLOW:
+            raise NotRegular(path, stat.S_IFLNK) from error
+        raise
+    try:
+        check(path, os.fstat(file).st_mode)   # it may have been exchanged since
+    except NotRegular:
+        os.close(file)
+        raise
+    return file
+
+
+def check(path: str | Path, mode: int) -> None:
+    if not stat.S_ISREG(mode):
+        raise NotRegular(path, mode)
+
+
+def read_regular(path: str | Path) -> bytes:
+    with open(path, "rb", opener=regular) as file:
+        return file.read()

@@ -1,0 +1,68 @@
+"""JSON files that know when they were changed: the first entry is the SHA-256 of all the other bytes.
+
+    {
+      "sha256": "<64 digits>",
+      "job": ...
+
+Files of the version before have no such entry. They are told from damaged ones by how they were written, indented by one space and
+not by two: no few flipped bits make one of the other (decisions/013).
+"""
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+KEY = "sha256"
+SEALED = re.compile(rb'\{\n  "sha256": "([0-9a-f]{64})",?\n')
+
+
+class Damaged(ValueError):
+    """A file is not what was written."""
+
+
+def sealed(data: Mapping[str, Any]) -> bytes:
+    """The file that holds `data`."""
+    assert KEY not in data, "the seal has this name"
+    whole = json.dumps({KEY: "0" * 64} | dict(data), indent=2).encode()
+    found = SEALED.match(whole)
+    assert found is not None, "the seal comes first"
+    return whole[:found.start(1)] + digest_but(whole, found).encode() + whole[found.end(1):]
+
+
+def digest_but(whole: bytes, found: re.Match[bytes]) -> str:
+    """The SHA-256 of all but the digits of the seal."""
+    digest = hashlib.sha256(whole[:found.start(1)])
+    digest.update(whole[found.end(1):])
+    return digest.hexdigest()
+
+
+def unsealed(whole: bytes, ours: bool = True) -> tuple[dict[str, Any], bool]:
+    """What a file holds, and whether its seal shows that it is what was written. One without a seal is of the version before, or,
+    if it need not be `ours`, of a person.
+
+    >>> unsealed(sealed({"steps": 4}))
+    ({'steps': 4}, True)
+    >>> unsealed(sealed({"steps": 4}).replace(b": 4", b": 5"))
+    Traceback (most recent call last):
+    shoestring.core.seal.Damaged: its SHA-256 is not that of its bytes
+    """
+    found = SEALED.match(whole)
+    if found is not None and digest_but(whole, found).encode() != found[1]:
+        raise Damaged("its SHA-256 is not that of its bytes")
+    try:
+        data = json.loads(whole)
+        as_before = found is not None or not ours or json.dumps(data, indent=1).encode() == whole
+    except (ValueError, RecursionError) as error:
+        raise Damaged("it is not JSON") from error
+    if not isinstance(data, dict):
+        raise Damaged("it is not a JSON object")
+    if not as_before or (found is None and KEY in data):
+        raise Damaged("its SHA-256 is missing or not where it was")
+    data.pop(KEY, None)
+    return data, found is not None

@@ -1,0 +1,77 @@
+"""Blocks that are called by other methods than forward, such as a flow's `inverse`, as if they were called by forward.
+
+What watches a block, and every technique that wraps one, does so at the module's call. While inside `as_calls`, a public method of a block
+that is called from outside goes through that call too: the method's name travels among the arguments, so that a block that is computed
+again runs the method that ran. Inside a block its methods are its own.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shoestring.core.private import tree_leaves
+
+METHOD = "method_of_block"   # the argument with the method's name
+ABSENT = object()
+
+
+@contextmanager
+def as_calls(blocks: Iterable[nn.Module]) -> Iterator[None]:
+    """While inside, calls of the blocks' methods are calls of the blocks."""
+    entrances = {block: entrance(block) for block in blocks if methods(block)}
+    with attributes(entrances):
+        yield
+
+
+def methods(block: nn.Module) -> list[str]:
+    """Public methods that a block's own class has beside forward."""
+    kinds = type(block).__mro__
+    torchs = [kind for kind in kinds if kind.__module__.partition(".")[0] == "torch"]
+    return [name for kind in kinds if kind not in torchs and issubclass(kind, nn.Module) for name, value in vars(kind).items()
+            if isinstance(value, FunctionType) and not name.startswith("_") and not any(hasattr(base, name) for base in torchs)]
+
+
+def entrance(block: nn.Module) -> dict[str, Callable[..., Any]]:
+    """What stands for a block's methods and its forward."""
+    names = ["forward", *methods(block)]
+    own = {name: block.__dict__.get(name, ABSENT) for name in names}
+    inner = {name: getattr(block, name) for name in names}
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        with attributes({block: own}):
+            return inner[kwargs.pop(METHOD, "forward")](*args, **kwargs)
+
+    def entering(name: str) -> Callable[..., Any]:
+        def method(*args: Any, **kwargs: Any) -> Any:
+            if torch.is_grad_enabled() and not any(isinstance(leaf, Tensor) for leaf in tree_leaves((args, kwargs))):
+                return inner[name](*args, **kwargs)   # it sets or asks something, and computes nothing for backward
+            return block(*args, **{METHOD: name}, **kwargs)
+
+        return method
+
+    return {"forward": forward} | {name: entering(name) for name in names[1:]}
+
+
+@contextmanager
+def attributes(given: Mapping[nn.Module, Mapping[str, Any]]) -> Iterator[None]:
+    """While inside, modules have these attributes of their own; ABSENT: none of that name."""
+    before = {module: {name: module.__dict__.get(name, ABSENT) for name in found} for module, found in given.items()}
+    put(given)
+    try:
+        yield
+    finally:
+        put(before)
+
+
+def put(given: Mapping[nn.Module, Mapping[str, Any]]) -> None:
+    for module, found in given.items():
+        for name, value in found.items():
+            if value is ABSENT:
+                module.__dict__.pop(name, None)
+            else:
+                module.__dict__[name] = value

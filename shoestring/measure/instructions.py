@@ -1,0 +1,205 @@
+"""Which dtypes this processor can compute in, and the cap on oneDNN's instructions under which it can.
+
+Some processors advertise instructions that they can't run (AMX, in some virtual machines): a process that multiplies matrices in bf16 or
+int8 then dies of SIGILL. Only trying tells, and only a process that may die can try:
+
+    a process of ours       Every dtype is tried in a fresh child, without and with caps; what came of it is kept. Workers are started
+                            with the cap in their environment.
+    the caller's process    oneDNN reads the cap once, when it first looks at the processor: at the first product of matrices of any
+                            dtype. Before that, setting the variable helps, although torch is imported; afterwards nothing does. Which
+                            of both it is, a fork of the process finds out: it has looked at the processor if its parent has.
+
+Nothing here imports torch before it must.
+"""
+from __future__ import annotations
+
+import faulthandler
+import os
+import platform
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from functools import cache
+from hashlib import sha256
+from importlib import metadata
+from pathlib import Path
+
+from shoestring.core.errors import Mistake
+from shoestring.measure.cache import cache_folder, read_kept, write_kept
+
+VARIABLE = "ONEDNN_MAX_CPU_ISA"
+CAPS = ("AVX512_CORE_FP16", "AVX2")   # in which order they are tried, where something does not work without
+TRIALS = {
+    "fp32": "a = torch.randn(64, 64); (a @ a).sum().item()",
+    "bf16": "a = torch.randn(64, 64).bfloat16().requires_grad_(); (a @ a).sum().backward(); torch.nn.functional.conv2d("
+            "torch.randn(2, 16, 8, 8).bfloat16().requires_grad_(), torch.randn(16, 16, 3, 3).bfloat16()).sum().backward()",
+    "fp16": "a = torch.randn(64, 64).half().requires_grad_(); (a @ a).sum().backward(); torch.nn.functional.conv2d("
+            "torch.randn(2, 16, 8, 8).half().requires_grad_(), torch.randn(16, 16, 3, 3).half()).sum().backward()",
+    "int8": "a = torch.randint(-9, 9, (64, 64), dtype=torch.int8); torch._int_mm(a, a).sum().item()",
+}
+IMPORT = "import torch"
+NO_CORE = "import resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0))"   # a death that is expected leaves no core dump
+PATIENCE = 120.0   # seconds for a fresh process, which imports torch
+FORKED = 30.0      # seconds for a fork, which has it already
+
+SET: dict[str, str] = {}   # variables that this process put into its own environment
+
+Outcome = dict[str, str]   # dtype -> "" if it works, else what happened
+
+
+def doubtful() -> bool:
+    """Whether the processor advertises instructions that it may not be able to run."""
+    return any(flag.startswith("amx") for flag in flags())
+
+
+def flags() -> tuple[str, ...]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return ()
+    return tuple(next((line.split(":", 1)[1].split() for line in lines if line.startswith("flags")), ()))
+
+
+def tried(dtypes: tuple[str, ...], cap: str) -> Outcome:
+    """What happened when fresh processes computed in these dtypes, under a cap ("": as oneDNN likes)."""
+    outcome: Outcome = {}
+    while left := [dtype for dtype in dtypes if dtype not in outcome]:
+        code = "\n".join([NO_CORE, IMPORT, *(f"{TRIALS[dtype]}\nprint({dtype!r}, flush=True)" for dtype in left)])
+        environment = {name: value for name, value in os.environ.items() if name != VARIABLE} | ({VARIABLE: cap} if cap else {})
+        try:
+            child = subprocess.run([sys.executable, "-c", code], env=environment, check=False, capture_output=True, text=True,
+                                   timeout=PATIENCE)
+        except subprocess.TimeoutExpired:
+            return outcome | dict.fromkeys(left, f"it was not done after {PATIENCE:.0f} s")
+        done = child.stdout.split()
+        outcome |= dict.fromkeys(done, "")
+        if len(done) < len(left):   # the next one is what it died of
+            outcome[left[len(done)]] = ending(child.returncode, child.stderr)
+    return outcome
+
+
+def ending(code: int, said: str = "") -> str:
+    if code < 0:
+        return f"the process died with {signal.Signals(-code).name}"
+    return said.strip().splitlines()[-1] if said.strip() else f"exit code {code}"
+
+
+def working_dtypes() -> tuple[Outcome, dict[str, str]]:
+    """For each dtype what happened, and the variables under which that is: the first cap under which most of them work."""
+    asked = "" if VARIABLE in SET else os.environ.get(VARIABLE, "")   # by the user: kept, as long as everything works under it
+    path, key = outcomes_file(), machine_key()
+    kept = read_kept(path)
+    known: dict[str, Outcome] = dict(kept["outcomes"]) if kept.get("machine") == key else {}
+    fresh = False
+    found: dict[str, Outcome] = {}
+    for cap in dict.fromkeys((asked, *CAPS)):
+        if cap not in known:
+            known[cap], fresh = tried(tuple(TRIALS), cap), True
+        found[cap] = known[cap]
+        if not any(known[cap].values()):
+            break
+    if fresh:
+        write_kept(path, {"machine": key, "outcomes": known})
+    best = min(found, key=lambda cap: sum(map(bool, found[cap].values())))   # of equals, the first
+    return found[best], {} if best == asked else {VARIABLE: best}
+
+
+def outcomes_file() -> Path:
+    return cache_folder() / f"dtypes-{platform.node()}-{torch_version()}.json"
+
+
+def torch_version() -> str:
+    try:
+        return metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return "none"
+
+
+def machine_key() -> str:
+    """Which processor it was tried on. Two of the same name and flags can differ in what they can run, so a new boot is tried again."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        boot = ""
+    return sha256(" ".join((boot, platform.machine(), *flags())).encode()).hexdigest()
+
+
+def cap() -> dict[str, str]:
+    """Variables that a process needs on this machine before it first multiplies matrices; mostly none."""
+    return working_dtypes()[1] if doubtful() else {}
+
+
+def cap_this_process() -> None:
+    """Set the cap in this process, which helps if it has not multiplied matrices yet, and for all that it starts."""
+    SET.update(cap())
+    os.environ.update(SET)
+
+
+@cache
+def deadly(dtype: str) -> str:
+    """Why this process would die of products in a dtype; empty if it would not. Where a cap on instructions still helps, it is set."""
+    if not doubtful():
+        return ""
+    if how := working_dtypes()[0][dtype]:
+        return f"{dtype} products do not work on this machine, under no cap on instructions ({how}; shoestring doctor tells)"
+    cap_this_process()
+    how = forked(dtype)
+    return how and too_late(dtype, how)
+
+
+def require(dtype: str) -> None:
+    """Refuse to compute in a dtype that would kill this process."""
+    if why := deadly(dtype):
+        raise Mistake(why)
+
+
+def too_late(dtype: str, how: str) -> str:
+    return (f"{dtype} can't be computed in this process ({how} when a copy of it tried): the processor advertises instructions that it "
+            f"can't run, and this process has multiplied matrices before torch could be kept from them. Start Python with "
+            f"{VARIABLE}={os.environ.get(VARIABLE, CAPS[0])} in its environment, or train in a worker process: write a job file and give "
+            f"it to shoestring train")
+
+
+def forked(dtype: str) -> str:
+    """How a fork of this process died when it computed in a dtype; empty if it lived."""
+    import torch
+
+    from shoestring.core.private import without_modes
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)   # other threads may run: the child does nothing that needs them
+        child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            faulthandler.disable()
+            exec(NO_CORE)
+            torch.set_num_threads(1)   # the threads of the parent are not here
+            with without_modes():      # a rehearsal may be watching
+                computed(dtype)
+            code = 0
+        finally:
+            os._exit(code)   # an error is no death: who computes will meet it as an error
+    until = time.monotonic() + FORKED
+    while time.monotonic() < until:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            code = os.waitstatus_to_exitcode(status)
+            return ending(code) if code < 0 else ""
+        time.sleep(0.002)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return f"nothing was done in {FORKED:.0f} s"
+
+
+def computed(dtype: str) -> None:
+    """Products of matrices in a dtype, without autograd, whose threads a fork may not have."""
+    import torch
+
+    kind = {"bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
+    with torch.no_grad():
+        left = torch.randn(64, 64).to(kind)
+        torch.nn.functional.linear(left @ left, left)
+        torch.nn.functional.conv2d(torch.randn(2, 16, 8, 8).to(kind), torch.randn(16, 16, 3, 3).to(kind))

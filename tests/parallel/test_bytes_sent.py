@@ -1,0 +1,71 @@
+"""What workers send is what was planned: to the byte, for every way to unite them."""
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from shoestring.core.hardware import Hardware
+from shoestring.core.technique import Technique, text
+from shoestring.jobfile import loaded_job
+from shoestring.parallel.asynchronous import Asynchronous
+from shoestring.parallel.average import Average
+from shoestring.parallel.compress_gradients import KINDS, CompressGradients
+from shoestring.parallel.drop_stragglers import DropStragglers
+from shoestring.parallel.local_steps import LocalSteps
+from shoestring.parallel.shard import Shard
+from shoestring.planning.catalogue import CATALOGUE
+from shoestring.planning.conflicts import unites
+from shoestring.planning.plan import Plan
+from shoestring.planning.planner import Planner
+from tests.parallel.members import Group
+
+JOB = Path(__file__).with_name("straggling.py")
+STEPS = 7   # no multiple of the steps between meetings
+FLAGS = {"batch": 50}   # which no number of workers here divides
+PAPER = Hardware(described=True, memory=1 << 40)
+TOGETHER: list[Technique] = [Average(), Average(linear=True, warmup=2), *map(Shard, (1, 2, 3)), *map(CompressGradients, KINDS),
+                             LocalSteps(h=3), LocalSteps(h=3, after=2), LocalSteps(h=2, outer=0.7), Asynchronous("hogwild")]
+SERVED: list[Technique] = [Asynchronous("server"), DropStragglers()]
+QUICK = (LocalSteps(h=3, after=2), CompressGradients("powersgd"))
+
+
+def planned(technique: Technique, world: int) -> Plan:
+    job = replace(loaded_job(JOB, FLAGS), steps=STEPS)
+    return Planner(job, PAPER, inexact=True, wanted=(technique,), devices=world).outcome(None, (technique,)).chosen
+
+
+def marked(techniques: list[Technique], worlds: tuple[int, ...]) -> list[object]:
+    return [pytest.param(one, world, id=f"{text(one)}, {world} workers", marks=[] if one in QUICK and world == 3 else [pytest.mark.slow])
+            for one in techniques for world in worlds]
+
+
+def test_every_way_to_unite_workers_is_here() -> None:
+    assert {type(one) for one in (*TOGETHER, *SERVED)} == {kind for kind in CATALOGUE if unites(kind)}   # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("technique", "world"), marked(TOGETHER, (2, 3)))
+def test_each_worker_sends_the_bytes_a_step_that_were_planned(technique: Technique, world: int, tmp_path: Path) -> None:
+    plan, first = planned(technique, world), Group(tmp_path, world, JOB, [technique], STEPS, flags=FLAGS).results()[0]
+    assert plan.sent_by_others == 0.0
+    assert first["measured"]["sent_bytes"] == pytest.approx(plan.sent, rel=1e-12)
+    assert all(one["sent"] / one["steps"] == pytest.approx(plan.sent, rel=1e-12) for one in first["workers"] if one["steps"])
+
+
+@pytest.mark.parametrize(("technique", "world"), [*marked(SERVED, (3,)), *marked(SERVED[:1], (2,)), *marked(SERVED, (4,))])
+def test_those_who_do_not_wait_send_the_bytes_of_their_own_steps_and_the_server_what_they_ask_for(
+        technique: Technique, world: int, tmp_path: Path) -> None:
+    plan, first = planned(technique, world), Group(tmp_path, world, JOB, [technique], STEPS, flags=FLAGS).results()[0]
+    server, *others = first["workers"]
+    assert all(one["sent"] == plan.sent_by_others * one["steps"] for one in others)
+    assert first["measured"]["sent_by_others_bytes"] == plan.sent_by_others
+    tallies = first["state"]["pushes"]
+    pushed = sum(tallies["applied"].values()) + sum(tallies["dropped"].values())
+    pull = plan.sent / (world - 1)   # planned as if all were as fast: every worker pulls once a step
+    pulls, rest = divmod(server["sent"], pull)
+    assert pushed <= pulls <= pushed + world - 1 and rest in range(0, 16 * world, 16), "a pull for every push, or on its way"
+    if isinstance(technique, Asynchronous):
+        assert 0 <= first["measured"]["sent_bytes"] - plan.sent <= plan.sent / STEPS, "what is on its way at the end"
+    else:
+        assert first["measured"]["sent_bytes"] <= plan.sent * (1 + 1 / STEPS), "at most"

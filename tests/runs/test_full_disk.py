@@ -1,0 +1,158 @@
+"""A disk that is full: older checkpoints make room for newer ones, and a run is not finished before its last weights are saved."""
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from shoestring.runs import tensors
+from shoestring.runs.checkpoints import Checkpoint, make_room, saved
+from shoestring.runs.events import course, read
+from shoestring.runs.saver import Cadence, Saver, Snapshot
+
+
+def steps_of(folder: Path) -> list[int]:
+    return [one.step for one in saved(folder)]
+
+
+class Disk:
+    """Writes of tensors fail as long as all files under a folder have more than `room` bytes."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder, self.room, self.write_all = folder, 1 << 40, tensors.write_all
+        monkeypatch.setattr(tensors, "write_all", self.write)
+
+    def write(self, file: int, data: Any) -> None:
+        taken = sum(path.stat().st_size for path in self.folder.rglob("*") if path.is_file())
+        if taken + len(memoryview(data).cast("B")) > self.room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self.write_all(file, data)
+
+
+@pytest.fixture
+def told() -> list[tuple[str, dict[str, Any]]]:
+    return []
+
+
+@pytest.fixture
+def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Disk:
+    return Disk(tmp_path, monkeypatch)
+
+
+def save(saver: Saver, number: int) -> None:
+    saver.losses = [float(number)]   # so the first is the best
+    saver.save(lambda: Snapshot(number, {"w": torch.full((25_000,), float(number))}, {}, {"step": number}))   # 100 kB
+    saver.wait()
+
+
+@pytest.mark.parametrize(("room", "keeps"), [(450_000, 3), (350_000, 2), (250_000, 1)])   # as many as leave room for another one
+def test_on_a_full_disk_saving_goes_on_with_as_many_checkpoints_as_fit(room: int, keeps: int, tmp_path: Path, disk: Disk,
+                                                                      told: list[tuple[str, dict[str, Any]]]) -> None:
+    saver = Saver(tmp_path, Cadence(steps=1, keep=3), lambda kind, **fields: told.append((kind, fields)))
+    for number in range(1, 6):
+        save(saver, number)
+    assert steps_of(tmp_path) == [1, 3, 4, 5]
+    disk.room = room
+    for number in range(6, 20):
+        save(saver, number)
+    late = [fields["step"] for kind, fields in told if kind == "saved" and fields["step"] > 9]
+    assert late == list(range(10, 20)), "after a few warnings every one is saved"
+    assert len(steps_of(tmp_path)) == keeps and steps_of(tmp_path)[-1] == 19
+    assert (1 in steps_of(tmp_path)) == (keeps > 1), "the best one goes last"
+
+
+def test_where_there_is_room_for_one_alone_it_stays_and_is_told_of(tmp_path: Path, disk: Disk,
+                                                                   told: list[tuple[str, dict[str, Any]]]) -> None:
+    saver = Saver(tmp_path, Cadence(steps=1, keep=3), lambda kind, **fields: told.append((kind, fields)))
+    for number in range(1, 4):
+        save(saver, number)
+    disk.room = 150_000
+    for number in range(4, 9):
+        save(saver, number)
+    assert steps_of(tmp_path) == [3]
+    warnings = [fields["text"] for kind, fields in told if kind == "warning"]
+    assert len(warnings) == 5 and "that of step 2 was removed to make room for the next" in warnings[0]
+    assert "that of step 1 was removed" in warnings[1] and all("the checkpoints before it stay" in text for text in warnings[2:])
+    disk.room = 1 << 40
+    save(saver, 9)
+    assert steps_of(tmp_path) == [9]
+
+
+def test_a_damaged_checkpoint_is_not_what_everything_else_makes_room_for(tmp_path: Path, disk: Disk,
+                                                                        told: list[tuple[str, dict[str, Any]]]) -> None:
+    saver = Saver(tmp_path, Cadence(steps=1, keep=3), lambda kind, **fields: told.append((kind, fields)))
+    for number in range(1, 4):
+        save(saver, number)
+    (tmp_path / "step-00000003" / "weights.safetensors").write_bytes(b"")
+    assert [make_room(tmp_path, 1), make_room(tmp_path, 1)] == [Checkpoint(tmp_path / "step-00000001"), None]
+    assert steps_of(tmp_path) == [2, 3]
+
+
+JOB = """
+import os, resource
+import torch
+from torch import nn
+from shoestring import Job
+
+def data():
+    for number in range(100):
+        full = os.path.exists("full") and number >= 9
+        _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000 if full else most, most))   # events still fit, checkpoints do not
+        x = torch.randn(16, 64)
+        yield x, x[:, :4].argmax(1)
+
+def job() -> Job:
+    return Job(model=lambda: nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.1), nn.Linear(64, 4)), data=data, steps=12)
+"""
+PLAN = {"chosen": {"techniques": [], "peak_bytes": 1 << 20, "process_bytes": 1 << 29, "step_seconds": 0.01, "exact": True}}
+
+
+def test_a_run_whose_last_weights_could_not_be_saved_is_not_finished_and_the_same_command_saves_them(tmp_path: Path) -> None:
+    (tmp_path / "small.py").write_text(JOB)
+    (tmp_path / "saved.json").write_text(json.dumps(PLAN))
+    (tmp_path / "full").touch()
+
+    def shoestring(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([sys.executable, "-m", "shoestring", *words], cwd=tmp_path, capture_output=True, text=True, timeout=200)
+
+    words = ("train", "small.py", "--run", "a", "--plan", "saved.json", "--save-every", "4", "--json")
+    first = shoestring(*words)
+    assert first.returncode == 1 and not first.stdout, first.stderr
+    assert ("all 12 steps are done, but the weights after the last one could not be saved (File too large), and the last checkpoint is of "
+            "step 8: free some space and give the same command") in first.stderr
+    lost = [event["loss"] for event in course(read(tmp_path / "a")[0])]
+    assert len(lost) == 12 and read(tmp_path / "a")[0][-1]["event"] == "failed" and not (tmp_path / "a" / "report.json").exists()
+
+    old = shoestring("export", "a", "--to", "safetensors", "--json")
+    told = json.loads(old.stdout)
+    assert old.returncode == 0 and told["step"] == 8 and "the run went on to step 12, which is not saved" in told["warning"]
+    assert told["warning"] in old.stderr
+
+    (tmp_path / "full").unlink()
+    second = shoestring(*words)
+    assert second.returncode == 0, second.stderr
+    assert json.loads(second.stdout)["losses"] == lost and steps_of(tmp_path / "a" / "checkpoints")[-1] == 12
+    assert [event["step"] for event in read(tmp_path / "a")[0] if event["event"] == "begun"] == [0, 8]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("use", ["Shard(stage=3)", "Asynchronous(kind='server')"])
+def test_a_group_whose_last_weights_could_not_be_saved_says_so_too(use: str, tmp_path: Path) -> None:
+    (tmp_path / "small.py").write_text(JOB)
+    words = [sys.executable, "-m", "shoestring", "train", "small.py", "--run", "a", "--devices", "2", "--use", use, "--inexact", "--json",
+             "--save-every", "4"]
+    (tmp_path / "full").touch()
+    first = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert first.returncode == 1 and "could not be saved (File too large)" in first.stderr, first.stderr
+    (tmp_path / "full").unlink()
+    second = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert second.returncode == 0 and json.loads(second.stdout)["steps"] == 12, second.stderr
+    assert steps_of(tmp_path / "a" / "checkpoints")[-1] == 12
