@@ -1,3 +1,3 @@
-from shoestring.cli import main
+from shoestring.commands.cli import main
 
 main()

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from shoestring.core import chance
+from shoestring.core import random_state as chance
 from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness, allowed
@@ -19,24 +19,26 @@ from shoestring.core.files import temporary_folder
 from shoestring.core.hardware import Hardware, cluster
 from shoestring.core.job import Job, default_forward, default_optimizer
 from shoestring.core.run import brought_home
-from shoestring.core.technique import Technique, environment, exactness, in_order, parsed, text
+from shoestring.core.technique import in_order, parsed, text
+from shoestring.core.training import TrainingTechnique as Technique
+from shoestring.core.training import environment
 from shoestring.core.units import parse_bytes
-from shoestring.group import run_group, threads
+from shoestring.data.feed import Feed
 from shoestring.jobfile import job_path, loaded_job
-from shoestring.launch import run_worker
 from shoestring.loop import finite, steps
 from shoestring.measure.instructions import require
 from shoestring.measure.probe import known_hardware, remember
 from shoestring.memory.precision import DTYPES, Precision
 from shoestring.parallel.average import Average
 from shoestring.planning.catalogue import CATALOGUE
-from shoestring.planning.conflicts import unites
 from shoestring.planning.earlier import chosen_earlier, place_of, remember_choice
+from shoestring.planning.evidence.rehearse import prepared
 from shoestring.planning.plan import Plan
 from shoestring.planning.planner import Outcome, Planner, Worker
-from shoestring.planning.rehearse import prepared
+from shoestring.processes.group.launch import run_group, threads
+from shoestring.processes.launch import run_worker
+from shoestring.runs.initial_weights import valued
 from shoestring.runs.tensors import TensorFile
-from shoestring.runs.values import valued
 
 SHORT = {dtype: name for name, dtype in DTYPES.items()}   # of dtypes whose products may kill a process
 
@@ -64,7 +66,7 @@ def plan(job: Job | str | Path, memory: str | int | None = None, use: Iterable[T
     made = job if isinstance(job, Job) else loaded_job(job_path(str(job)), flags)
     forced = None if use is None else tuple(
         parsed(one, CATALOGUE) if isinstance(one, str) else one for one in use)
-    if forced is not None and devices > 1 and not any(map(unites, forced)):
+    if forced is not None and devices > 1 and not any(one.unites for one in forced):
         forced = (*forced, Average())
     if hardware is not None:
         machine, worker = cluster(Path(hardware), devices), None
@@ -118,7 +120,7 @@ def train(job: Job, plan: Plan | Outcome | Iterable[Technique] = (), model: nn.M
         if dtype in SHORT:   # Precision asks for itself
             require(SHORT[dtype])
     run = prepared(job, in_order(techniques), model)
-    for number, loss in enumerate(steps(run, islice(job.batches(), job.steps)), 1):
+    for number, loss in enumerate(steps(run, islice(Feed(job), job.steps)), 1):
         yield Step(number, finite(float(loss), number))
     brought_home(run)
 
@@ -192,7 +194,7 @@ def verified(job: Job, plan: Plan, count: int) -> dict[str, Any]:
         plain = trained((), "plain")
         singles = plan.techniques if len(plan.techniques) > 1 else ()
         whole = trained(plan.techniques, "plan")
-        verdicts = [verdict(text(one), min(plan.exactness, exactness(one, ledger)), plain, trained((one,), "one")) for one in singles]
+        verdicts = [verdict(text(one), min(plan.exactness, one.exactness(ledger)), plain, trained((one,), "one")) for one in singles]
         verdicts.append(verdict(str(plan), plan.exactness, plain, whole))
     last = verdicts[-1]
     return {

@@ -15,13 +15,15 @@ import shoestring
 from shoestring import Lamb, Lars, Mistake
 from shoestring.core.hardware import Hardware
 from shoestring.core.run import brought_home
+from shoestring.data.feed import Feed
 from shoestring.loop import steps
 from shoestring.measure.timeline import peak
-from shoestring.memory import offload, parked, streaming
+from shoestring.memory import offload, streaming
+from shoestring.memory import offloaded_optimizer as parked
 from shoestring.memory.offload import OffloadOptimizer
 from shoestring.memory.stream import Stream
+from shoestring.planning.evidence.rehearse import prepared, rehearse, tracked
 from shoestring.planning.planner import Planner
-from shoestring.planning.rehearse import prepared, rehearse, tracked
 from tests.models import job, seeded
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -201,7 +203,7 @@ def test_a_trust_ratio_is_over_the_whole_parameter_wherever_its_state_lives(
     after = []
     for techniques in ((), (technique,)):
         run = prepared(made, techniques, seeded(made))
-        list(steps(run, [next(iter(made.batches()))] * 3))
+        list(steps(run, [next(iter(Feed(made)))] * 3))
         brought_home(run)
         after.append(run.model.state_dict())
     assert all(torch.equal(after[0][name], after[1][name]) for name in after[0])

@@ -24,16 +24,17 @@ from statistics import median
 
 import torch
 
-from shoestring.core import chance
+from shoestring.core import random_state as chance
 from shoestring.core.units import bytes_text, seconds_text
+from shoestring.data.feed import Feed
 from shoestring.jobfile import job_path, loaded_job
 from shoestring.loop import steps
 from shoestring.memory.fused import Fused
-from shoestring.planning.rehearse import prepared
+from shoestring.planning.evidence.rehearse import prepared
 from shoestring.runs.events import Events
 from shoestring.runs.folder import Folder, Lock
 from shoestring.runs.saver import Cadence, Saver
-from shoestring.runs.whole import taken
+from shoestring.runs.snapshot import taken
 
 HERE = Path(__file__).parent
 ROUNDS = 6
@@ -43,7 +44,7 @@ OFTEN = Cadence().seconds
 def main(between: int = 10) -> None:
     job = loaded_job(job_path("gpt"), {})
     chance.seed(0)
-    run, feed = prepared(job, (Fused(),), job.model()), job.batches()
+    run, feed = prepared(job, (Fused(),), job.model()), Feed(job)
     training = steps(run, feed)
     folder = Path(tempfile.mkdtemp(dir="."))
     events = Events(folder)

@@ -20,13 +20,14 @@ import matplotlib
 import torch
 from matplotlib import pyplot
 
-from shoestring.core import chance
-from shoestring.core.technique import Technique, described, text
-from shoestring.group import run_group
+from shoestring.core import random_state as chance
+from shoestring.core.technique import described, text
+from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.jobfile import job_path, loaded_job
 from shoestring.jobs.gpt import batches
 from shoestring.parallel.average import Average
 from shoestring.parallel.compress_gradients import CompressGradients
+from shoestring.processes.group.launch import run_group
 from shoestring.runs.checkpoints import newest_good
 from shoestring.runs.folder import Folder
 

@@ -22,9 +22,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
+from shoestring.memory.disk_store import Shelf
 from shoestring.memory.offload import Hosted
-from shoestring.memory.parked import SMALL, Parked
-from shoestring.memory.shelf import Shelf
+from shoestring.memory.offloaded_optimizer import SMALL, Parked
 
 README = Path(__file__).parent / "README.md"
 BEGIN, END = "<!-- written by run.py -->\n", "<!-- end -->\n"

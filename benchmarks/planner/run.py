@@ -26,10 +26,10 @@ from shoestring.core.errors import OverBudget
 from shoestring.core.technique import described
 from shoestring.core.units import bytes_text, seconds_text
 from shoestring.jobfile import loaded_job
-from shoestring.launch import run_worker
 from shoestring.measure.probe import known_hardware
 from shoestring.planning.plan import Plan, techniques_in
 from shoestring.planning.planner import Planner
+from shoestring.processes.launch import run_worker
 
 HERE = Path(__file__).parent
 PLANS = ["", "Fused()", "Checkpoint(groups=-1)", "Accumulate(pieces=2)+Fused()", "StepInBackward()+Fused()"]

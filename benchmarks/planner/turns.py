@@ -12,12 +12,14 @@ import time
 from pathlib import Path
 from statistics import median
 
-from shoestring.core import chance
-from shoestring.core.technique import Technique, parsed
+from shoestring.core import random_state as chance
+from shoestring.core.technique import parsed
+from shoestring.core.training import TrainingTechnique as Technique
+from shoestring.data.feed import Feed
 from shoestring.jobfile import loaded_job
 from shoestring.loop import steps
 from shoestring.planning.catalogue import CATALOGUE
-from shoestring.planning.rehearse import prepared
+from shoestring.planning.evidence.rehearse import prepared
 
 
 def techniques(text: str) -> tuple[Technique, ...]:
@@ -29,7 +31,7 @@ def main(problem: str, rounds: int, plans: list[str]) -> None:
     trainings = []
     for plan in plans:
         chance.seed(0)
-        trainings.append(steps(prepared(job, techniques(plan), job.model()), job.batches()))
+        trainings.append(steps(prepared(job, techniques(plan), job.model()), Feed(job)))
     spent: list[list[float]] = [[] for _ in plans]
     for turn in range(rounds + 2):
         for training, times in zip(trainings, spent, strict=True):

@@ -26,12 +26,12 @@ from shoestring.core.errors import OverBudget
 from shoestring.core.exactness import Exactness
 from shoestring.core.units import bytes_text
 from shoestring.jobfile import loaded_job
-from shoestring.launch import run_worker
 from shoestring.measure.probe import known_hardware
 from shoestring.planning.catalogue import CATALOGUE
 from shoestring.planning.plan import Plan
 from shoestring.planning.planner import Planner, kind_of
 from shoestring.planning.search import Candidate, candidates
+from shoestring.processes.launch import run_worker
 
 HERE = Path(__file__).parent
 PROBLEMS = ("gpt2", "bert", "llama", "vit", "wide", "t5", "resnet", "whisper", "mixtral", "recurrent")

@@ -20,12 +20,13 @@ from typing import Any
 
 import torch
 
-from shoestring.core.technique import Technique, described, text
+from shoestring.core.technique import described, text
+from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.core.units import seconds_text
-from shoestring.group import run_group
 from shoestring.parallel.asynchronous import Asynchronous
 from shoestring.parallel.average import Average
 from shoestring.parallel.drop_stragglers import DropStragglers
+from shoestring.processes.group.launch import run_group
 from shoestring.runs.checkpoints import newest_good
 from shoestring.runs.folder import Folder
 

@@ -22,6 +22,7 @@ from statistics import median
 from typing import Any
 
 from shoestring.core.units import bytes_text, seconds_text
+from shoestring.data.feed import Feed
 
 HERE = Path(__file__).parent
 KEPT = HERE / "measured.json"
@@ -33,15 +34,15 @@ SAME = {"width": 1024, "depth": 32, "heads": 8, "batch": 1, "steps": 3, "rate": 
 PLAIN = """
 import sys, torch
 from itertools import islice
-from shoestring.core import chance
+from shoestring.core import random_state as chance
 from shoestring.jobs.gpt import job
-from shoestring.state import weights_sha256
+from shoestring.runs.digest import weights_sha256
 flags = eval(sys.argv[1])
 made = job(**flags)
 chance.seed(made.seed); model = made.model(); chance.seed(made.seed)
 model.train()
 optimizer = torch.optim.AdamW(model.parameters(), lr=flags.get("rate", 1e-3), betas=(0.9, 0.98), fused=True)
-for batch in islice(made.batches(), made.steps):
+for batch in islice(Feed(made), made.steps):
     optimizer.zero_grad()
     made.loss(model(batch[0]), batch).backward()
     optimizer.step()
@@ -125,12 +126,12 @@ def overlap() -> dict[str, Any]:
     """Seconds of a streamed step, of its compute alone (nothing moves) and of its traffic alone (nothing is computed)."""
     from itertools import islice
 
-    from shoestring.core import chance
+    from shoestring.core import random_state as chance
     from shoestring.jobs.gpt import job
     from shoestring.loop import steps
     from shoestring.memory.fused import Fused
     from shoestring.memory.stream import Stream
-    from shoestring.planning.rehearse import prepared
+    from shoestring.planning.evidence.rehearse import prepared
 
     made = job(**SAME)
     chance.seed(0)
@@ -139,7 +140,7 @@ def overlap() -> dict[str, Any]:
 
     def timed(count: int) -> float:
         """Seconds of a step in a row of them; the last one's writes are waited for."""
-        batches = list(islice(made.batches(), count))
+        batches = list(islice(Feed(made), count))
         begun = time.perf_counter()
         for _ in steps(run, batches):
             pass

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from shoestring.core.batch import Batch, samples, split
 from shoestring.core.errors import Mistake
-from shoestring.core.feed import Feed
 from shoestring.core.link import ALONE, Link
 
 
@@ -75,10 +74,6 @@ class Job:
     def pieces(self, batch: Batch, count: int) -> list[Batch]:
         """A batch in so many pieces."""
         return split(batch, count) if self.split is None else checked(self.split, self.weight, batch, count)
-
-    def batches(self) -> Feed:
-        """The job's batches, as long as they last; a Dataset is shuffled by the job's seed and goes round for ever."""
-        return Feed(self)
 
 
 def checked(own: Callable[[Batch, int], Sequence[Batch]], weight: Callable[[Batch], float], batch: Batch, count: int) -> list[Batch]:

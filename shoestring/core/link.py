@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from shoestring.core.feed import Feed
+    from shoestring.data.feed import Feed
 
 ORDERED = ("x86_64", "AMD64", "i686")   # where everybody sees what was written in the order in which it was
 ADDED = {torch.float32, torch.float64, torch.int64, torch.uint8}   # what can be added up in memory

@@ -25,15 +25,15 @@ def parse_bytes(text: str | int) -> int:
 
 
 def parse_seconds(text: str) -> float:
-    """Seconds in a time such as 90s, 5m or 1h.
+    """Seconds in a time such as 5ms, 90s, 5m or 1h.
 
-    >>> parse_seconds("90s"), parse_seconds("1.5m")
-    (90.0, 90.0)
+    >>> parse_seconds("90s"), parse_seconds("1.5m"), parse_seconds("5ms")
+    (90.0, 90.0, 0.005)
     """
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smh])\s*", text)
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h)\s*", text)
     if found is None or not float(found[1]):
         raise Mistake(f"{text!r} is not a time: write a number and a unit, such as 90s, 5m or 1h")
-    return float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2]]
+    return float(found[1]) * {"ms": 0.001, "s": 1, "m": 60, "h": 3600}[found[2]]
 
 
 def bytes_text(size: float) -> str:
@@ -63,3 +63,18 @@ def seconds_text(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def unit_text(value: float, unit: str) -> str:
+    """A number of any unit for people.
+
+    >>> unit_text(2048, "bytes"), unit_text(0.5, "seconds"), unit_text(0.998, "share"), unit_text(1200, "requests/s"), unit_text(3, "")
+    ('2.00 KiB', '500 ms', '99.8 %', '1,200 requests/s', '3')
+    """
+    if unit == "bytes":
+        return bytes_text(value)
+    if unit == "seconds":
+        return seconds_text(value)
+    if unit == "share":
+        return f"{100 * value:.4g} %"
+    return f"{value:,.6g} {unit}".strip()

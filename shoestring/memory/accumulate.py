@@ -23,15 +23,17 @@ from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import Ledger, between
 from shoestring.core.run import Run, weighed
-from shoestring.core.technique import MIXED
+from shoestring.core.training import MIXED, TrainingTechnique
 
 
 @dataclass(frozen=True)
-class Accumulate:
+class Accumulate(TrainingTechnique):
     pieces: int   # parts of the batch that run one after the other
 
     order: ClassVar[int] = 20
     exact: ClassVar[bool] = True
+    saves_memory: ClassVar[bool] = True
+    splits_batch: ClassVar[bool] = True
     why: ClassVar[str] = "activations of a part of the batch at a time"
 
     def __post_init__(self) -> None:

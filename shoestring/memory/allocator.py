@@ -28,6 +28,7 @@ from typing import ClassVar
 from shoestring.core.errors import Mistake
 from shoestring.core.ledger import Ledger
 from shoestring.core.run import Run
+from shoestring.core.training import TrainingTechnique
 
 PINNED = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
 HUGE = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
@@ -63,7 +64,7 @@ def installed() -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Allocator:
+class Allocator(TrainingTechnique):
     kind: str = "pinned"
 
     order: ClassVar[int] = 70

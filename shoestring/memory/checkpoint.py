@@ -24,6 +24,7 @@ from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.ledger import NO_BLOCK_RUNS, Block, Ledger
 from shoestring.core.run import Run
+from shoestring.core.training import TrainingTechnique
 from shoestring.memory.chain import best_schedules, forgotten
 from shoestring.memory.recompute import Recorder, Schedule, flat
 
@@ -31,13 +32,14 @@ LIMITS = 24   # memory limits between least and plain for which the dynamic prog
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class Checkpoint(TrainingTechnique):
     every: int = 0        # blocks per group; 1 recomputes block by block
     groups: int = 0       # or: so many groups; -1 takes sqrt(N)
     schedule: str = ""    # or: any nested schedule of block numbers, such as "((0, 1), 2, (3, (4, 5)))"
 
     order: ClassVar[int] = 40
     exact: ClassVar[bool] = True
+    saves_memory: ClassVar[bool] = True
     why: ClassVar[str] = "activations are computed again instead of kept"
 
     def __post_init__(self) -> None:

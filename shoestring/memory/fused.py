@@ -15,13 +15,14 @@ from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import Ledger
 from shoestring.core.run import Run
+from shoestring.core.training import TrainingTechnique
 
 HAS_KERNEL = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
 SPEEDUP = 4.0   # over the for-loop; only ranks plans before the optimizer was timed
 
 
 @dataclass(frozen=True)
-class Fused:
+class Fused(TrainingTechnique):
     order: ClassVar[int] = 45
     exact: ClassVar[bool] = True
     why: ClassVar[str] = "one kernel per parameter, no temporaries in the update"

@@ -21,9 +21,10 @@ from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import Ledger
 from shoestring.core.run import Run
+from shoestring.core.training import TrainingTechnique
 from shoestring.memory import eight_bits
-from shoestring.memory.parked import BUFFERS, CHUNK, SMALL, Deputy, Parked, unparkable
-from shoestring.memory.shelf import OnDisk, Shelf
+from shoestring.memory.disk_store import OnDisk, Shelf
+from shoestring.memory.offloaded_optimizer import BUFFERS, CHUNK, SMALL, Deputy, Parked, unparkable
 from shoestring.memory.step_in_backward import only
 
 PLACES = ("disk", "host")
@@ -31,12 +32,13 @@ BLOCK = 16 << 20    # numbers stepped at once in host memory; of a quarter of th
 
 
 @dataclass(frozen=True)
-class OffloadOptimizer:
+class OffloadOptimizer(TrainingTechnique):
     to: str = "disk"
     moments: str = ""     # "8bit": in 8 bits, which is not exact
 
     order: ClassVar[int] = 47
     exact: ClassVar[bool] = True
+    saves_memory: ClassVar[bool] = True
     why: ClassVar[str] = "the optimizer's moments wait on disk, not in memory"
 
     def __post_init__(self) -> None:

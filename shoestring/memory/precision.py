@@ -22,13 +22,14 @@ from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import Ledger
 from shoestring.core.private import FakeTensor
 from shoestring.core.run import Part, Run
+from shoestring.core.training import TrainingTechnique
 from shoestring.measure.instructions import deadly, require
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
-class Precision:
+class Precision(TrainingTechnique):
     dtype: str = "bf16"    # "bf16" or "fp16"
     weights: str = "fp32"  # "fp32": master weights; "bf16": the weights themselves, clearly inexact
 

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from shoestring.core import chance
+from shoestring.core import random_state as chance
 from shoestring.core.errors import Mistake
 from shoestring.core.private import tree_flatten, tree_leaves, tree_unflatten
 from shoestring.memory.block_state import BlockState, Frozen, version

@@ -27,18 +27,20 @@ from shoestring.core.errors import Mistake
 from shoestring.core.ledger import NO_BLOCK_RUNS, Ledger
 from shoestring.core.private import FakeTensor
 from shoestring.core.run import Part, Run
+from shoestring.core.training import TrainingTechnique
 from shoestring.memory.recompute import patched
 
 SMALL = 1 << 14   # bytes: a smaller tensor stays where it is
 
 
 @dataclass(frozen=True)
-class Spill:
+class Spill(TrainingTechnique):
     blocks: int = 0   # the first so many blocks, whose tensors wait longest; 0: all
     to: str = ""      # a directory on the disk to use; "": the system's temporary one
 
     order: ClassVar[int] = 30
     exact: ClassVar[bool] = True
+    saves_memory: ClassVar[bool] = True
     why: ClassVar[str] = "activations wait on disk, not in memory"
 
     def __post_init__(self) -> None:

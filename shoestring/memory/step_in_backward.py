@@ -19,12 +19,14 @@ from torch import Tensor
 from shoestring.core.batch import Batch
 from shoestring.core.ledger import Ledger
 from shoestring.core.run import Run
+from shoestring.core.training import TrainingTechnique
 
 
 @dataclass(frozen=True)
-class StepInBackward:
+class StepInBackward(TrainingTechnique):
     order: ClassVar[int] = 50
     exact: ClassVar[bool] = True
+    saves_memory: ClassVar[bool] = True
     why: ClassVar[str] = "no full set of gradients ever exists"
 
     def refusal(self, ledger: Ledger) -> str:

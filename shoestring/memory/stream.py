@@ -23,20 +23,22 @@ from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import Block, Ledger
 from shoestring.core.run import Run
+from shoestring.core.training import TrainingTechnique
 from shoestring.memory import eight_bits
 from shoestring.memory.checkpoint import Checkpoint
-from shoestring.memory.parked import BUFFERS, CHUNK, unparkable
+from shoestring.memory.offloaded_optimizer import BUFFERS, CHUNK, unparkable
 from shoestring.memory.streaming import DESKS, Streaming
 from shoestring.memory.swap import Swap
 
 
 @dataclass(frozen=True)
-class Stream:
+class Stream(TrainingTechnique):
     to: str = "disk"
     moments: str = ""     # "8bit": in 8 bits, which is not exact
 
     order: ClassVar[int] = 48
     exact: ClassVar[bool] = True
+    saves_memory: ClassVar[bool] = True
     why: ClassVar[str] = "weights, gradients and moments live on disk and pass through memory block by block"
 
     def __post_init__(self) -> None:

@@ -18,10 +18,10 @@ from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.private import DispatchMode, tree_leaves
 from shoestring.core.run import Run
-from shoestring.memory.cut import Cut, can_be_cut, rows_of
-from shoestring.memory.parked import ELEMENTWISE, SMALL, Habit, Parked, Ring
+from shoestring.memory.disk_store import Buffer, OnDisk, Shelf
+from shoestring.memory.offloaded_optimizer import ELEMENTWISE, SMALL, Habit, Parked, Ring
 from shoestring.memory.recompute import Recorder, patched
-from shoestring.memory.shelf import Buffer, OnDisk, Shelf
+from shoestring.memory.row_split import Cut, can_be_cut, rows_of
 
 DESKS = 3      # at work, read ahead, written behind
 LINE = 64      # bytes: weights in a unit begin at a multiple of it

@@ -26,11 +26,12 @@ from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.ledger import Ledger, between
 from shoestring.core.run import Run
+from shoestring.core.training import TrainingTechnique
 from shoestring.parallel.average import alone, mixed_drift, trained
 from shoestring.parallel.client import Client, client_run
 from shoestring.parallel.hogwild import hogwild_run
+from shoestring.parallel.learning_rate import rate_times
 from shoestring.parallel.pushes import Pushes, admits
-from shoestring.parallel.rate import rate_times
 from shoestring.parallel.reducer import BUCKET
 from shoestring.parallel.server import ASK, Server
 
@@ -39,16 +40,19 @@ LONGEST = 1000   # delay, of which every value is counted
 
 
 @dataclass(frozen=True)
-class Asynchronous:
+class Asynchronous(TrainingTechnique):
     kind: str = "server"    # "server": the first worker keeps the weights; "hogwild": they are in shared memory
     delay: int = 8          # largest staleness
     correct: bool = True    # divide the rate of a step by its staleness
 
     order: ClassVar[int] = 60
     exact: ClassVar[bool] = False
-    unites: ClassVar[bool] = True
-    agrees: ClassVar[float] = 0.0
+    unites: ClassVar[str] = "data"
     why: ClassVar[str] = "no worker waits for a slower one; gradients move the weights as they arrive, on weights that may be older"
+
+    @property
+    def agrees(self) -> float:
+        return 0.0
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:

@@ -25,19 +25,19 @@ from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import Ledger
 from shoestring.core.link import Link
 from shoestring.core.run import Part, Run, weighed
-from shoestring.core.technique import MIXED
-from shoestring.parallel.rate import rate_times
+from shoestring.core.training import MIXED, TrainingTechnique
+from shoestring.parallel.learning_rate import rate_times
 from shoestring.parallel.reducer import BUCKET, Bucket, Reducer, Send, bucketed
 
 
 @dataclass(frozen=True)
-class Average:
+class Average(TrainingTechnique):
     linear: bool = False   # multiply the optimizer's rate by the number of workers
     warmup: int = 0        # steps from the job's own rate to that
 
     order: ClassVar[int] = 60
     exact: ClassVar[bool] = True
-    unites: ClassVar[bool] = True
+    unites: ClassVar[str] = "data"
     why: ClassVar[str] = "every worker trains on a part of each batch; gradients are added up"
 
     def __post_init__(self) -> None:

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from shoestring.core.batch import Batch
-from shoestring.core.feed import Feed
 from shoestring.core.link import Done, Over, Sending
 from shoestring.core.private import number_of
 from shoestring.core.run import Part, Run
+from shoestring.data.feed import Feed
 from shoestring.parallel.average import Statistics, trained
 from shoestring.parallel.reducer import Bucket, Reducer, bucketed, part_of
 from shoestring.parallel.server import ASK, DONE, OVER, PULL, PUSH

@@ -23,6 +23,7 @@ from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import Ledger
 from shoestring.core.link import Link, Sending
 from shoestring.core.run import Part, Run
+from shoestring.core.training import TrainingTechnique
 from shoestring.parallel.average import alone, mixed_drift, told, united, with_buckets
 from shoestring.parallel.codecs import CODECS, Codec, TopK
 from shoestring.parallel.feedback import ErrorFeedback
@@ -35,14 +36,14 @@ VECTOR = 16   # numbers: a worker's part of a bucket is a multiple of it
 
 
 @dataclass(frozen=True)
-class CompressGradients:
+class CompressGradients(TrainingTechnique):
     kind: str = "int8"      # "fp16", "bf16", "int8", "topk" or "powersgd"
     share: float = 0.01     # of the numbers, that topk sends
     rank: int = 4           # of the matrices that powersgd sends
 
     order: ClassVar[int] = 60
     exact: ClassVar[bool] = False
-    unites: ClassVar[bool] = True
+    unites: ClassVar[str] = "data"
     why: ClassVar[str] = "gradients are added up as shorter messages; what they leave out follows"
 
     def __post_init__(self) -> None:

@@ -20,6 +20,7 @@ from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.ledger import Ledger
 from shoestring.core.run import Run
+from shoestring.core.training import TrainingTechnique
 from shoestring.parallel.asynchronous import check, served
 from shoestring.parallel.average import mixed_drift, unaddable
 from shoestring.parallel.client import Client, client_run
@@ -28,15 +29,21 @@ from shoestring.parallel.server import PULL, Push, Server
 
 
 @dataclass(frozen=True)
-class DropStragglers:
+class DropStragglers(TrainingTechnique):
     backup: int = 1   # gradients of a round that are not waited for
 
     order: ClassVar[int] = 60
     exact: ClassVar[bool] = False
-    unites: ClassVar[bool] = True
-    agrees: ClassVar[float] = 0.0
-    serves: ClassVar[bool] = True
+    unites: ClassVar[str] = "data"
     why: ClassVar[str] = "every round goes on without the gradients of the slowest workers"
+
+    @property
+    def agrees(self) -> float:
+        return 0.0
+
+    @property
+    def serves(self) -> bool:
+        return True
 
     def __post_init__(self) -> None:
         if self.backup < 1:

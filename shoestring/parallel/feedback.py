@@ -17,7 +17,7 @@ from torch import Tensor
 from shoestring.core.link import ALONE, Link
 from shoestring.core.run import Part
 from shoestring.parallel.codecs import Codec
-from shoestring.parallel.link import Rows, own_row
+from shoestring.parallel.process_link import Rows, own_row
 
 
 class ErrorFeedback(Part):

@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 
 from shoestring.core.batch import Batch
-from shoestring.core.feed import Feed
 from shoestring.core.link import Lost, Over
 from shoestring.core.private import number_of
 from shoestring.core.run import Part, Run
+from shoestring.data.feed import Feed
 from shoestring.parallel.average import trained
+from shoestring.parallel.learning_rate import rate_times
 from shoestring.parallel.pushes import Pushes, admits
-from shoestring.parallel.rate import rate_times
-from shoestring.parallel.shared import Shared
+from shoestring.parallel.shared_memory import Shared
 
 IDLE = -1        # instead of the version that a worker computes on
 PAUSE = 0.0005   # seconds between two looks at what others do

@@ -24,6 +24,7 @@ from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import Ledger
 from shoestring.core.run import Part, Run
+from shoestring.core.training import TrainingTechnique
 from shoestring.parallel.average import Statistics, alone, mixed_drift, told, trained, united
 from shoestring.parallel.moves import joint, load_own_state, own_gradients, own_state, put
 from shoestring.parallel.reducer import BUCKET, bucketed
@@ -32,7 +33,7 @@ LONG = 1 << 60   # steps: more than any run has
 
 
 @dataclass(frozen=True)
-class LocalSteps:
+class LocalSteps(TrainingTechnique):
     h: int = 8               # steps from one meeting to the next
     after: int = 0           # steps of averaged gradients before the first that a worker takes on its own
     outer: float = 0.0       # rate of the second optimizer; 0: weights are averaged. 0.7 is DiLoCo's
@@ -40,7 +41,7 @@ class LocalSteps:
 
     order: ClassVar[int] = 60
     exact: ClassVar[bool] = False
-    unites: ClassVar[bool] = True
+    unites: ClassVar[str] = "data"
     why: ClassVar[str] = "workers meet only every few steps and average their weights"
 
     def __post_init__(self) -> None:
@@ -52,7 +53,7 @@ class LocalSteps:
     def agrees(self) -> float:
         return 1 / self.h
 
-    def talking(self, steps: int) -> dict[LocalSteps, int]:
+    def talking(self, steps: int) -> dict[TrainingTechnique, int]:
         """The steps in which workers talk: at the meetings, and the first ones, which add up gradients."""
         alone = max(steps - self.after, 0)
         return {replace(self, h=1, after=0): -(-alone // self.h), replace(self, h=1, after=LONG): min(self.after, steps)}

@@ -25,7 +25,7 @@ from shoestring.core.batch import Batch
 from shoestring.core.run import Part, Run, weighed
 from shoestring.parallel.average import Statistics, share_of, trained
 from shoestring.parallel.codecs import Codec
-from shoestring.parallel.link import Rows, own_row
+from shoestring.parallel.process_link import Rows, own_row
 from shoestring.parallel.reducer import bucketed
 
 

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from shoestring.core.errors import Mistake
-from shoestring.core.feed import Feed
 from shoestring.core.run import Run
+from shoestring.data.feed import Feed
 from shoestring.parallel.average import Statistics, trained
 from shoestring.parallel.pushes import Pushes
 from shoestring.parallel.reducer import Bucket, bucketed, part_of

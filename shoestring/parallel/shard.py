@@ -23,7 +23,8 @@ from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import Ledger
 from shoestring.core.run import Run, weighed
-from shoestring.memory.parked import ELEMENTWISE
+from shoestring.core.training import TrainingTechnique
+from shoestring.memory.offloaded_optimizer import ELEMENTWISE
 from shoestring.parallel.average import Statistics, alone, mixed_drift, share_of, split_exactness, told
 from shoestring.parallel.sharding import Sharding
 
@@ -31,12 +32,12 @@ STAGES = (1, 2, 3)
 
 
 @dataclass(frozen=True)
-class Shard:
+class Shard(TrainingTechnique):
     stage: int = 2   # 1: optimizer state; 2: and gradients; 3: and weights
 
     order: ClassVar[int] = 60
     exact: ClassVar[bool] = True
-    unites: ClassVar[bool] = True
+    unites: ClassVar[str] = "data"
     why: ClassVar[str] = "every worker owns a part of the optimizer's state, the gradients, the weights"
 
     def __post_init__(self) -> None:

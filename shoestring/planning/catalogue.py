@@ -1,7 +1,7 @@
 """The one list of techniques. A new one is a new file and a line here."""
 from __future__ import annotations
 
-from shoestring.core.technique import Technique
+from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.memory.accumulate import Accumulate
 from shoestring.memory.allocator import Allocator
 from shoestring.memory.checkpoint import Checkpoint

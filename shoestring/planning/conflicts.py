@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from functools import cache
 from itertools import combinations
 
-from shoestring.core.technique import Technique
+from shoestring.core.training import TrainingTechnique as Technique
 
 CONFLICTS: dict[frozenset[str], str] = {
     frozenset({"StepInBackward", "Accumulate"}):
@@ -48,17 +48,12 @@ def label(technique: Technique) -> str:
     return f"{type(technique).__name__}({getattr(technique, 'dtype', '') or getattr(technique, 'to', '')})"
 
 
-def unites(technique: Technique) -> bool:
-    """Whether a technique makes workers train one model; a group's plan has exactly one of these."""
-    return getattr(technique, "unites", False)
-
-
 def clash(one: Technique, other: Technique) -> str:
     """Why two techniques can't be combined; empty if they can."""
-    if unites(one) and unites(other) and type(one) is not type(other):
+    if one.unites and other.unites and type(one) is not type(other):
         return "both unite the workers: choose one"
-    if unites(one) or unites(other):
-        alone = one if unites(other) else other
+    if one.unites or other.unites:
+        alone = one if other.unites else other
         if (reason := APART.get(type(alone).__name__, "") or APART.get(label(alone), "")):
             return reason
     return known_clash(type(one).__name__, label(one), type(other).__name__, label(other))

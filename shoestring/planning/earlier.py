@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from shoestring.core.errors import Mistake
-from shoestring.core.technique import Technique
+from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.measure.cache import read_kept, write_kept
 from shoestring.measure.probe import hardware_file
 from shoestring.planning.plan import Plan, techniques_in

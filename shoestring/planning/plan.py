@@ -11,7 +11,8 @@ from shoestring.core.exactness import Exactness, stated_in
 from shoestring.core.files import write_whole
 from shoestring.core.regular import read_regular
 from shoestring.core.seal import Damaged, unsealed
-from shoestring.core.technique import Technique, built, described, in_order, text
+from shoestring.core.technique import built, described, in_order, text
+from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.planning.catalogue import CATALOGUE
 
 

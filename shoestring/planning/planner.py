@@ -11,24 +11,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from shoestring.core import chance
+from shoestring.core import random_state as chance
 from shoestring.core.errors import Mistake, OverBudget
 from shoestring.core.exactness import Exactness, allowed
 from shoestring.core.hardware import Hardware
 from shoestring.core.job import Job
 from shoestring.core.ledger import Ledger
 from shoestring.core.link import ALONE, Link, agreement_bytes
-from shoestring.core.technique import (
-    Technique,
-    choices,
-    described,
-    environment,
-    exactness,
-    in_order,
-    refusal,
-    text,
-    total_cost,
-)
+from shoestring.core.technique import described, in_order, text, total_cost
+from shoestring.core.training import TrainingTechnique as Technique
+from shoestring.core.training import environment
 from shoestring.core.units import bytes_text, seconds_text
 from shoestring.measure.fake import LooksAtValues
 from shoestring.measure.instructions import deadly
@@ -45,14 +37,14 @@ from shoestring.memory.spill import Spill
 from shoestring.memory.step_in_backward import StepInBackward
 from shoestring.memory.stream import Stream
 from shoestring.parallel.average import Average
-from shoestring.planning.anchor import paged, why_not_again
 from shoestring.planning.catalogue import CATALOGUE
-from shoestring.planning.conflicts import conflict, unites
-from shoestring.planning.pieces import tried_in_pieces
+from shoestring.planning.conflicts import conflict
+from shoestring.planning.evidence.anchor import paged, why_not_again
+from shoestring.planning.evidence.pieces import tried_in_pieces
+from shoestring.planning.evidence.rehearse import rehearse, tracked
+from shoestring.planning.evidence.step import Anchor, first_batch, half_log, plain_ledger, put_together, traits_of, unsplittable
 from shoestring.planning.plan import Plan
-from shoestring.planning.rehearse import rehearse, tracked
 from shoestring.planning.search import Candidate, best_first, candidate, candidates
-from shoestring.planning.step import Anchor, first_batch, half_log, plain_ledger, put_together, traits_of, unsplittable
 
 Worker = Callable[[Mapping[str, Any], Mapping[str, str]], dict[str, Any]]   # task, environment -> result
 
@@ -136,7 +128,7 @@ class Planner:
         It is that of the worker that needs most, or of this one.
         """
         place = self.job.link
-        if rank is None and any(getattr(technique, "serves", False) for technique in techniques):
+        if rank is None and any(technique.serves for technique in techniques):
             rank = place.world - 1
         if rank is not None:
             place = Link(rank, place.world, place.near)
@@ -288,7 +280,7 @@ class Planner:
         """The ledger of the plain step without an anchor: enough to know how close techniques stay."""
         log = self.log(())
         self.traits = traits_of(self.job, log, self.worker is not None)
-        if self.worker is not None and any(isinstance(one, Accumulate) or unites(one) for one in self.wanted):
+        if self.worker is not None and any(isinstance(one, Accumulate) or one.unites for one in self.wanted):
             self.tried = self.worker(self.task("pieces", ()), self.hardware.environment)["found"]
             self.note_pieces()
         found = plain_ledger(self.job, log, None, self.hardware, None, self.traits)
@@ -372,15 +364,15 @@ class Planner:
     def sent(self, one: Candidate, log: Log) -> tuple[float, float]:
         """Bytes that the first worker sends a step, with what workers agree on after it; and where the others send something else, what
         each of them sends in a step of its own. The mean of all steps where not all are alike, each kind rehearsed."""
-        uniting = next((technique for technique in one.techniques if unites(technique)), None)
+        uniting = next((technique for technique in one.techniques if technique.unites), None)
         if self.devices == 1 or uniting is None:
             return 0.0, 0.0
-        if getattr(uniting, "serves", False):
+        if uniting.serves:
             return float(self.log(one.techniques, rank=0).sent[-1]), float(log.sent[-1])
         told = agreement_bytes(self.devices) if agrees(one.techniques) else 0
-        if not hasattr(uniting, "talking"):
+        kinds = uniting.talking(self.job.steps)
+        if not kinds:
             return float(log.sent[-1] + told), 0.0
-        kinds: dict[Technique, int] = uniting.talking(self.job.steps)
         others = [technique for technique in one.techniques if technique is not uniting]
         total = sum(count * (self.log(in_order((*others, kind))).sent[-1] + told) for kind, count in kinds.items() if count)
         return total / max(self.job.steps, 1), 0.0
@@ -443,7 +435,7 @@ class Planner:
         if limit is not None:
             budget = min(budget, limit - self.reserved)
         simplest: tuple[Technique, ...] = (Average(),) if self.devices > 1 else ()
-        if self.devices > 1 and (reason := refusal(simplest[0], ledger)):
+        if self.devices > 1 and (reason := simplest[0].refusal(ledger)):
             raise Mistake(f"this job can't be trained by several workers: {reason}")
         plain = self.rehearsed(candidate(simplest, total_cost(simplest, ledger), stated(simplest, ledger)))
         if forced is not None:
@@ -584,7 +576,7 @@ class Planner:
         return MORE_TRIALS if one.seconds * WORTH < sure else TRIALS
 
     def unpredictable(self, one: Candidate) -> bool:
-        return "" in self.found_anchors and not any(getattr(technique, "predictable", False) for technique in one.techniques)
+        return "" in self.found_anchors and not any(technique.predictable for technique in one.techniques)
 
     def runners_up(self, ranked: list[Candidate], chosen: Plan, passed: list[tuple[Plan, str]]) -> tuple[tuple[Plan, str], ...]:
         """Those passed over, and the best of every other kind of plan."""
@@ -615,11 +607,11 @@ class Planner:
         """Techniques of which no setting could be used, and why."""
         found = []
         for kind in self.catalogue:
-            if self.devices == 1 and getattr(kind, "unites", False):   # nobody asked for other workers
+            if self.devices == 1 and kind.unites:   # nobody asked for other workers
                 continue
-            tried = choices(kind, ledger) or ((kind(),) if kind in (Precision, Spill) else ())
-            levels = [exactness(one, ledger) for one in tried]
-            reasons = [refusal(one, ledger) or (f"{level.word} for this model{self.why_changed(one, ledger)}: {level.flag} allows it"
+            tried = kind.choices(ledger) or ((kind(),) if kind in (Precision, Spill) else ())
+            levels = [one.exactness(ledger) for one in tried]
+            reasons = [one.refusal(ledger) or (f"{level.word} for this model{self.why_changed(one, ledger)}: {level.flag} allows it"
                                                 if level > most else "") for one, level in zip(tried, levels, strict=True)]
             if reasons and all(reasons):
                 found.append((kind.__name__, reasons[0]))
@@ -672,7 +664,7 @@ def stated(techniques: tuple[Technique, ...], ledger: Ledger) -> Exactness:
     """How close these techniques, in their order, stay to plain training."""
     now, level = ledger, Exactness.BITS
     for technique in techniques:
-        level, now = max(level, exactness(technique, now)), technique.cost(now)
+        level, now = max(level, technique.exactness(now)), technique.cost(now)
     return level
 
 
@@ -680,7 +672,7 @@ def asked_for(techniques: tuple[Technique, ...], ledger: Ledger) -> Candidate:
     """These techniques as a candidate; refused with the reason if one can't be used."""
     now = ledger
     for technique in techniques:
-        reason = refusal(technique, now)
+        reason = technique.refusal(now)
         if reason:
             raise Mistake(f"{text(technique)} can't be used for this job: {reason}")
         now = technique.cost(now)
@@ -702,13 +694,13 @@ def largest_worker(job: Job, devices: int) -> int:
 
 def agrees(techniques: tuple[Technique, ...]) -> float:
     """After which share of the steps workers agree."""
-    return next((getattr(technique, "agrees", 1.0) for technique in techniques if unites(technique)), 1.0)
+    return next((technique.agrees for technique in techniques if technique.unites), 1.0)
 
 
 def splits(technique: Technique, ledger: Ledger) -> bool:
     """Whether a technique would be exact, if only the samples of a batch had nothing to do with each other."""
     apart = replace(ledger, traits=ledger.traits - {"mixes samples"})
-    return "mixes samples" in ledger.traits and exactness(technique, apart) < exactness(technique, ledger)
+    return "mixes samples" in ledger.traits and technique.exactness(apart) < technique.exactness(ledger)
 
 
 def why_behind(one: Candidate, seconds: float, process: float, techniques: int) -> str:

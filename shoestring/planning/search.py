@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import Ledger
-from shoestring.core.technique import Technique, choices, exactness, order, refusal
-from shoestring.planning.conflicts import clash, unites
+from shoestring.core.training import TrainingTechnique as Technique
+from shoestring.planning.conflicts import clash
 
 
 @dataclass(frozen=True)
@@ -27,15 +27,15 @@ def candidate(techniques: tuple[Technique, ...], ledger: Ledger, level: Exactnes
 
 def candidates(ledger: Ledger, catalogue: tuple[type[Technique], ...], most: Exactness) -> Iterator[Candidate]:
     """All allowed combinations up to an inexactness, each ledger computed from the one it extends."""
-    rows = sorted(catalogue, key=order)
+    rows = sorted(catalogue, key=lambda kind: kind.order)
 
     def below(start: int, chosen: tuple[Technique, ...], now: Ledger, level: Exactness) -> Iterator[Candidate]:
-        if now.world == 1 or any(map(unites, chosen)):
+        if now.world == 1 or any(one.unites for one in chosen):
             yield candidate(chosen, now, level)
         for row in range(start, len(rows)):
-            for choice in choices(rows[row], now):
-                closeness = max(level, exactness(choice, now))
-                if closeness <= most and not refusal(choice, now) and not any(clash(one, choice) for one in chosen):
+            for choice in rows[row].choices(now):
+                closeness = max(level, choice.exactness(now))
+                if closeness <= most and not choice.refusal(now) and not any(clash(one, choice) for one in chosen):
                     yield from below(row + 1, (*chosen, choice), choice.cost(now), closeness)
 
     return below(0, (), ledger, Exactness.BITS)

@@ -27,7 +27,7 @@ from torch import Tensor
 from shoestring.core.files import sync
 from shoestring.core.regular import NotRegular, read_regular, regular
 from shoestring.core.run import Kept
-from shoestring.memory.shelf import Reader
+from shoestring.memory.disk_store import Reader
 from shoestring.runs.packing import packed, unpacked
 from shoestring.runs.tensors import TensorFile, Unreadable, write_tensors
 

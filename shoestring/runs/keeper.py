@@ -9,15 +9,15 @@ from typing import Any
 
 import torch
 
-from shoestring.core.feed import Feed
 from shoestring.core.link import ALONE, Link, agreement, agreement_bytes
 from shoestring.core.run import Run, traffic
 from shoestring.core.units import bytes_text
+from shoestring.data.feed import Feed
 from shoestring.runs.checkpoints import Checkpoint, clear_drafts, move_aside, newest_good
 from shoestring.runs.events import Events
 from shoestring.runs.folder import Folder
 from shoestring.runs.saver import Cadence, Saver, Snapshot, take_part
-from shoestring.runs.whole import PARTS, put_back, taken
+from shoestring.runs.snapshot import PARTS, put_back, taken
 
 NEAR = 0.97   # of the budget: a process this large is told of
 

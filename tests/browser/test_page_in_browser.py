@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from shoestring.page import page as report
 from shoestring.runs.folder import Folder, Lock
 from shoestring.runs.story import story
-from shoestring.watch.follow import Watch
-from shoestring.watch.server import Server
+from shoestring.show.page import page as report
+from shoestring.show.watch.follow import Watch
+from shoestring.show.watch.server import Server
 from tests import made_runs
-from tests.made_runs import MIB, add, made_run, step_fields
+from tests.show.made_runs import MIB, add, made_run, step_fields
 
 pytestmark = pytest.mark.browser
 WIDTHS = (390, 1280)

@@ -11,7 +11,7 @@ from shoestring.core.ledger import Ledger
 from shoestring.core.link import Link
 from shoestring.core.run import Part, Run
 from shoestring.parallel.compress_gradients import CompressGradients
-from shoestring.planning.rehearse import prepared
+from shoestring.planning.evidence.rehearse import prepared
 from tests.models import job, seeded
 
 

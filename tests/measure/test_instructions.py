@@ -22,8 +22,8 @@ from shoestring.core.hardware import Hardware
 from shoestring.measure import instructions, probe
 from shoestring.measure.instructions import CAPS, VARIABLE, cap, cap_this_process, deadly, forked, tried, working_dtypes
 from shoestring.memory.precision import Precision
+from shoestring.planning.evidence.rehearse import rehearse
 from shoestring.planning.planner import Planner
-from shoestring.planning.rehearse import rehearse
 from tests.models import job, seeded
 
 DIES = "the process died with SIGILL"

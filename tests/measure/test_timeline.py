@@ -7,8 +7,8 @@ import torch
 from shoestring.core.hardware import Hardware
 from shoestring.measure.timeline import peak
 from shoestring.measure.tracker import Event, Log, Moment, Tracker
-from shoestring.planning.rehearse import rehearse
-from shoestring.planning.step import plain_ledger
+from shoestring.planning.evidence.rehearse import rehearse
+from shoestring.planning.evidence.step import plain_ledger
 from tests.models import job
 
 

@@ -7,9 +7,10 @@ from torch import Tensor, nn
 
 from shoestring import Job, Mistake
 from shoestring.core.batch import samples, split
+from shoestring.data.feed import Feed
 from shoestring.loop import steps
 from shoestring.memory.accumulate import Accumulate
-from shoestring.planning.rehearse import prepared
+from shoestring.planning.evidence.rehearse import prepared
 
 
 def masked_job() -> Job:
@@ -31,7 +32,7 @@ def masked_job() -> Job:
 def weights(made: Job, *techniques: Accumulate) -> Tensor:
     torch.manual_seed(0)
     model = made.model()
-    for _ in steps(prepared(made, techniques, model), made.batches()):
+    for _ in steps(prepared(made, techniques, model), Feed(made)):
         pass
     return nn.utils.parameters_to_vector(model.parameters()).detach()
 

@@ -15,10 +15,11 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 from shoestring import Job
 from shoestring.api import verify
 from shoestring.core.errors import Mistake
+from shoestring.data.feed import Feed
 from shoestring.measure.timeline import peak
 from shoestring.memory.checkpoint import Checkpoint
 from shoestring.memory.spill import Spill
-from shoestring.planning.rehearse import rehearse, tracked
+from shoestring.planning.evidence.rehearse import rehearse, tracked
 from tests.models import seeded
 
 WIDTH = 8
@@ -329,7 +330,7 @@ def verify_steps(made: Job, plan: tuple, model: nn.Module) -> None:   # type: ig
     from itertools import islice
 
     from shoestring.loop import steps
-    from shoestring.planning.rehearse import prepared
+    from shoestring.planning.evidence.rehearse import prepared
 
-    for _ in steps(prepared(made, plan, model), islice(made.batches(), 3)):
+    for _ in steps(prepared(made, plan, model), islice(Feed(made), 3)):
         pass

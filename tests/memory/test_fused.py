@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from shoestring import Job
 from shoestring.loop import steps
 from shoestring.memory.fused import Fused
-from shoestring.planning.rehearse import prepared
+from shoestring.planning.evidence.rehearse import prepared
 from tests.models import seeded
 
 

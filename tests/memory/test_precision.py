@@ -5,9 +5,10 @@ import torch
 from torch import nn
 
 from shoestring import Job
+from shoestring.data.feed import Feed
 from shoestring.loop import steps
 from shoestring.memory.precision import LossScale, Precision
-from shoestring.planning.rehearse import prepared
+from shoestring.planning.evidence.rehearse import prepared
 from tests.models import job, seeded
 
 
@@ -20,7 +21,7 @@ def test_an_overflowing_step_is_skipped_and_training_recovers() -> None:
     model = seeded(scaled_up)
     before = [parameter.clone() for parameter in model.parameters()]
     run = prepared(scaled_up, (Precision("fp16"),), model)
-    feed = scaled_up.batches()
+    feed = Feed(scaled_up)
     first = next(steps(run, feed))
     scale = run.state["loss scale"]
     assert scale.state_dict()["skipped"] == 1 and torch.isfinite(first)
@@ -42,6 +43,6 @@ def test_the_scale_doubles_after_patience_and_its_state_can_be_restored() -> Non
 def test_bf16_weights_are_bf16_and_the_optimizer_moves_them() -> None:
     made = job("chain")
     model = seeded(made)
-    losses = [float(loss) for loss in steps(prepared(made, (Precision("bf16", "bf16"),), model), made.batches())]
+    losses = [float(loss) for loss in steps(prepared(made, (Precision("bf16", "bf16"),), model), Feed(made))]
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
     assert losses[-1] < losses[0]

@@ -7,10 +7,11 @@ from torch import Tensor, nn
 
 from shoestring import Job
 from shoestring.api import verify
+from shoestring.data.feed import Feed
 from shoestring.loop import steps
 from shoestring.memory.checkpoint import Checkpoint
 from shoestring.memory.spill import Spill
-from shoestring.planning.rehearse import prepared
+from shoestring.planning.evidence.rehearse import prepared
 from tests.models import MODELS, job, seeded
 
 
@@ -29,7 +30,7 @@ def test_nested_schedules_give_the_same_bits(name: str, schedule: str) -> None:
 def test_batch_norm_counts_every_batch_once() -> None:
     made = job("u-net")
     model = seeded(made)
-    for _ in steps(prepared(made, (Checkpoint(every=1),), model), list(made.batches())[:3]):
+    for _ in steps(prepared(made, (Checkpoint(every=1),), model), list(Feed(made))[:3]):
         pass
     assert model.down[0][1].num_batches_tracked == 3
 
@@ -94,7 +95,7 @@ def test_what_the_forward_changes_and_uses_stays_right(block: type[nn.Module], t
 def test_the_model_is_left_as_it_was() -> None:
     made = job("chain")
     model = seeded(made)
-    for _ in steps(prepared(made, (Checkpoint(every=1), Spill()), model), list(made.batches())[:2]):
+    for _ in steps(prepared(made, (Checkpoint(every=1), Spill()), model), list(Feed(made))[:2]):
         pass
     assert all("forward" not in module.__dict__ for module in model.modules())
 
@@ -103,4 +104,4 @@ def test_evaluation_without_gradients_is_untouched() -> None:
     made = job("chain")
     run = prepared(made, (Checkpoint(every=2), Spill()), seeded(made))
     with torch.no_grad():
-        assert run.forward(run.model, next(made.batches())).shape == (32, 10)
+        assert run.forward(run.model, next(Feed(made))).shape == (32, 10)

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from shoestring import Mistake
+from shoestring.data.feed import Feed
 from shoestring.loop import steps
 from shoestring.memory.spill import Spill
-from shoestring.planning.rehearse import prepared
+from shoestring.planning.evidence.rehearse import prepared
 from tests.models import job, seeded
 
 
@@ -20,7 +21,7 @@ def test_a_full_disk_is_told_of(tmp_path: Path) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
     try:
         with pytest.raises(Mistake, match=r"spilling activations failed.*free space on the disk"):
-            next(steps(run, made.batches()))
+            next(steps(run, Feed(made)))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert not list(tmp_path.iterdir())

@@ -17,31 +17,35 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy
 from torch import Tensor, nn
 
-from shoestring.core import chance
+from shoestring.core import random_state as chance
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.run import Run, brought_home
-from shoestring.core.technique import Technique
+from shoestring.core.training import TrainingTechnique as Technique
+from shoestring.data.feed import Feed
 from shoestring.loop import steps
 from shoestring.measure.timeline import peak
-from shoestring.memory import cut, eight_bits, offload, parked, shelf, stream, streaming
+from shoestring.memory import disk_store as shelf
+from shoestring.memory import eight_bits, offload, stream, streaming
+from shoestring.memory import offloaded_optimizer as parked
+from shoestring.memory import row_split as cut
 from shoestring.memory.accumulate import Accumulate
+from shoestring.memory.disk_store import PAGE, Shelf
 from shoestring.memory.fused import Fused
 from shoestring.memory.offload import Hosted, OffloadOptimizer
-from shoestring.memory.parked import Habit
-from shoestring.memory.shelf import PAGE, Shelf
+from shoestring.memory.offloaded_optimizer import Habit
 from shoestring.memory.step_in_backward import StepInBackward
 from shoestring.memory.stream import Stream
 from shoestring.memory.swap import Swap
-from shoestring.planning.rehearse import prepared, rehearse, tracked
+from shoestring.planning.evidence.rehearse import prepared, rehearse, tracked
+from shoestring.runs.initial_weights import valued
 from shoestring.runs.tensors import write_tensors
-from shoestring.runs.values import valued
 from tests.models import job, seeded
 
 
 def trained(made: Job, techniques: tuple[Technique, ...], count: int = 4, **more: Any) -> tuple[dict[str, Tensor], Run]:
     run = prepared(made, techniques, seeded(made), **more)
-    for _ in steps(run, islice(made.batches(), count)):
+    for _ in steps(run, islice(Feed(made), count)):
         pass
     brought_home(run)
     return run.model.state_dict(), run
@@ -173,7 +177,7 @@ def test_eight_bits_keep_to_the_error_that_they_state(drawn: np.ndarray) -> None
 def test_moments_in_eight_bits_train_nearly_as_well(technique: Technique, tiny: None) -> None:
     made = job("chain", optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3))
     plans: tuple[tuple[Technique, ...], ...] = ((), (technique,))
-    losses = [[float(loss) for loss in steps(prepared(made, plan, seeded(made)), islice(made.batches(), 12))] for plan in plans]
+    losses = [[float(loss) for loss in steps(prepared(made, plan, seeded(made)), islice(Feed(made), 12))] for plan in plans]
     assert losses[0][-1] < 0.5 * losses[0][0]
     assert abs(losses[1][-1] - losses[0][-1]) <= 0.05 * losses[0][0]
 

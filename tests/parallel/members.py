@@ -11,11 +11,13 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from shoestring.core.technique import Technique, described
+from shoestring.core.technique import described
+from shoestring.core.training import TrainingTechnique as Technique
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["torch.distributed", "shoestring.worker", "shoestring.planning.rehearse", "shoestring.planning.plan",
-                                "shoestring.runs.keeper", "shoestring.parallel.link", "shoestring.jobfile", "torch._dynamo"])
+CONTEXT.set_forkserver_preload([
+    "torch.distributed", "shoestring.processes.worker", "shoestring.planning.evidence.rehearse", "shoestring.planning.plan",
+    "shoestring.runs.keeper", "shoestring.parallel.process_link", "shoestring.jobfile", "torch._dynamo"])
 DEADLINE = 60.0   # seconds, for a whole group
 
 
@@ -60,8 +62,8 @@ def member(rank: int, world: int, port: int, task: dict[str, Any], place: str) -
     import torch
     from torch import distributed
 
-    from shoestring.parallel.near import joined
-    from shoestring.worker import train
+    from shoestring.parallel.shared_memory_link import joined
+    from shoestring.processes.worker import train
 
     torch.set_num_threads(1)
     link = None

@@ -15,7 +15,8 @@ from shoestring import Job
 from shoestring.core.errors import Mistake
 from shoestring.core.ledger import Block, Ledger
 from shoestring.core.link import Link, Lost
-from shoestring.core.technique import Technique, exactness
+from shoestring.core.training import TrainingTechnique as Technique
+from shoestring.data.feed import Feed
 from shoestring.jobfile import loaded_job
 from shoestring.loop import steps
 from shoestring.measure.timeline import peak
@@ -31,7 +32,7 @@ from shoestring.parallel.pushes import Pushes
 from shoestring.parallel.server import PUSH
 from shoestring.parallel.shard import Shard
 from shoestring.planning.conflicts import clash
-from shoestring.planning.rehearse import prepared, rehearse
+from shoestring.planning.evidence.rehearse import prepared, rehearse
 from shoestring.runs.checkpoints import saved
 from tests.parallel.members import Group
 
@@ -183,7 +184,7 @@ def test_the_cost_is_that_of_the_busier_of_server_and_workers() -> None:
     slow = Asynchronous().cost(Ledger(**{**vars(ledger), "per_sent": 0.05}))
     assert slow.seconds == pytest.approx(2 * (10 + 0.5))         # the server is what all wait for
     assert DropStragglers().cost(ledger).peak == served.peak + 100
-    assert Asynchronous("hogwild").cost(ledger) == ledger and int(exactness(Asynchronous(), ledger)) == 3
+    assert Asynchronous("hogwild").cost(ledger) == ledger and int(Asynchronous().exactness(ledger)) == 3
 
 
 def test_what_was_pushed_comes_back() -> None:
@@ -223,7 +224,7 @@ def test_the_rate_of_a_stale_step_is_divided_by_its_staleness(kind: str, correct
     if kind == "server":
         link.desk.version = 9
         link.desk.heard = lambda: (1, PUSH, 9 - stale, 0.5, 2.0)
-    losses = [float(one.detach()) for one in steps(run, job.batches())]
+    losses = [float(one.detach()) for one in steps(run, Feed(job))]
     assert losses == [0.5 if kind == "server" else pytest.approx(before)]
     assert model.weight.item() == pytest.approx(before - 0.8 / divisor) and run.optimizer.param_groups[0]["lr"] == 0.8
     assert run.state["pushes"].state_dict()["staleness"][str(stale)] >= 1
@@ -237,7 +238,7 @@ def test_hogwild_does_not_wait_for_ever_for_a_worker_that_beats_and_never_comes(
     desk.board.begun[0] = 0
     desk.board.staleness[0, 0] += 1   # a step later, one more would make worker 0's gradient too stale
     with pytest.raises(Lost, match="worker 0 did not come"):
-        list(steps(run, job.batches()))
+        list(steps(run, Feed(job)))
 
 
 def test_a_feed_gives_whatever_part_it_is_asked_for() -> None:
@@ -259,8 +260,8 @@ def test_a_feed_gives_whatever_part_it_is_asked_for() -> None:
     for data in (lambda: rows, lambda: [torch.arange(7) + 7 * number for number in range(5)]):
         link = Link(1, 3)
         link.desk = Asked()
-        feed = Job(model=nn.Identity, data=data, batch=7, link=link).batches()
-        waiting = [Job(model=nn.Identity, data=data, batch=7, link=Link(rank, 3)).batches() for rank in range(3)]
+        feed = Feed(Job(model=nn.Identity, data=data, batch=7, link=link))
+        waiting = [Feed(Job(model=nn.Identity, data=data, batch=7, link=Link(rank, 3))) for rank in range(3)]
         expected = [[next(one) for one in waiting] for _ in range(5)]
         for number, part in wanted:
             found = next(feed)

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from shoestring.core.hardware import Hardware
-from shoestring.core.technique import Technique, text
+from shoestring.core.technique import text
+from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.jobfile import loaded_job
 from shoestring.parallel.asynchronous import Asynchronous
 from shoestring.parallel.average import Average
@@ -16,7 +17,6 @@ from shoestring.parallel.drop_stragglers import DropStragglers
 from shoestring.parallel.local_steps import LocalSteps
 from shoestring.parallel.shard import Shard
 from shoestring.planning.catalogue import CATALOGUE
-from shoestring.planning.conflicts import unites
 from shoestring.planning.plan import Plan
 from shoestring.planning.planner import Planner
 from tests.parallel.members import Group
@@ -42,7 +42,7 @@ def marked(techniques: list[Technique], worlds: tuple[int, ...]) -> list[object]
 
 
 def test_every_way_to_unite_workers_is_here() -> None:
-    assert {type(one) for one in (*TOGETHER, *SERVED)} == {kind for kind in CATALOGUE if unites(kind)}   # type: ignore[arg-type]
+    assert {type(one) for one in (*TOGETHER, *SERVED)} == {kind for kind in CATALOGUE if kind.unites}   # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("technique", "world"), marked(TOGETHER, (2, 3)))

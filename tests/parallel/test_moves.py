@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from shoestring.core.technique import Technique
+from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.parallel.average import Average
 from shoestring.parallel.compress_gradients import CompressGradients
 from shoestring.parallel.moves import normalizes

@@ -15,7 +15,8 @@ import torch
 from shoestring.core.exactness import Exactness
 from shoestring.core.hardware import Hardware
 from shoestring.core.ledger import Ledger
-from shoestring.core.technique import Technique, choices, described, drift, exactness, in_order, refusal
+from shoestring.core.technique import described, drift, in_order
+from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.memory.allocator import Allocator
 from shoestring.memory.checkpoint import Checkpoint
 from shoestring.parallel.asynchronous import Asynchronous
@@ -24,7 +25,7 @@ from shoestring.parallel.compress_gradients import CompressGradients
 from shoestring.parallel.drop_stragglers import DropStragglers
 from shoestring.parallel.shard import Shard
 from shoestring.planning.catalogue import CATALOGUE
-from shoestring.planning.conflicts import conflict, unites
+from shoestring.planning.conflicts import conflict
 from shoestring.planning.planner import Planner
 from shoestring.runs.tensors import TensorFile
 from tests.models import job
@@ -48,8 +49,8 @@ def plans(name: str) -> list[tuple[Technique, ...]]:
     for kind in CATALOGUE:
         if kind in (Asynchronous, DropStragglers):   # what they do depends on time: test_asynchronous
             continue
-        usable = [one for one in choices(kind, ledger(name)) if not refusal(one, ledger(name))]
-        if usable and unites(usable[0]):
+        usable = [one for one in kind.choices(ledger(name)) if not one.refusal(ledger(name))]
+        if usable and usable[0].unites:
             uniting += usable
         elif usable and kind is not Allocator:
             others += dict.fromkeys([usable[0], *(usable[-1:] if kind is Checkpoint else ())])
@@ -93,7 +94,7 @@ def test_every_way_to_unite_workers_keeps_to_what_it_states_with_every_technique
     found = outcomes(name, world, wanted, tmp_path)
     assert len(found) == len(wanted) and any(len(plan) > 1 for plan in wanted)
     for plan, outcome in zip(wanted, found, strict=True):
-        level = max(exactness(technique, ledger(name)) for technique in plan)
+        level = max(technique.exactness(ledger(name)) for technique in plan)
         workers = outcome["workers"]
         mixed = any(type(one).__name__ == "Precision" for one in plan)
         for one in workers:
@@ -116,7 +117,7 @@ def test_every_way_to_unite_workers_keeps_to_what_it_states_with_every_technique
 def test_a_group_with_dropout_draws_other_numbers_of_the_same_distribution(world: int, tmp_path: Path) -> None:
     """The mean over seeds of the finished model's loss is that of plain training, within three standard errors."""
     wanted: list[tuple[Technique, ...]] = [(Average(),), (Shard(3),)]
-    assert all(exactness(one, ledger("dropout chain")) is Exactness.DRAWS for (one,) in wanted)
+    assert all(one.exactness(ledger("dropout chain")) is Exactness.DRAWS for (one,) in wanted)
     for plan, outcome in zip(wanted, outcomes("dropout chain", world, wanted, tmp_path, seeds=True), strict=True):
         plain, group = (torch.tensor(outcome[key], dtype=torch.float64) for key in ("plain", "group"))
         error = float((plain.var() / len(plain) + group.var() / len(group)).sqrt())

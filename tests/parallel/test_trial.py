@@ -11,11 +11,11 @@ from shoestring.core.errors import Mistake
 from shoestring.core.hardware import Hardware
 from shoestring.core.technique import described
 from shoestring.jobfile import loaded_job
-from shoestring.launch import run_worker
 from shoestring.memory.fused import Fused
 from shoestring.parallel.shard import Shard
 from shoestring.planning.planner import Planner
-from shoestring.worker import trial
+from shoestring.processes.launch import run_worker
+from shoestring.processes.worker import trial
 
 JOB = """
 import torch

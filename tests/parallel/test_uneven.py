@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from shoestring.core.technique import Technique
+from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.memory.accumulate import Accumulate
 from shoestring.parallel.average import Average
 from shoestring.parallel.compress_gradients import CompressGradients

@@ -22,13 +22,14 @@ from torch import distributed as dist
 from shoestring.core.job import Job
 from shoestring.core.link import Link
 from shoestring.core.run import brought_home
-from shoestring.core.technique import Technique
+from shoestring.core.training import TrainingTechnique as Technique
+from shoestring.data.feed import Feed
 from shoestring.loop import steps
 from shoestring.measure.timeline import peak
-from shoestring.member import leave
-from shoestring.parallel.near import joined
+from shoestring.parallel.shared_memory_link import joined
+from shoestring.planning.evidence.rehearse import prepared, rehearse, tracked
 from shoestring.planning.plan import techniques_in
-from shoestring.planning.rehearse import prepared, rehearse, tracked
+from shoestring.processes.group.worker import leave
 from tests.models import job, seeded
 
 STEPS = 5
@@ -42,7 +43,7 @@ def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
 def trained(made: Job, techniques: tuple[Technique, ...]) -> tuple[Tensor, list[float]]:
     """Weights and losses after a few steps."""
     run = prepared(made, techniques, seeded(made))
-    losses = [float(loss) for loss in steps(run, islice(made.batches(), STEPS))]
+    losses = [float(loss) for loss in steps(run, islice(Feed(made), STEPS))]
     brought_home(run)
     return flat(run.model), losses
 
@@ -80,7 +81,7 @@ def judged(made: Job, techniques: tuple[Technique, ...], seed: int) -> float:
     model = seeded(made)
     torch.manual_seed(seed)
     run = prepared(made, techniques, model)
-    for _ in steps(run, islice(made.batches(), STEPS)):
+    for _ in steps(run, islice(Feed(made), STEPS)):
         pass
     batch = next(iter(made.data()))
     model.eval()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from shoestring import Job
 from shoestring.core.private import UNTRACEABLE
 from shoestring.measure.timeline import peak
-from shoestring.planning.rehearse import rehearse, tracked
+from shoestring.planning.evidence.rehearse import rehearse, tracked
 from tests.models import SAMPLES, SMALL, TWO_SIDED, draw, hugging, pictures, seeded, tokens, waves
 from tests.planning.test_honest import PLANS
 

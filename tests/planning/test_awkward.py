@@ -14,12 +14,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from shoestring.core import chance
+from shoestring.core import random_state as chance
 from shoestring.core.errors import Mistake
+from shoestring.core.exactness import Exactness
 from shoestring.core.hardware import Hardware
 from shoestring.core.ledger import Ledger
 from shoestring.core.run import brought_home
-from shoestring.core.technique import Exactness, Technique, choices, exactness, refusal
+from shoestring.core.training import TrainingTechnique as Technique
+from shoestring.data.feed import Feed
 from shoestring.loop import steps
 from shoestring.measure.timeline import peak
 from shoestring.memory.accumulate import Accumulate
@@ -27,9 +29,8 @@ from shoestring.memory.checkpoint import Checkpoint
 from shoestring.memory.precision import Precision
 from shoestring.memory.spill import Spill
 from shoestring.planning.catalogue import CATALOGUE
-from shoestring.planning.conflicts import unites
+from shoestring.planning.evidence.rehearse import prepared, tracked
 from shoestring.planning.planner import Planner
-from shoestring.planning.rehearse import prepared, tracked
 from tests.awkward import AWKWARD
 from tests.models import seeded
 
@@ -51,8 +52,8 @@ def settings(name: str) -> Iterator[Technique]:
     ledger = planner(name, inexact=True)[1]
     yield from QUICK
     for kind in CATALOGUE:
-        for one in choices(kind, ledger)[:1]:
-            if not unites(one) and one not in QUICK:
+        for one in kind.choices(ledger)[:1]:
+            if not one.unites and one not in QUICK:
                 yield one
 
 
@@ -60,7 +61,7 @@ def weights_after(name: str, techniques: tuple[Technique, ...]) -> Tensor:
     made = AWKWARD[name].job()
     reset()
     run = prepared(made, techniques, seeded(made))
-    for _ in steps(run, islice(made.batches(), STEPS)):
+    for _ in steps(run, islice(Feed(made), STEPS)):
         pass
     brought_home(run)
     values = [value.detach().to_dense().flatten() for value in run.model.state_dict().values()]
@@ -79,7 +80,7 @@ def reset() -> None:
 def outcome(name: str, technique: Technique) -> str:
     """How a technique met a model: "refused: ..." or "kept"; anything else fails here."""
     asked, ledger = planner(name, inexact=isinstance(technique, Precision))
-    if (reason := refusal(technique, ledger)):
+    if (reason := technique.refusal(ledger)):
         return f"refused: {reason}"
     made = AWKWARD[name].job()
     try:
@@ -92,7 +93,7 @@ def outcome(name: str, technique: Technique) -> str:
         return f"refused: {error}"
     slack = 0.001 * measured if isinstance(technique, Precision) else 0
     assert abs(predicted - measured) <= slack or (technique,) in asked.measured, (predicted, measured)
-    level, plain = exactness(technique, ledger), weights_after(name, ())
+    level, plain = technique.exactness(ledger), weights_after(name, ())
     if level is Exactness.BITS:
         assert torch.equal(after, plain), (after - plain).abs().max()
     elif level is Exactness.ROUNDING:

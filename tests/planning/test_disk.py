@@ -7,14 +7,15 @@ from pathlib import Path
 import pytest
 
 from shoestring.core.hardware import Hardware
-from shoestring.core.technique import Technique, total_cost
+from shoestring.core.technique import total_cost
+from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.core.units import bytes_text
 from shoestring.memory.offload import OffloadOptimizer
 from shoestring.memory.spill import Spill
 from shoestring.memory.stream import Stream
 from shoestring.planning.plan import load_plan
 from shoestring.planning.planner import Planner, disk_speed
-from shoestring.terminal import plan_text
+from shoestring.show.terminal import plan_text
 from tests.models import job
 
 MACHINE = Hardware(disk=3e8, direct=2e9, moving=1e-10)

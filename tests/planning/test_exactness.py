@@ -14,21 +14,21 @@ import torch
 
 import shoestring
 from shoestring import api
-from shoestring.cli import run
+from shoestring.commands.cli import run
 from shoestring.core.errors import Mistake, OverBudget
 from shoestring.core.exactness import Exactness, stated_in
 from shoestring.core.hardware import Hardware
 from shoestring.core.ledger import Ledger
-from shoestring.core.technique import Technique
+from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.memory.accumulate import Accumulate
 from shoestring.memory.allocator import Allocator
 from shoestring.memory.fused import Fused
-from shoestring.page.telling import plan as plan_section
 from shoestring.planning.plan import Plan, load_plan
 from shoestring.planning.planner import Outcome, Planner
 from shoestring.runs.folder import differences
 from shoestring.runs.resume import overruled
-from shoestring.terminal import plan_text
+from shoestring.show.page.telling import plan as plan_section
+from shoestring.show.terminal import plan_text
 from tests.models import Chain, job, rows
 
 PAPER = Hardware(described=True, memory=1 << 40, base=0)   # where the predicted process follows from the tensors alone

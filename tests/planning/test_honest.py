@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import pytest
 
-from shoestring.core.technique import Technique
+from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.measure.timeline import peak
 from shoestring.memory.accumulate import Accumulate
 from shoestring.memory.checkpoint import Checkpoint
@@ -11,7 +11,7 @@ from shoestring.memory.fused import Fused
 from shoestring.memory.precision import Precision
 from shoestring.memory.spill import Spill
 from shoestring.memory.step_in_backward import StepInBackward
-from shoestring.planning.rehearse import rehearse, tracked
+from shoestring.planning.evidence.rehearse import rehearse, tracked
 from tests.models import MODELS, job, seeded
 
 PLANS: tuple[tuple[Technique, ...], ...] = (

@@ -6,7 +6,7 @@ from dataclasses import fields
 import pytest
 
 from shoestring.core.errors import Mistake
-from shoestring.core.technique import choices, parsed, text
+from shoestring.core.technique import parsed, text
 from shoestring.planning.catalogue import CATALOGUE
 from shoestring.planning.names import check_written, knobs_of, technique_files
 from tests.planning.test_promises import ledger
@@ -19,7 +19,7 @@ def test_names_and_knobs_are_those_of_the_catalogue() -> None:
 
 def test_every_technique_worth_trying_can_be_written() -> None:
     for kind in CATALOGUE:
-        for one in choices(kind, ledger("chain")):
+        for one in kind.choices(ledger("chain")):
             check_written(text(one))
 
 

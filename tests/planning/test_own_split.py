@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from shoestring import Job, Mistake
 from shoestring.core.hardware import Hardware
 from shoestring.core.link import Link
+from shoestring.data.feed import Feed
 from shoestring.loop import steps
 from shoestring.measure.timeline import peak
 from shoestring.memory.accumulate import Accumulate
+from shoestring.planning.evidence.rehearse import prepared, rehearse, tracked
 from shoestring.planning.planner import Planner, largest_worker
-from shoestring.planning.rehearse import prepared, rehearse, tracked
 from tests.models import seeded
 
 Graphs = dict[str, Tensor]
@@ -80,7 +81,7 @@ def job(**changes: Any) -> Job:
 
 def weights_after(made: Job, *techniques: Accumulate) -> Tensor:
     model = seeded(made)
-    for _ in steps(prepared(made, techniques, model), islice(made.batches(), 4)):
+    for _ in steps(prepared(made, techniques, model), islice(Feed(made), 4)):
         pass
     return nn.utils.parameters_to_vector(model.parameters()).detach()
 
@@ -99,7 +100,7 @@ def test_a_graph_batch_is_planned_with_pieces_where_the_job_can_split_it_and_wit
 
 
 def test_every_worker_of_a_group_gets_its_own_graphs() -> None:
-    parts = [next(replace(job(), link=Link(rank, 3)).batches()) for rank in range(3)]
+    parts = [next(Feed(replace(job(), link=Link(rank, 3)))) for rank in range(3)]
     assert [len(part["y"]) for part in parts] == [2, 2, 3]
     assert all(int(part["edges"].max()) == len(part["x"]) - 1 and int(part["edges"].min()) == 0 for part in parts)
     assert largest_worker(job(), 3) == 2

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from shoestring import Job
+from shoestring.core.exactness import Exactness
 from shoestring.core.hardware import Hardware
-from shoestring.core.technique import Exactness
-from shoestring.launch import run_worker
 from shoestring.memory.accumulate import Accumulate
 from shoestring.parallel.average import Average
-from shoestring.planning.pieces import tried_in_pieces
+from shoestring.planning.evidence.pieces import tried_in_pieces
 from shoestring.planning.planner import Planner
+from shoestring.processes.launch import run_worker
 from tests.models import job as listed
 
 WIDE = 16

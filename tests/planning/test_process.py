@@ -8,11 +8,11 @@ import pytest
 
 from shoestring.core.hardware import Hardware
 from shoestring.core.job import Origin
-from shoestring.launch import run_worker
 from shoestring.memory.allocator import following
 from shoestring.memory.fused import Fused
 from shoestring.planning.plan import Plan
 from shoestring.planning.planner import Planner
+from shoestring.processes.launch import run_worker
 from tests.models import job
 
 RECURRENT = """

@@ -16,14 +16,16 @@ from shoestring.core.exactness import Exactness
 from shoestring.core.hardware import Hardware
 from shoestring.core.ledger import Ledger
 from shoestring.core.run import Run, brought_home
-from shoestring.core.technique import Technique, choices, drift, exactness, in_order, refusal, total_cost
+from shoestring.core.technique import drift, in_order, total_cost
+from shoestring.core.training import TrainingTechnique as Technique
+from shoestring.data.feed import Feed
 from shoestring.loop import steps
 from shoestring.measure.timeline import peak
 from shoestring.memory.checkpoint import Checkpoint
 from shoestring.planning.catalogue import CATALOGUE
 from shoestring.planning.conflicts import conflict
+from shoestring.planning.evidence.rehearse import prepared, rehearse, tracked
 from shoestring.planning.planner import Planner
-from shoestring.planning.rehearse import prepared, rehearse, tracked
 from tests.models import job, seeded
 
 STEPS = 10
@@ -47,7 +49,7 @@ def settings(name: str) -> list[Technique]:
     """Of every technique, the first setting worth trying; of Checkpoint, the last too, which is a nested schedule."""
     found: list[Technique] = []
     for kind in CATALOGUE:
-        usable = [one for one in choices(kind, ledger(name)) if not refusal(one, ledger(name))]
+        usable = [one for one in kind.choices(ledger(name)) if not one.refusal(ledger(name))]
         found += dict.fromkeys([*usable[:1], *(usable[-1:] if kind is Checkpoint else ())])
     return found
 
@@ -67,7 +69,7 @@ def weights_after(name: str, techniques: tuple[Technique, ...]) -> Tensor:
     made = job(name, optimizer=sgd)
     model = seeded(made)
     run = prepared(made, techniques, model)
-    for _ in steps(run, islice(made.batches(), STEPS)):
+    for _ in steps(run, islice(Feed(made), STEPS)):
         pass
     brought_home(run)
     return torch.cat([value.detach().float().reshape(-1) for value in model.state_dict().values()])
@@ -87,7 +89,7 @@ def drifted(name: str, after: Tensor) -> float:
 def test_every_technique_and_every_allowed_pair_keeps_to_what_it_states(name: str) -> None:
     plain, levels = plain_weights(name), Counter[Exactness]()
     for plan in plans(name):
-        stated = {exactness(technique, ledger(name)) for technique in plan}
+        stated = {technique.exactness(ledger(name)) for technique in plan}
         levels[max(stated)] += 1
         if Exactness.DRAWS in stated:
             if len(plan) == 1:   # with others: below
@@ -106,10 +108,10 @@ def test_every_technique_and_every_allowed_pair_keeps_to_what_it_states(name: st
 @pytest.mark.slow
 def test_every_allowed_pair_with_a_technique_that_draws_anew_keeps_the_mean() -> None:
     name = "dropout chain"
-    pairs = [plan for plan in plans(name) if len(plan) > 1 and any(exactness(one, ledger(name)) is Exactness.DRAWS for one in plan)]
+    pairs = [plan for plan in plans(name) if len(plan) > 1 and any(one.exactness(ledger(name)) is Exactness.DRAWS for one in plan)]
     assert pairs
     for plan in pairs:
-        keeps_the_mean(name, plan, BESIDE if any(exactness(one, ledger(name)) is Exactness.CHANGED for one in plan) else 0.0)
+        keeps_the_mean(name, plan, BESIDE if any(one.exactness(ledger(name)) is Exactness.CHANGED for one in plan) else 0.0)
 
 
 def losses_over_seeds(name: str, techniques: tuple[Technique, ...], first: int) -> Tensor:
@@ -120,11 +122,11 @@ def losses_over_seeds(name: str, techniques: tuple[Technique, ...], first: int) 
         model = seeded(made)
         torch.manual_seed(seed)
         run = prepared(made, techniques, model)
-        for _ in steps(run, islice(made.batches(), STEPS)):
+        for _ in steps(run, islice(Feed(made), STEPS)):
             pass
         brought_home(run)
         model.eval()
-        batch = next(iter(made.batches()))
+        batch = next(iter(Feed(made)))
         with torch.no_grad():
             found.append(float(made.loss(made.forward(model, batch), batch)))
     return torch.tensor(found, dtype=torch.float64)
@@ -155,7 +157,7 @@ def test_a_technique_that_draws_from_another_distribution_is_found_by_its_mean()
 
 
 @dataclass(frozen=True)
-class Unweighed:
+class Unweighed(Technique):
     exact: ClassVar[bool] = True
     why: ClassVar[str] = "wrong"
 
@@ -173,8 +175,8 @@ def test_every_technique_that_can_change_what_is_trained_states_by_how_much() ->
     for traits in (frozenset[str](), frozenset({"mixes samples"})):
         now = replace(ledger("chain"), world=2, traits=ledger("chain").traits | traits)
         for kind in CATALOGUE:
-            settings = choices(kind, now) or (kind(),)   # some are only for who asks
-            changed = [one for one in settings if exactness(one, now) is Exactness.CHANGED]
+            settings = kind.choices(now) or (kind(),)   # some are only for who asks
+            changed = [one for one in settings if one.exactness(now) is Exactness.CHANGED]
             assert all(0 < drift(one, now) < 10 for one in changed), kind
             assert all(drift(one, now) == 0 for one in settings if one not in changed), kind
     assert drift(Lazy(), ledger("chain")) == float("inf"), "a technique that states nothing is held to nothing"
@@ -199,7 +201,7 @@ def test_the_ledger_ranks_within_a_quarter_of_what_is_rehearsed() -> None:
 
 
 @dataclass(frozen=True)
-class Lazy:
+class Lazy(Technique):
     """A technique from outside: it skips every other update."""
 
     exact: ClassVar[bool] = False
@@ -223,5 +225,5 @@ def test_a_technique_from_outside_is_planned_and_trained_without_touching_the_lo
     planner = Planner(made, Hardware(), catalogue=(*CATALOGUE, Lazy), inexact=True, wanted=(Lazy(),))
     assert planner.outcome(None, forced=(Lazy(),)).chosen.techniques == (Lazy(),)
     run = prepared(made, (Lazy(),), seeded(made))
-    losses = [float(loss) for loss in steps(run, islice(made.batches(), 6))]
+    losses = [float(loss) for loss in steps(run, islice(Feed(made), 6))]
     assert losses[0] > losses[-1]

@@ -9,7 +9,6 @@ from torch import nn
 from shoestring.api import plan
 from shoestring.core.errors import Mistake
 from shoestring.core.hardware import Hardware
-from shoestring.core.technique import refusal
 from shoestring.memory.checkpoint import Checkpoint
 from shoestring.memory.stream import Stream
 from shoestring.planning.planner import Planner
@@ -30,14 +29,14 @@ def test_the_planner_tries_whether_blocks_can_be_computed_again(block: type[nn.M
     made = job_of(lambda: nn.Sequential(nn.Linear(8, 8), block(), block()))
     ledger = Planner(made, Hardware()).ledger()
     for technique in (Checkpoint(every=1), Stream()):
-        assert refusal(technique, ledger).startswith("the block ")
+        assert technique.refusal(ledger).startswith("the block ")
     found = Planner(made, Hardware()).outcome(None)
     assert "Checkpoint" in dict(found.refused) and not any(isinstance(one, Checkpoint) for one in found.chosen.techniques)
 
 
 def test_blocks_that_can_be_computed_again_are_not_refused() -> None:
     ledger = Planner(job_of(lambda: nn.Sequential(nn.Linear(8, 8), Codebook(), Codebook())), Hardware()).ledger()
-    assert not refusal(Checkpoint(every=1), ledger)
+    assert not Checkpoint(every=1).refusal(ledger)
 
 
 def test_a_job_file_is_tried_in_a_worker_and_the_technique_refused_by_name(tmp_path: Path) -> None:

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-import shoestring.cli
-import shoestring.terminal
+import shoestring.commands.cli
+import shoestring.show.terminal
+from shoestring.core.exactness import Exactness
 from shoestring.core.hardware import Hardware
 from shoestring.core.ledger import Ledger
-from shoestring.core.technique import Exactness
 from shoestring.measure import probe
 from shoestring.measure.timeline import peak
 from shoestring.memory.accumulate import Accumulate
@@ -24,11 +24,11 @@ from shoestring.memory.step_in_backward import StepInBackward
 from shoestring.memory.stream import Stream
 from shoestring.planning.catalogue import CATALOGUE
 from shoestring.planning.earlier import chosen_earlier, place_of, remember_choice
+from shoestring.planning.evidence.rehearse import rehearse
+from shoestring.planning.evidence.step import Anchor, half_log, plain_ledger, traits_of
 from shoestring.planning.plan import Plan
 from shoestring.planning.planner import Planner, asked_for
-from shoestring.planning.rehearse import rehearse
 from shoestring.planning.search import NOISE, Candidate, best_first, candidates
-from shoestring.planning.step import Anchor, half_log, plain_ledger, traits_of
 from shoestring.runs.events import read
 from shoestring.runs.folder import Folder, Lock
 from shoestring.runs.resume import Opened
@@ -152,11 +152,11 @@ def test_a_plan_is_kept_before_anything_else_happens(tmp_path: Path, monkeypatch
         raise KeyboardInterrupt
 
     outcome = Planner(logs()[0], Hardware()).outcome(8 << 30, forced=())
-    monkeypatch.setattr(shoestring.cli, "planned", lambda *_: (outcome.chosen, outcome.as_json() | {"blocks": ()}))
-    monkeypatch.setattr(shoestring.terminal, "plan_text", killed)
+    monkeypatch.setattr(shoestring.commands.cli, "planned", lambda *_: (outcome.chosen, outcome.as_json() | {"blocks": ()}))
+    monkeypatch.setattr(shoestring.show.terminal, "plan_text", killed)
     held = Opened(Folder(tmp_path), Lock(tmp_path), {"memory": None, "use": None, "inexact": False}, True)
     options = Namespace(replan=False, json=False, plan=None, use=None, inexact=False)
     with pytest.raises(KeyboardInterrupt):
-        shoestring.cli.settled_plan(options, logs()[0], held)
+        shoestring.commands.cli.settled_plan(options, logs()[0], held)
     assert Folder(tmp_path).read("plan.json")["chosen"]["techniques"] == [] and read(tmp_path)[0][-1]["event"] == "planning"
     held.lock.release()

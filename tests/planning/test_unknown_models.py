@@ -14,11 +14,13 @@ from shoestring.core.hardware import Hardware
 from shoestring.core.ledger import Ledger
 from shoestring.core.link import Link
 from shoestring.core.run import Run, brought_home
-from shoestring.core.technique import Technique, refusal
+from shoestring.core.training import TrainingTechnique as Technique
+from shoestring.data.feed import Feed
 from shoestring.loop import steps
 from shoestring.measure.blocks import blocks
 from shoestring.measure.timeline import peak
-from shoestring.memory import offload, parked, streaming
+from shoestring.memory import offload, streaming
+from shoestring.memory import offloaded_optimizer as parked
 from shoestring.memory.accumulate import Accumulate
 from shoestring.memory.checkpoint import Checkpoint
 from shoestring.memory.fused import Fused
@@ -31,9 +33,9 @@ from shoestring.parallel.compress_gradients import CompressGradients
 from shoestring.parallel.drop_stragglers import DropStragglers
 from shoestring.parallel.local_steps import LocalSteps
 from shoestring.parallel.shard import Shard
+from shoestring.planning.evidence.rehearse import prepared, rehearse, tracked
+from shoestring.planning.evidence.step import traits_of
 from shoestring.planning.planner import Planner
-from shoestring.planning.rehearse import prepared, rehearse, tracked
-from shoestring.planning.step import traits_of
 from shoestring.runs.packing import packed, unpacked
 from tests.models import seeded
 
@@ -138,7 +140,7 @@ def density() -> Job:
 def weights_after(made: Job, techniques: tuple[Technique, ...]) -> Tensor:
     model = seeded(made)
     run = prepared(made, techniques, model)
-    for _ in steps(run, islice(made.batches(), 3)):
+    for _ in steps(run, islice(Feed(made), 3)):
         pass
     brought_home(run)
     return nn.utils.parameters_to_vector(model.parameters()).detach()
@@ -179,7 +181,7 @@ def test_what_is_nested_or_called_by_another_method_is_trained_to_the_same_bits_
 def test_the_methods_of_a_model_are_its_own_again_after_a_step() -> None:
     made = density()
     model = seeded(made)
-    for _ in steps(prepared(made, (Checkpoint(every=1),), model), list(made.batches())[:2]):
+    for _ in steps(prepared(made, (Checkpoint(every=1),), model), list(Feed(made))[:2]):
         pass
     assert not any({"forward", "inverse", "shift"} & set(module.__dict__) for module in model.modules())
 
@@ -254,7 +256,7 @@ def words(momentum: float = 0.9) -> Job:
 def complex_weights_after(made: Job, techniques: tuple[Technique, ...]) -> list[Tensor]:
     model = seeded(made)
     run = prepared(made, techniques, model)
-    for _ in steps(run, islice(made.batches(), 3)):
+    for _ in steps(run, islice(Feed(made), 3)):
         pass
     brought_home(run)
     return [value.detach().clone() for value in model.parameters()]
@@ -293,8 +295,8 @@ def test_what_can_not_step_sparse_gradients_is_refused_with_the_reason() -> None
     traits = frozenset(traits_of(made, tracked(made, (), seeded(made)), own_process=True))
     ledger = Ledger((), traits=traits, optimizer=1.0, world=2)
     for technique in (Fused(), Stream(), OffloadOptimizer(), Average(), Shard(), DropStragglers(), LocalSteps(), CompressGradients()):
-        assert "sparse gradients" in refusal(technique, replace(ledger, world=3)), technique
-    assert not refusal(StepInBackward(), ledger) and not refusal(Checkpoint(), ledger)
+        assert "sparse gradients" in technique.refusal(replace(ledger, world=3)), technique
+    assert not StepInBackward().refusal(ledger) and not Checkpoint().refusal(ledger)
 
 
 def test_sparse_moments_are_saved_and_come_back_the_same() -> None:

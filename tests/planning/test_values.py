@@ -14,8 +14,8 @@ from shoestring.measure.fake import LooksAtValues
 from shoestring.measure.timeline import peak
 from shoestring.memory.checkpoint import Checkpoint
 from shoestring.planning import planner
+from shoestring.planning.evidence.rehearse import rehearse, tracked
 from shoestring.planning.planner import Planner
-from shoestring.planning.rehearse import rehearse, tracked
 from tests.models import seeded
 
 WIDTH = 32

@@ -20,17 +20,18 @@ from safetensors.torch import load_file
 from torch import nn
 
 from shoestring import Job
-from shoestring.core import chance
+from shoestring.core import random_state as chance
 from shoestring.core.errors import Mistake
 from shoestring.core.run import Run
+from shoestring.data.feed import Feed
 from shoestring.loop import steps
-from shoestring.planning.rehearse import prepared
+from shoestring.planning.evidence.rehearse import prepared
 from shoestring.runs.checkpoints import FILES, Checkpoint, damage, draft, newest_good, prune, publish, saved
 from shoestring.runs.keeper import Keeper
 from shoestring.runs.packing import packed, unpacked
 from shoestring.runs.saver import Cadence, Saver, Snapshot
+from shoestring.runs.snapshot import put_back, taken
 from shoestring.runs.tensors import TensorFile, Unreadable, write_tensors
-from shoestring.runs.whole import put_back, taken
 
 
 def made(folder: Path, *numbers: int) -> list[Checkpoint]:
@@ -231,7 +232,7 @@ def test_a_run_put_back_goes_on_with_the_same_bits(optimizer: Any, tmp_path: Pat
 
     def begun() -> tuple[Run, Any]:
         chance.seed(0)
-        return prepared(job, (), job.model()), job.batches()
+        return prepared(job, (), job.model()), Feed(job)
 
     def some(run: Run, feed: Any, count: int) -> None:
         for _, _ in zip(range(count), steps(run, feed), strict=False):
@@ -259,18 +260,18 @@ def test_a_run_put_back_goes_on_with_the_same_bits(optimizer: Any, tmp_path: Pat
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     job = tied_job(lambda p: torch.optim.SGD(p, lr=0.1))
     run = prepared(job, (), job.model())
-    shot = taken(run, job.batches(), 0, None)
+    shot = taken(run, Feed(job), 0, None)
     checkpoint, _ = publish(draft(tmp_path, 1, shot.weights, shot.state, shot.aliases))
     other = Job(model=lambda: nn.Linear(8, 8), data=job.data)
     with pytest.raises(Mistake, match="not the one it was made of"):
-        put_back(checkpoint, prepared(other, (), other.model()), other.batches())
+        put_back(checkpoint, prepared(other, (), other.model()), Feed(other))
 
 
 def test_a_damaged_newest_checkpoint_is_told_of_and_kept_aside(tmp_path: Path) -> None:
     job = tied_job(lambda p: torch.optim.SGD(p, lr=0.1))
     told: list[dict[str, Any]] = []
     for number in (1, 2):
-        run, feed = prepared(job, (), job.model()), job.batches()
+        run, feed = prepared(job, (), job.model()), Feed(job)
         shot = taken(run, feed, number, None)
         publish(draft(tmp_path / "checkpoints", number, shot.weights, shot.state, shot.aliases))
     (tmp_path / "checkpoints" / "step-00000002" / "state.json").write_bytes(b"")

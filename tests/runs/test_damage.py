@@ -14,25 +14,25 @@ from typing import Any
 
 import pytest
 
-from shoestring import worker
-from shoestring.cli import kept_plan, kept_report, plan_file, settled_plan
-from shoestring.cli import run as command
+from shoestring.commands.cli import kept_plan, kept_report, plan_file, settled_plan
+from shoestring.commands.cli import run as command
 from shoestring.core.errors import Mistake
 from shoestring.core.seal import Damaged, sealed, unsealed
 from shoestring.memory.accumulate import Accumulate
 from shoestring.memory.stream import Stream
-from shoestring.page import page
 from shoestring.planning.plan import Plan, load_plan
+from shoestring.processes import worker
 from shoestring.runs.checkpoints import Checkpoint, newest_good, saved
 from shoestring.runs.events import NAME, Events, line_of, read
 from shoestring.runs.export import checkpoint_of, export_steps, export_weights
 from shoestring.runs.fold import Fold
 from shoestring.runs.folder import Folder, Unusable, asked_for, holder, source_of
 from shoestring.runs.resume import opened
+from shoestring.runs.snapshot import PARTS
 from shoestring.runs.story import story
-from shoestring.runs.whole import PARTS
-from shoestring.watch.follow import Followed
-from tests.made_runs import append, made_run, step_fields
+from shoestring.show.page import page
+from shoestring.show.watch.follow import Followed
+from tests.show.made_runs import append, made_run, step_fields
 
 JOB = """
 import torch

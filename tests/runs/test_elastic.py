@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from shoestring.core.technique import Technique, described
-from shoestring.group import run_group
-from shoestring.launch import run_worker
+from shoestring.core.technique import described
+from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.parallel.average import Average
 from shoestring.parallel.shard import Shard
+from shoestring.processes.group.launch import run_group
+from shoestring.processes.launch import run_worker
 
 JOB = """
 import torch

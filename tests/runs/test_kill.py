@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from shoestring.launch import Crashed, run_worker
+from shoestring.processes.launch import Crashed, run_worker
 from shoestring.runs.checkpoints import newest_good
 from shoestring.runs.events import course, read
 from shoestring.runs.folder import holder
@@ -130,7 +130,7 @@ def test_killed_in_backward_when_a_part_of_the_weights_is_updated(plan: str, job
 
 
 def test_killed_during_a_save(plan: str, job: Path, tmp_path: Path, expected: str) -> None:
-    code = "import json,sys\nfrom shoestring.launch import run_worker\nrun_worker(json.loads(sys.argv[1]), {})"
+    code = "import json,sys\nfrom shoestring.processes.launch import run_worker\nrun_worker(json.loads(sys.argv[1]), {})"
     child = subprocess.Popen([sys.executable, "-c", code, json.dumps(task(job, tmp_path, plan=plan))], stderr=subprocess.DEVNULL)
     until = time.monotonic() + 60
     while not list(tmp_path.glob("checkpoints/step-*.tmp-*")) and time.monotonic() < until:
@@ -166,7 +166,8 @@ def test_suspended_and_woken_it_goes_on(job: Path, tmp_path: Path, undisturbed: 
 
 
 def test_a_worker_whose_launcher_is_killed_saves_and_ends(job: Path, tmp_path: Path, undisturbed: str) -> None:
-    code = ("import json,sys\nfrom shoestring.launch import run_worker\nfrom shoestring.runs.folder import Lock\nfrom pathlib import Path\n"
+    code = ("import json,sys\nfrom shoestring.processes.launch import run_worker\n"
+            "from shoestring.runs.folder import Lock\nfrom pathlib import Path\n"
             "task = json.loads(sys.argv[1])\nrun_worker(task, {}, lock=Lock(Path(task['folder'])).file)")
     launcher = subprocess.Popen([sys.executable, "-c", code, json.dumps(task(job, tmp_path, 0.1))], stderr=subprocess.DEVNULL)
     until = time.monotonic() + 60

@@ -17,7 +17,7 @@ import pytest
 
 from shoestring.core.errors import Mistake
 from shoestring.core.files import drafted, temporary_folder, write_whole
-from shoestring.parallel import shared
+from shoestring.parallel import shared_memory as shared
 from shoestring.runs.events import course, read
 from shoestring.runs.folder import holder
 from shoestring.runs.resume import Opened, opened

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from shoestring.runs.events import Events, course, read
 from shoestring.runs.folder import holder
 from shoestring.runs.story import story
-from tests.made_runs import append, made_run, step_fields
+from tests.show.made_runs import append, made_run, step_fields
 
 JOB = """
 import time

@@ -11,13 +11,14 @@ import pytest
 import torch
 
 from shoestring.core.errors import Mistake
-from shoestring.core.technique import Technique, described
+from shoestring.core.technique import described
+from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.jobfile import loaded_job
-from shoestring.launch import run_worker
 from shoestring.memory.offload import OffloadOptimizer
 from shoestring.memory.stream import Stream
+from shoestring.planning.evidence.rehearse import rehearse
 from shoestring.planning.plan import Plan
-from shoestring.planning.rehearse import rehearse
+from shoestring.processes.launch import run_worker
 from shoestring.runs.checkpoints import newest_good
 from shoestring.runs.events import read
 from shoestring.runs.export import export_weights

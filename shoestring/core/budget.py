@@ -1,0 +1,103 @@
+"""The budget: what the user has. Parsed in one place, checked in one place, against figures.
+
+A limit is about one figure by its name; a figure that nothing predicts is not limited. Whatever a room brings (bytes sent up by a
+phone, the latency of an answer), it is the same check.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+from shoestring.core.errors import Mistake
+from shoestring.core.units import parse_bytes, parse_seconds, unit_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+
+def limit(figure: str, unit: str, least: bool = False) -> Any:
+    """A limit on a figure: the most that it may be, or the `least`."""
+    return field(default=None, metadata={"figure": figure, "unit": unit, "least": least})
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What the user has; None: it is not limited. `Budget.parsed` takes them as they are written."""
+
+    memory: int | None = limit("process_bytes", "bytes")             # of a process, the most
+    seconds: float | None = limit("total_seconds", "seconds")        # for the whole job
+    devices: int | None = limit("world", "")                         # that compute together
+    up: int | None = limit("up_bytes", "bytes")                      # that a device sends in a round,
+    down: int | None = limit("down_bytes", "bytes")                  # and that it is sent
+    epsilon: float | None = limit("epsilon", "")                     # privacy loss, at
+    delta: float | None = limit("delta", "")                         # this chance of a greater one
+    size: int | None = limit("size_bytes", "bytes")                  # of the model on disk
+    latency: float | None = limit("latency_seconds", "seconds")      # of an answer, at
+    percentile: float = 0.99                                         # this share of the answers
+    quality: float | None = limit("quality", "share", least=True)    # the least that is good enough
+
+    @classmethod
+    def parsed(cls, **written: str | float | None) -> Budget:
+        """What a user wrote: 600MiB, 5ms, 0.998.
+
+        >>> Budget.parsed(memory="600MiB", latency="5ms").memory
+        629145600
+        """
+        units = {one.name: one.metadata.get("unit", "") for one in fields(cls)}
+        entries: dict[str, Any] = {name: value_of(name, units[name], one) for name, one in written.items() if one is not None}
+        return cls(**entries)
+
+    def limits(self) -> Iterator[Limit]:
+        """The limits that were set."""
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if one.metadata and value is not None:
+                yield Limit(one.name, one.metadata["figure"], one.metadata["unit"], value, one.metadata["least"])
+
+    def broken(self, numbers: Mapping[str, float | None], slack: float = 1.0) -> list[Excess]:
+        """The limits that these figures, by name, do not keep; with `slack` they may be exceeded by this factor.
+
+        >>> [str(one) for one in Budget(memory=1000).broken({"process_bytes": 1500})]
+        ['memory: 1.46 KiB, 500 B more than 1,000 B']
+        """
+        found = ((limit, numbers.get(limit.figure)) for limit in self.limits())
+        return [Excess(limit, value) for limit, value in found if value is not None and not limit.keeps(value, slack)]
+
+
+@dataclass(frozen=True)
+class Limit:
+    name: str       # of the budget's entry
+    figure: str     # that it is about
+    unit: str
+    value: float
+    least: bool     # that the figure must be; else it is the most that it may be
+
+    def keeps(self, found: float, slack: float = 1.0) -> bool:
+        return found * slack >= self.value if self.least else found <= self.value * slack
+
+
+@dataclass(frozen=True)
+class Excess:
+    """A limit that is not kept."""
+
+    limit: Limit
+    found: float
+
+    def __str__(self) -> str:
+        one, by = self.limit, abs(self.found - self.limit.value)
+        than = "less" if one.least else "more"
+        return f"{one.name}: {unit_text(self.found, one.unit)}, {unit_text(by, one.unit)} {than} than {unit_text(one.value, one.unit)}"
+
+
+def value_of(name: str, unit: str, written: str | float) -> float:
+    if unit == "bytes":
+        return parse_bytes(written if isinstance(written, str) else int(written))
+    if unit == "seconds":
+        return parse_seconds(written) if isinstance(written, str) else float(written)
+    try:
+        value = float(written)
+    except ValueError:
+        raise Mistake(f"{name}={written!r} is not a number") from None
+    if value < 0 or (unit == "share" and value > 1) or (name == "percentile" and not 0 < value < 1):
+        raise Mistake(f"{name}={written}: give a number {'from 0 to 1' if unit == 'share' or name == 'percentile' else 'of zero or more'}")
+    return int(value) if name == "devices" else value

@@ -1,0 +1,143 @@
+"""Frozen values to JSON and back: one codec for all that is written to a file or said to another process.
+
+    dataclass           {"field": ...}; a class with a VERSION has "version" too
+    tuple, list, set    [...]
+    Mapping             {...}, its keys as text
+    Enum                its name
+    Path                text
+
+A class that knows better has `as_json` and `from_json` of its own (a technique is written by its name). What is unknown is refused in
+what somebody asks for, where a misspelt key would silently be a default, and ignored in what is told, so that an older reader can
+read what a newer writer says.
+"""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from enum import Enum
+from functools import cache
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, ClassVar, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints, runtime_checkable
+
+T = TypeVar("T")
+Json = Any   # None, bool, int, float, str, a list or a dict of such
+
+
+class Unreadable(ValueError):
+    """A value can't be made of this JSON; the text says where and why."""
+
+
+@runtime_checkable
+class Written(Protocol):
+    """A class with a JSON of its own."""
+
+    def as_json(self) -> Json: ...
+    @classmethod
+    def from_json(cls, data: Json) -> Any: ...
+
+
+def to_json(value: object) -> Json:
+    """
+    >>> to_json({"where": Path("a"), "sizes": (1, 2)})
+    {'where': 'a', 'sizes': [1, 2]}
+    """
+    if isinstance(value, Written) and not isinstance(value, type):
+        return value.as_json()
+    if is_dataclass(value) and not isinstance(value, type):
+        version = {"version": kind.VERSION} if hasattr(kind := type(value), "VERSION") else {}
+        return version | {one.name: to_json(getattr(value, one.name)) for one in fields(value)}
+    if isinstance(value, Enum):
+        return value.name
+    if isinstance(value, Mapping):
+        return {str(key): to_json(one) for key, one in value.items()}
+    if isinstance(value, (tuple, list, set, frozenset)):
+        return [to_json(one) for one in value]
+    if isinstance(value, Path):
+        return str(value)
+    return value
+
+
+def from_json(kind: type[T], data: Json, unknown: str = "refused") -> T:
+    """A value of a class from its JSON. `unknown`: keys that the class does not have are "refused" or "ignored"."""
+    return made(kind, data, unknown == "ignored", kind.__name__)   # type: ignore[no-any-return]
+
+
+def made(kind: Any, data: Json, lenient: bool, where: str) -> Any:
+    origin, inside = get_origin(kind), get_args(kind)
+    if kind is Any or kind is object:
+        return data
+    if origin in (Union, UnionType):
+        return one_of(inside, data, lenient, where)
+    if isinstance(kind, type) and hasattr(kind, "from_json"):
+        return kind.from_json(data)
+    if is_dataclass(kind):
+        return dataclass_of(kind, data, lenient, where)
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return enum_of(kind, data, where)
+    if kind is Path:
+        return Path(plain(str, data, where))
+    if origin in (tuple, list, frozenset, set) or kind in (tuple, list):
+        return sequence_of(origin or kind, inside, data, lenient, where)
+    if origin is not None and isinstance(origin, type) and issubclass(origin, Mapping):
+        entries = plain(dict, data, where)
+        return {made(inside[0], key, lenient, where): made(inside[1], one, lenient, f"{where}.{key}") for key, one in entries.items()}
+    return plain(kind if isinstance(kind, type) else object, data, where)
+
+
+def dataclass_of(kind: Any, data: Json, lenient: bool, where: str) -> Any:
+    given = plain(dict, data, where)
+    hints, known = hints_of(kind), {one.name: one for one in fields(kind)}
+    if "version" in given and "version" not in known:
+        version = getattr(kind, "VERSION", 1)
+        if not isinstance(given["version"], int) or given["version"] > version:
+            raise Unreadable(f"{where} is of version {given['version']}, and this shoestring reads up to {version}: use a newer one")
+        given = {name: one for name, one in given.items() if name != "version"}
+    strange = sorted(set(given) - set(known))
+    if strange and not lenient:
+        raise Unreadable(f"{where} has {strange[0]!r}, which is unknown; it has {', '.join(known)}")
+    missing = [name for name, one in known.items() if name not in given and one.default is MISSING and one.default_factory is MISSING]
+    if missing:
+        raise Unreadable(f"{where} lacks {missing[0]!r}")
+    return kind(**{name: made(hints[name], one, lenient, f"{where}.{name}") for name, one in given.items() if name in known})
+
+
+@cache
+def hints_of(kind: Any) -> dict[str, Any]:
+    return {name: hint for name, hint in get_type_hints(kind).items() if get_origin(hint) is not ClassVar}
+
+
+def one_of(kinds: tuple[Any, ...], data: Json, lenient: bool, where: str) -> Any:
+    if data is None and NoneType in kinds:
+        return None
+    wrong = []
+    for kind in (one for one in kinds if one is not NoneType):
+        try:
+            return made(kind, data, lenient, where)
+        except Unreadable as error:
+            wrong.append(str(error))
+    raise Unreadable(wrong[0] if wrong else f"{where} is {data!r}")
+
+
+def enum_of(kind: type[Enum], data: Json, where: str) -> Enum:
+    if isinstance(data, str) and data in kind.__members__:
+        return kind[data]
+    raise Unreadable(f"{where} is {data!r}: there are {', '.join(kind.__members__)}")
+
+
+def sequence_of(kind: Any, inside: tuple[Any, ...], data: Json, lenient: bool, where: str) -> Any:
+    entries = plain(list, list(data) if isinstance(data, tuple) else data, where)
+    if kind is tuple and inside and inside[-1] is not Ellipsis:
+        if len(entries) != len(inside):
+            raise Unreadable(f"{where} has {len(entries)} entries, not {len(inside)}")
+        both = enumerate(zip(inside, entries, strict=True))
+        return tuple(made(one, entry, lenient, f"{where}[{number}]") for number, (one, entry) in both)
+    return kind(made(inside[0] if inside else Any, entry, lenient, f"{where}[{number}]") for number, entry in enumerate(entries))
+
+
+def plain(kind: type, data: Json, where: str) -> Any:
+    """A number, a text, a list or a dict, if it is one. A whole number may stand for a fraction; true and false are no numbers."""
+    fits = isinstance(data, kind) or (kind is float and isinstance(data, int))
+    if not fits or (isinstance(data, bool) and kind in (int, float)):
+        raise Unreadable(f"{where} is {data!r}, not {kind.__name__}")
+    return float(data) if kind is float else data

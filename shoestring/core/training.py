@@ -1,0 +1,67 @@
+"""Techniques of a training step: their subject is a run, and a ledger is what it costs."""
+from __future__ import annotations
+
+from abc import ABC
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import ClassVar
+
+from shoestring.core.ledger import Ledger
+from shoestring.core.run import Run
+from shoestring.core.technique import Technique
+
+MIXED = 1.0   # the drift of layers that mix samples (batch norm), where they see a part of the batch only
+
+
+class TrainingTechnique(Technique[Run, Ledger], ABC):
+    """What the planner of a training step asks of a technique beside `cost` and `apply`, with what most answer.
+
+    The `drift` of one that is `changed` is how far it may lead from the weights of plain training, as a share of the way that plain
+    training went, in ten steps of SGD with momentum. Below 1 the weights are nearer to those of plain training than to those it began
+    with. The tests hold every technique to it, on models that do not draw.
+    """
+
+    saves_memory: ClassVar[bool] = False   # it is there to save memory of tensors: where it saves none, that is told
+    splits_batch: ClassVar[bool] = False   # it computes a part of a batch at a time
+    unites: ClassVar[str] = ""             # the axis of the mesh along which it makes workers train one model; empty: none
+
+    @property
+    def agrees(self) -> float:
+        """After which share of the steps workers that it unites agree on what to do; 0: they never wait for each other."""
+        return 1.0
+
+    @property
+    def serves(self) -> bool:
+        """Whether the first worker keeps the weights and computes nothing, so that others need more memory."""
+        return False
+
+    def talking(self, steps: int) -> Mapping[TrainingTechnique, int]:
+        """Of so many steps, those in which workers talk, by settings under which every step is like them; empty: all are alike."""
+        return {}
+
+    @property
+    def predictable(self) -> bool:
+        """Whether under it the memory of the process follows that of its tensors by rule, so that no trial is needed."""
+        return False
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """Variables that its worker process must start with."""
+        return {}
+
+    def making(self) -> AbstractContextManager[object]:
+        """In this context the job's model is made and techniques are applied."""
+        return nullcontext()
+
+
+def environment(techniques: Iterable[TrainingTechnique]) -> dict[str, str]:
+    return {name: value for technique in techniques for name, value in technique.environment.items()}
+
+
+@contextmanager
+def making(techniques: Iterable[TrainingTechnique]) -> Iterator[None]:
+    """While inside, the model is made as its techniques want it."""
+    with ExitStack() as stack:
+        for technique in techniques:
+            stack.enter_context(technique.making())
+        yield

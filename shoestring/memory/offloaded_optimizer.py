@@ -1,0 +1,285 @@
+"""An optimizer whose moments wait on a shelf: a step brings them through memory a chunk at a time, in the user's own optimizer.
+
+    moments in memory    all of them  ->  a few chunks, and those of small parameters
+    traffic              + 2 x their bytes per step
+
+A chunk of a parameter is handed to the optimizer as if it were a parameter of its own. What it computes for a number depends on that
+number, its gradient and its moments alone, so the results are the same; optimizers of which that is not known get whole parameters.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn, optim
+
+from shoestring.core.ledger import Ledger
+from shoestring.memory import eight_bits
+from shoestring.memory.disk_store import Buffer, Shelf
+from shoestring.memory.step_in_backward import only
+
+SMALL = 1 << 14     # numbers: the moments of a smaller parameter stay in memory
+CHUNK = 4 << 20     # numbers that are brought through memory at once
+BUFFERS = 4         # of a chunk each: one at work, the others coming or going
+ELEMENTWISE = (optim.Adam, optim.AdamW, optim.SGD, optim.RMSprop, optim.Adagrad, optim.Adadelta, optim.Adamax, optim.NAdam,
+               optim.RAdam, optim.ASGD, optim.Rprop)
+
+
+def unparkable(ledger: Ledger, coded: bool) -> str:
+    """Why moments can't pass through memory in chunks, or in 8 bits; empty if they can."""
+    if "sparse gradients" in ledger.traits:
+        return "the model has sparse gradients, which can't be stepped a chunk at a time: make its embeddings with sparse=False"
+    return "the model has complex weights, whose moments have no 8-bit code" if coded and "complex weights" in ledger.traits else ""
+
+
+class Habit:
+    """What is wanted one after the other, as it was the step before."""
+
+    def __init__(self, guess: Sequence[str] = ()) -> None:
+        self.before, self.now = list(guess), list[str]()
+
+    def turn(self) -> None:
+        """A step begins."""
+        if self.now:
+            self.before, self.now = self.now, []
+
+    def after(self, name: str, count: int) -> list[str]:
+        """Note what is wanted now; gives what will be wanted next, where it goes as before."""
+        at = len(self.now)
+        self.now.append(name)
+        return self.before[at + 1: at + 1 + count] if self.before[at: at + 1] == [name] else []
+
+
+class Ring:
+    """A few buffers through which regions pass, read ahead in the order of the step before."""
+
+    def __init__(self, shelf: Shelf, size: int, at_once: bool = True) -> None:
+        self.shelf, self.size = shelf, size
+        self.buffers: list[Buffer] = []
+        if at_once:   # else when something passes for the first time
+            self.make()
+        self.turns = 0
+        self.last: tuple[str, Buffer | None] = ("", None)
+        self.coming: dict[str, tuple[Buffer, int]] = {}   # with the version that is coming
+        self.habit = Habit()
+
+    def fetch(self, name: str) -> Buffer:
+        """The buffer with a region's bytes, until another is wanted; where nothing was written yet, with any bytes."""
+        buffer = self.last[1]
+        if name == self.last[0] and buffer is not None:
+            buffer.wait()
+            return buffer
+        regions = self.shelf.regions
+        ahead = self.habit.after(name, BUFFERS - 2)
+        buffer, version = self.coming.pop(name, (None, -1))
+        if buffer is None or version != regions[name].version:   # not foreseen, or written again since
+            self.coming.clear()
+            buffer = self.begin(name, regions[name].written)
+        for other in ahead:
+            if other not in self.coming:
+                self.coming[other] = (self.begin(other, regions[other].written), regions[other].version)
+        self.last = (name, buffer)
+        buffer.wait()
+        return buffer
+
+    def blank(self, name: str) -> Buffer:
+        """A buffer for what a region is to hold; it is filled with what comes next."""
+        buffer = self.begin(name, read=False)
+        self.last = (name, buffer)
+        buffer.wait()
+        return buffer
+
+    def make(self) -> None:
+        self.buffers = [self.shelf.buffer(self.size) for _ in range(BUFFERS)]
+
+    def begin(self, name: str, read: bool) -> Buffer:
+        if not self.buffers:
+            self.make()
+        buffer = self.buffers[self.turns % BUFFERS]
+        self.turns += 1
+        if read:
+            self.shelf.read(name, buffer)
+        return buffer
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A stretch of a parameter's numbers, and where its moments lie."""
+
+    region: str
+    begin: int
+    end: int
+    shape: tuple[int, ...]                       # of the whole parameter, or of the stretch
+
+    @property
+    def count(self) -> int:
+        return self.end - self.begin
+
+    def size(self, moments: Mapping[str, torch.dtype], coded: bool) -> int:
+        """Bytes of its moments."""
+        return sum(eight_bits.size(self.count) if coded else self.count * dtype.itemsize for dtype in moments.values())
+
+    def views(self, buffer: Buffer, moments: Mapping[str, torch.dtype]) -> dict[str, Tensor]:
+        """The moments in a buffer, by name."""
+        found, begin = {}, 0
+        for name, dtype in moments.items():
+            found[name] = buffer.part(begin, dtype, self.shape)
+            begin += self.count * dtype.itemsize
+        return found
+
+    def codes(self, buffer: Buffer, moments: Mapping[str, torch.dtype]) -> dict[str, Tensor]:
+        """The bytes of the moments' 8-bit codes in a buffer, by name."""
+        each = eight_bits.size(self.count)
+        return {name: buffer.bytes[number * each: (number + 1) * each] for number, name in enumerate(moments)}
+
+
+class Deputy:
+    """Stands for an optimizer."""
+
+    def __init__(self, optimizer: optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return self.optimizer.param_groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        self.optimizer.param_groups = groups
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.optimizer, name)
+
+
+class Parked(Deputy):
+    """Stands for an optimizer; `names` are the parameters whose moments are parked, `rows` those that are cut by rows."""
+
+    def __init__(self, optimizer: optim.Optimizer, shelf: Shelf, names: Mapping[nn.Parameter, str],
+                 rows: Mapping[nn.Parameter, int] | None = None, coded: bool = False) -> None:
+        super().__init__(optimizer)
+        self.shelf, self.coded = shelf, coded   # coded: in 8 bits
+        self.group_of = {one: group for group in optimizer.param_groups for one in group["params"] if one.requires_grad}
+        self.moments = {(id(group), dtype): moments_of(optimizer, group, dtype) for group in optimizer.param_groups
+                        for dtype in dict.fromkeys(one.dtype for one in group["params"])}
+        self.chunks: dict[nn.Parameter, list[Chunk]] = {}
+        largest = 0
+        for parameter, name in names.items():
+            moments = self.moments[id(self.group_of[parameter]), parameter.dtype]
+            if not moments and parameter not in (rows or {}):
+                continue
+            self.chunks[parameter] = chunks(parameter, name, (rows or {}).get(parameter), isinstance(optimizer, ELEMENTWISE))
+            for chunk in self.chunks[parameter]:
+                shelf.place(chunk.region, chunk.size(moments, coded))
+                largest = max(largest, chunk.size(moments, coded))
+        self.ring = Ring(shelf, largest) if largest else None
+
+    def turn(self) -> None:
+        """A step begins."""
+        if self.ring is not None:
+            self.ring.habit.turn()
+
+    def step(self) -> None:
+        for group in list(self.optimizer.param_groups):
+            for parameter in list(group["params"]):
+                if parameter.grad is not None and parameter in self.chunks:
+                    self.step_parameter(parameter)
+        with without(self.optimizer, self.chunks):
+            if any(parameter.grad is not None for group in self.optimizer.param_groups for parameter in group["params"]):
+                self.optimizer.step()
+
+    def step_one(self, parameter: nn.Parameter) -> None:
+        """Step a parameter as if there were no others."""
+        if parameter in self.chunks:
+            self.step_parameter(parameter)
+            return
+        with torch.no_grad(), only(self.optimizer, parameter, self.group_of[parameter]):
+            self.optimizer.step()
+
+    def step_parameter(self, parameter: nn.Parameter) -> None:
+        assert parameter.grad is not None, "a parameter is stepped by its gradient"
+        weights, gradient = flattened(parameter.data), flattened(parameter.grad, parameter.stride())
+        for number, chunk in enumerate(self.chunks[parameter]):
+            self.step_chunk(parameter, number, weights[chunk.begin: chunk.end], gradient[chunk.begin: chunk.end])
+        self.finish(parameter)
+
+    def step_chunk(self, parameter: nn.Parameter, number: int, weights: Tensor, gradient: Tensor) -> None:
+        """Move the numbers of one chunk; `weights` are changed in place. The update runs on the host."""
+        chunk, group = self.chunks[parameter][number], self.group_of[parameter]
+        moments = self.moments[id(group), parameter.dtype]
+        known = self.shelf.regions[chunk.region].written
+        buffer = self.ring.fetch(chunk.region) if moments and self.ring else None
+        piece = nn.Parameter(weights.to("cpu").view(chunk.shape))
+        piece.grad = gradient.to("cpu").view(chunk.shape)
+        views: dict[str, Tensor] = {}
+        if buffer and not self.coded:
+            views = chunk.views(buffer, moments)
+        elif buffer and known:
+            views = {name: eight_bits.unpack(held, chunk.count, name in eight_bits.SQUARES).view(chunk.shape)
+                     for name, held in chunk.codes(buffer, moments).items()}
+        if known:
+            rest = {name: value.clone() if isinstance(value, Tensor) else value for name, value in self.optimizer.state[parameter].items()}
+            self.optimizer.state[piece] = rest | views
+        with torch.no_grad(), only(self.optimizer, piece, group):
+            self.optimizer.step()
+            after = self.optimizer.state.pop(piece, {})
+            if buffer and self.coded:
+                for name, held in chunk.codes(buffer, moments).items():
+                    eight_bits.pack(after[name], held, name in eight_bits.SQUARES)
+            else:
+                for name, view in views.items():
+                    if after.get(name) is not view:
+                        view.copy_(after[name].view(chunk.shape))
+            if weights.device.type != "cpu":
+                weights.copy_(piece.view(-1))
+        if buffer:
+            self.shelf.write(chunk.region, buffer)
+        self.after = {name: value for name, value in after.items() if name not in moments}
+
+    def finish(self, parameter: nn.Parameter) -> None:
+        """All chunks of a parameter were stepped."""
+        self.optimizer.state[parameter] = self.after
+
+
+def chunks(parameter: nn.Parameter, name: str, rows: int | None, elementwise: bool) -> list[Chunk]:
+    """A parameter in stretches of CHUNK numbers, or of so many rows, or whole."""
+    count = parameter.numel()
+    if rows is None and not elementwise:
+        return [Chunk(f"moments of {name}", 0, count, tuple(parameter.shape))]
+    size = CHUNK if rows is None else rows * parameter.shape[1]
+    return [Chunk(f"moments of {name}[{number}]", begin, min(begin + size, count), (min(size, count - begin),))
+            for number, begin in enumerate(range(0, count, size))]
+
+
+def moments_of(optimizer: optim.Optimizer, group: dict[str, Any], dtype: torch.dtype) -> dict[str, torch.dtype]:
+    """What the optimizer keeps for a parameter of this group and dtype that is as large as the parameter: tried on a small one."""
+    probe = nn.Parameter(torch.zeros(2, 3, dtype=dtype))
+    with only(optimizer, probe, group):
+        for _ in range(2):
+            probe.grad = torch.ones_like(probe)
+            optimizer.step()
+    state = optimizer.state.pop(probe, {})
+    return {name: value.dtype for name, value in state.items() if isinstance(value, Tensor) and value.shape == probe.shape}
+
+
+def flattened(tensor: Tensor, stride: tuple[int, ...] | None = None) -> Tensor:
+    """The numbers of a dense tensor in the order of its memory, or of a memory with these strides."""
+    stride = tensor.stride() if stride is None else stride
+    if tensor.stride() != stride:
+        tensor = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+    return tensor.detach().as_strided((tensor.numel(),), (1,), tensor.storage_offset())
+
+
+@contextmanager
+def without(optimizer: optim.Optimizer, parked: Mapping[nn.Parameter, Any]) -> Iterator[None]:
+    """The optimizer knows of all but these for a while."""
+    members = [group["params"] for group in optimizer.param_groups]
+    for group, all_of_them in zip(optimizer.param_groups, members, strict=True):
+        group["params"] = [parameter for parameter in all_of_them if parameter not in parked]
+    try:
+        yield
+    finally:
+        for group, all_of_them in zip(optimizer.param_groups, members, strict=True):
+            group["params"] = all_of_them

@@ -1,0 +1,170 @@
+"""Near: workers of one machine pass numbers through memory that all see; gloo carries the rest.
+
+    a chunk     everybody puts its numbers into its slot  |  all are there  |  everybody takes what it needs from all slots
+
+Two rows of slots take turns: when all are there with the next chunk, all have taken the last. A number is added up by one worker, in
+the order of ranks, so all have the same bits. Gloo would copy every byte into the kernel and out again, on cores that also
+compute: decisions/011.
+"""
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from ctypes import c_char
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoestring.core.link import Link, Lost, Sending
+from shoestring.parallel.process_link import Joined
+from shoestring.parallel.shared_memory import offered
+
+SLOT = 2 << 20    # bytes, about; what all put there should fit into a cache
+LINE = 64         # bytes of a cache line: no two workers write to the same
+LOOKS, PAUSE = 1000, 1e-4   # looks for the others without a pause, and seconds of one
+KINDS: dict[torch.dtype, Any] = {torch.float32: np.float32, torch.float64: np.float64, torch.int64: np.int64, torch.uint8: np.uint8}
+
+Numbers = np.ndarray[Any, Any]
+
+
+class Near(Joined):
+    """This process's place among workers who all see the same memory."""
+
+    def __init__(self, rank: int, world: int, deadline: float, memory: Numbers) -> None:
+        super().__init__(rank, world, near=True, deadline=deadline)
+        self.ticks = memory[:LINE * world].view(np.int64)[::LINE // 8]   # how often each worker came to where all meet
+        self.slots = memory[LINE * world:].reshape(2, world, -1)
+        self.turn = 0
+        self.begun: deque[tuple[Callable[..., None], tuple[Tensor, ...]]] = deque()
+
+    # What is begun is done, in that order, when anything is waited for
+
+    def begin_sum(self, tensor: Tensor) -> Sending:
+        return self.later(self.add_up, tensor) if self.in_memory(tensor) else Behind(self, super().begin_sum(tensor))
+
+    def begin_scatter(self, whole: Tensor, part: Tensor) -> Sending:
+        return self.later(self.add_up_parts, whole, part) if self.in_memory(whole) else Behind(self, super().begin_scatter(whole, part))
+
+    def begin_gather(self, part: Tensor, whole: Tensor) -> Sending:
+        return self.later(self.put_together, part, whole) if self.in_memory(whole) else Behind(self, super().begin_gather(part, whole))
+
+    def begin_exchange(self, outgoing: Tensor, incoming: Tensor) -> Sending:
+        return Behind(self, super().begin_exchange(outgoing, incoming))
+
+    def objects(self, mine: Any) -> list[Any]:
+        self.wait()
+        return super().objects(mine)
+
+    def at_end(self, mine: Any) -> list[Any]:
+        self.wait()
+        return super().at_end(mine)
+
+    def later(self, do: Callable[..., None], *tensors: Tensor) -> Sending:
+        self.begun.append((do, tensors))
+        return self
+
+    def wait(self) -> None:
+        while self.begun:
+            do, tensors = self.begun.popleft()
+            do(*tensors)
+
+    def add_up(self, tensor: Tensor) -> None:
+        for chunk in chunks(numbers(tensor), self.slots.shape[-1]):
+            slots = self.shown(chunk)
+            bounds = [len(chunk) * rank // self.world for rank in range(self.world + 1)]
+            parts = [slice(*pair) for pair in pairwise(bounds)]
+            own = parts[self.rank]
+            total([slot[own] for slot in slots], chunk[own])
+            slots[self.rank][own] = chunk[own]
+            self.tell()
+            for rank, part in enumerate(parts):
+                if rank != self.rank:
+                    chunk[part] = slots[rank][part]
+
+    def add_up_parts(self, whole: Tensor, part: Tensor) -> None:
+        begin = 0
+        rows = numbers(whole).reshape(self.world, -1)
+        for chunk in chunks(numbers(part), self.slots.shape[-1] // self.world):
+            slots = self.shown(rows[:, begin:begin + len(chunk)])
+            total([slot[self.rank] for slot in slots], chunk)
+            begin += len(chunk)
+
+    def put_together(self, part: Tensor, whole: Tensor) -> None:
+        begin = 0
+        rows = numbers(whole).reshape(self.world, -1)
+        for chunk in chunks(numbers(part), self.slots.shape[-1]):
+            for row, slot in zip(rows, self.shown(chunk), strict=True):
+                row[begin:begin + len(chunk)] = slot
+            begin += len(chunk)
+
+    def shown(self, mine: Numbers) -> list[Numbers]:
+        """Everybody's numbers, in slots of the shape of one's own, when all are there."""
+        self.turn = 1 - self.turn
+        slots = [slot[:mine.nbytes].view(mine.dtype).reshape(mine.shape) for slot in self.slots[self.turn]]
+        slots[self.rank][...] = mine
+        self.tell()
+        return slots
+
+    def tell(self) -> None:
+        """Go on when all are here."""
+        self.ticks[self.rank] += 1
+        now, looks, until = self.ticks[self.rank], 0, time.monotonic() + self.deadline
+        while (self.ticks < now).any():
+            looks += 1
+            if looks > LOOKS:
+                time.sleep(PAUSE)
+            if time.monotonic() > until:
+                raise Lost(f"worker {int(self.ticks.argmin())} of {self.world} did not come within {self.deadline:.0f} s")
+
+
+class Behind:
+    """What gloo carries, of which nobody is to wait for one who has not done what was begun before."""
+
+    def __init__(self, link: Near, sending: Sending) -> None:
+        self.link, self.sending = link, sending
+
+    def wait(self) -> None:
+        self.link.wait()
+        self.sending.wait()
+
+
+def chunks(flat: Numbers, size: int) -> Iterator[Numbers]:
+    """Parts of so many bytes, and what is left."""
+    count = size // flat.itemsize
+    return (flat[begin:begin + count] for begin in range(0, len(flat), count))
+
+
+def total(parts: list[Numbers], into: Numbers) -> None:
+    """Their sum, in their order."""
+    with np.errstate(all="ignore"):   # what is not finite is for others to judge
+        np.add(parts[0], parts[1], out=into)
+        for part in parts[2:]:
+            np.add(into, part, out=into)
+
+
+def numbers(tensor: Tensor) -> Numbers:
+    """The tensor's own memory. Its own `numpy` would fix the storage's size for ever."""
+    return np.frombuffer(memoryview((c_char * tensor.nbytes).from_address(tensor.data_ptr())), KINDS[tensor.dtype])
+
+
+def slot_size(world: int) -> int:
+    """Bytes; a multiple of what any number takes, also when it is divided by the workers."""
+    return max(SLOT // (LINE * world), 1) * LINE * world
+
+
+def joined(rank: int, world: int, near: bool = True, deadline: float = 300.0) -> Link:
+    """The link of this process, whose process group is there; `near`: all of it is on this machine. Without room, gloo carries all."""
+    link = Joined(rank, world, deadline=deadline)
+    if not Link(rank, world, near).near or world == 1:
+        return link
+    size = LINE * world + 2 * world * slot_size(world)
+    with offered(link, size) as path:
+        seen = link.objects(bool(path) and os.path.exists(path))
+        memory = np.memmap(path, np.uint8, "r+", shape=(size,)) if all(seen) else None
+        link.objects("all have it")
+    return Near(rank, world, deadline, memory) if memory is not None else link

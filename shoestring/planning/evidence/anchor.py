@@ -1,0 +1,231 @@
+"""The anchor: one real step, measured, to which all predicted times and process sizes are relative.
+
+Run in a child process. Times come from clocks at the borders of the blocks, forward and (by the gradients that pass there)
+backward. Memory comes from the kernel's own high-water mark, read and reset at every moment of a tracked step: what it
+exceeds the tensors by is the base of the process plus the scratch memory of that moment's kernels.
+"""
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from itertools import islice
+from statistics import median
+from typing import Any
+
+from torch import Tensor, nn
+
+from shoestring.core.batch import Batch
+from shoestring.core.errors import Mistake
+from shoestring.core.job import Job
+from shoestring.core.private import tree_leaves
+from shoestring.core.run import Run
+from shoestring.core.training import TrainingTechnique as Technique
+from shoestring.data.feed import Feed
+from shoestring.loop import steps
+from shoestring.measure.process import forget_peak, status, touched
+from shoestring.measure.timeline import filled, stretches
+from shoestring.measure.tracker import Tracker, watched
+from shoestring.memory.accumulate import Accumulate
+from shoestring.memory.checkpoint import Checkpoint
+from shoestring.memory.fused import HAS_KERNEL, Fused
+from shoestring.memory.step_in_backward import only
+from shoestring.planning.evidence.rehearse import prepared
+
+TIMED = 5        # steps whose median counts, at most
+ENOUGH = 1.5     # seconds of such steps; of long ones, two are enough
+ENDLESS = 4.0    # seconds: of steps longer than this, the first one is enough
+
+
+class Clock:
+    """Seconds that each block takes forward and backward; what lies between blocks goes to the place after the block."""
+
+    def __init__(self) -> None:
+        self.spans: dict[tuple[str, str], list[float]] = defaultdict(list)
+        self.now = time.perf_counter()
+        self.place = "(start)"
+
+    def lap(self, phase: str, place: str) -> None:
+        before, self.now = self.now, time.perf_counter()
+        self.spans[phase, self.place].append(self.now - before)
+        self.place = place
+
+
+def timed(run: Run, clock: Clock) -> Run:
+    """The run with a clock at the borders of its blocks."""
+
+    def forward(model: nn.Module, batch: Batch) -> Any:
+        clock.now, clock.place = time.perf_counter(), "(start)"
+        hooks = []
+        for name, block in run.blocks.items():
+            def enter(module: nn.Module, args: Any, name: str = name) -> None:
+                before = clock.place
+                clock.lap("forward", name)
+                # The block before may have its output here too, and then its clock has rung already.
+                on_gradient(args, lambda: clock.lap("backward", before) if clock.place == name else None)
+
+            def leave(module: nn.Module, args: Any, output: Any, name: str = name) -> None:
+                clock.lap("forward", f"(after {name})")
+                on_gradient(output, lambda: clock.lap("backward", name))
+
+            hooks += [block.register_forward_pre_hook(enter), block.register_forward_hook(leave)]
+        try:
+            return run.forward(model, batch)
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def loss(output: Any, batch: Batch) -> Tensor:
+        value = run.loss(output, batch)
+        clock.lap("forward", clock.place)
+        return value
+
+    def gradients(now: Run, batch: Batch) -> Tensor:
+        value = run.gradients(now, batch)
+        clock.lap("backward", "(update)")
+        return value
+
+    def update(now: Run) -> None:
+        run.update(now)
+        clock.lap("update", "(start)")
+
+    return replace(run, forward=forward, loss=loss, gradients=gradients, update=update)
+
+
+def on_gradient(values: Any, lap: Callable[[], None]) -> None:
+    """Call `lap` when the gradient of the first tensor among values that has one arrives."""
+    for leaf in tree_leaves(values):
+        if isinstance(leaf, Tensor) and leaf.requires_grad:
+            leaf.register_hook(lambda gradient: lap())
+            return
+
+
+def step_times(run: Run, feeds: Sequence[Sequence[Batch]], count: int) -> list[dict[str, float]]:
+    """For each feed, median seconds by "phase place" and of the whole step as "step". Feeds take turns, so that a slow moment
+    of the machine meets all of them."""
+    clocks = [Clock() for _ in feeds]
+    whole: list[list[float]] = [[] for _ in feeds]
+    watches = [timed(run, clock) for clock in clocks]
+    for number in range(count):
+        for watch, feed, spent in zip(watches, feeds, whole, strict=True):
+            start = time.perf_counter()
+            for _ in steps(watch, [feed[number % len(feed)]]):
+                pass
+            spent.append(time.perf_counter() - start)
+    return [{f"{phase} {place}": median(spans) for (phase, place), spans in clock.spans.items()} | {"step": median(spent)}
+            for clock, spent in zip(clocks, whole, strict=True)]
+
+
+def overheads(run: Run, batches: Iterable[Batch]) -> tuple[dict[str, int], float]:
+    """By "phase place": bytes that the process has above its tensors at the highest point of that moment; and the share of
+    libraries' workspaces that was written to, which is all of them that counts."""
+    found: dict[str, int] = {}
+    marks: list[int] = []
+    written = whole = 0   # bytes of workspaces
+
+    class Gauge(Tracker):
+        def mark(self, phase: str, block: str = "") -> None:
+            marks.append(status("VmHWM"))
+            forget_peak()
+            super().mark(phase, block)
+
+        def workspace(self, tensor: Tensor) -> None:
+            nonlocal written, whole
+            written += touched(tensor)
+            whole += tensor.nbytes
+            super().workspace(tensor)
+
+    gauge = Gauge()
+    watch = watched(run, gauge)
+    forget_peak()
+    with gauge:
+        for _ in steps(watch, islice(batches, 1)):
+            pass
+    marks.append(status("VmHWM"))
+    share = written / whole if whole else 1.0
+    for stretch, most in zip(stretches(filled(gauge.log, share), paged), marks, strict=True):
+        if stretch.moment.phase:
+            name = " ".join(stretch.moment)
+            found[name] = max(found.get(name, -(1 << 62)), most - stretch.top)
+    return found, share
+
+
+def paged(size: int) -> int:
+    """Bytes that a tensor's storage takes of the process: pinned malloc maps large ones by whole pages, with a header."""
+    return size if size < 65536 else -(-(size + 64 + 16) // 4096) * 4096
+
+
+def anchored(job: Job, techniques: tuple[Technique, ...], model: nn.Module, memory: bool) -> dict[str, Any]:
+    """One step of the job under these techniques, measured."""
+    feed = list(islice(Feed(job), 2))
+    run = prepared(job, techniques, model)
+    times = step_times(run, [feed], 1)[0]
+    endless = times["step"] > ENDLESS
+    count = min(max(int(ENOUGH / times["step"]), 2), TIMED)
+    if memory:
+        times = times if endless else step_times(run, [feed], count)[0]
+        above, share = overheads(run, feed)
+        return {"times": times, "overheads": above, "filled": share}
+    smaller = {} if endless or any(isinstance(one, Accumulate) for one in techniques) else pieces_of(job, feed)
+    smaller = {number: part for number, part in smaller.items() if can_run(run, part)}
+    if not endless:
+        times, *others = step_times(run, [feed, *smaller.values()], count)
+    result: dict[str, Any] = {"times": times, "process": status("VmHWM"), "reserved": status("VmPeak") - status("VmHWM")}
+    result["paces"] = [(number, pace(times, other, number)) for number, other in zip(smaller, others, strict=True)] if smaller else []
+    result["adding"] = fastest(lambda: [p.grad.add_(p.grad) for p in model.parameters() if p.grad is not None and not p.grad.is_sparse])
+    smallest = min((p for p in model.parameters() if p.grad is not None), key=lambda p: p.numel(), default=None)
+    if smallest is not None:
+        group = next(group for group in run.optimizer.param_groups if any(p is smallest for p in group["params"]))
+        with only(run.optimizer, smallest, group):
+            result["call"] = fastest(run.optimizer.step)
+    if isinstance(run.optimizer, HAS_KERNEL) and not any(isinstance(technique, Fused) for technique in techniques):
+        with suppress(RuntimeError):   # kernels are not for all weights: of complex ones there are none
+            fused = Fused().apply(run)
+            result["fused"] = fastest(lambda: fused.update(fused))
+    return result
+
+
+def why_not_again(job: Job, model: nn.Module) -> str:
+    """Why blocks of a model can't be computed again; empty if they can: a step in which all of them are compares every one."""
+    try:
+        for _ in steps(prepared(job, (Checkpoint(every=1),), model), islice(Feed(job), 1)):
+            pass
+    except Mistake as error:
+        return str(error)
+    return ""
+
+
+def pieces_of(job: Job, feed: Sequence[Batch]) -> dict[float, list[Batch]]:
+    """A half and a small part of every batch, by how many of them make the whole; none where a batch can't be split."""
+    try:
+        count = job.count(feed[0])
+        return {count / job.count(job.pieces(feed[0], parts)[0]): [job.pieces(batch, parts)[0] for batch in feed]
+                for parts in (2, 8) if parts <= count}
+    except Mistake:
+        return {}
+
+
+def can_run(run: Run, feed: Sequence[Batch]) -> bool:
+    """Whether a step can be done with such batches; batch norm can't with a lone sample."""
+    try:
+        step_times(run, [feed], 1)
+    except Exception:
+        return False
+    return True
+
+
+def pace(whole: dict[str, float], piece: dict[str, float], number: float) -> float:
+    """Seconds that the batch takes in so many pieces, per second that it takes at once."""
+    return number * (piece["step"] - piece["update (update)"]) / (whole["step"] - whole["update (update)"])
+
+
+def fastest(work: Callable[[], object]) -> float:
+    """Least seconds of a few tries."""
+    times = []
+    for _ in range(TIMED):
+        start = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - start)
+    return min(times)

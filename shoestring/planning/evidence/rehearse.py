@@ -1,0 +1,102 @@
+"""A rehearsal: the very same loop, with the very same techniques applied, on fake tensors under the tracker.
+
+The predicted peak is exact because it is the same program. What can't run on fake tensors runs for real, and says so.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from shoestring.core import random_state as chance
+from shoestring.core.batch import Batch
+from shoestring.core.errors import Mistake
+from shoestring.core.job import Job
+from shoestring.core.run import Part, Run, plain_run, stored, traffic
+from shoestring.core.technique import applied, in_order
+from shoestring.core.training import TrainingTechnique as Technique
+from shoestring.data.feed import Feed
+from shoestring.loop import steps
+from shoestring.measure.blocks import blocks
+from shoestring.measure.calls import as_calls, methods
+from shoestring.measure.fake import Stage
+from shoestring.measure.tracker import Log, Tracker, watched
+from shoestring.memory.block_state import generators_of
+
+STEPS = 2   # the optimizer's state is there from the second step on
+
+
+def rehearse(job: Job, techniques: Iterable[Technique], batches: Iterable[Batch] | None = None,
+             model: nn.Module | None = None) -> Log:
+    """The log of the job's first steps under these techniques, on fake tensors."""
+    log, tossed = acted(job, techniques, batches, model, faithful=False)
+    return acted(job, techniques, batches, model, faithful=True)[0] if tossed else log
+
+
+def acted(job: Job, techniques: Iterable[Technique], batches: Iterable[Batch] | None, model: nn.Module | None,
+          faithful: bool) -> tuple[Log, bool]:
+    stage = Stage()
+    stage.faithful = faithful
+    with chance.kept():
+        chance.seed(job.seed)
+        actor = stage.copy(model) if model is not None else stage.model(job.model)
+        chance.seed(job.seed)
+        log = tracked(job, techniques, actor, batches, stage)
+    return log, stage.tossed
+
+
+def tracked(job: Job, techniques: Iterable[Technique], model: nn.Module, batches: Iterable[Batch] | None = None,
+            stage: Stage | None = None) -> Log:
+    """The log of the first steps of a model, fake (on a stage) or real. What techniques do to its link is forgotten afterwards."""
+    job = replace(job, link=copy(job.link))
+    tracker = Tracker(stage)
+    with tracker:
+        run = watched(prepared(job, techniques, model), tracker)
+    tracker.log.stored = stored(run)
+    generators = generators_of(model)
+    before, sent = traffic(run), run.link.sent
+    for _ in tracked_steps(run, islice(batches if batches is not None else Feed(job), STEPS), tracker):
+        tracker.log.moved.append(traffic(run) - before)
+        tracker.log.sent.append(run.link.sent - sent)
+        before, sent = traffic(run), run.link.sent
+    tracker.log.draws |= not all(one.same() for one in generators)   # the tracker sees what torch draws, and nothing else
+    return tracker.log
+
+
+def tracked_steps(run: Run, batches: Iterable[Batch], tracker: Tracker) -> Iterator[Tensor]:
+    """Steps under the tracker. How the data are made is not the step's: the tracker looks away while a batch is fetched."""
+    for batch in batches:
+        with tracker:
+            yield from list(steps(run, [batch]))
+
+
+def prepared(job: Job, techniques: Iterable[Technique], model: nn.Module, folder: Path | None = None, resumed: bool = False) -> Run:
+    """The job's run with the techniques applied, in their order; `folder` is for what must survive a restart."""
+    model.train()
+    run = applied(in_order(techniques), replace(plain_run(job, model, blocks(model)), folder=folder, resumed=resumed))
+    for name, part in run.state.items():
+        if not isinstance(part, Part):
+            raise Mistake(f"the part {name!r} of the run's state is a {type(part).__name__}, of which nobody knows what it can do: let its "
+                          f"class inherit from shoestring.core.run.Part")
+    return entered_by_methods(run) if any(map(methods, run.blocks.values())) else run
+
+
+def entered_by_methods(run: Run) -> Run:
+    """The run whose blocks may be called by other methods than forward."""
+
+    def forward(model: nn.Module, batch: Batch) -> Any:
+        with as_calls(run.blocks.values()):
+            return run.forward(model, batch)
+
+    @contextmanager
+    def usable() -> Iterator[None]:
+        with as_calls(run.blocks.values()), run.usable():
+            yield
+
+    return replace(run, forward=forward, usable=usable)

@@ -1,0 +1,137 @@
+"""A sample: one block of each kind, made and timed for real, of a model that is too large for a real step.
+
+The model is made on fake tensors and its forward is run on them, to see what goes into its blocks. Then the first block of every kind
+gets real weights and real inputs of those shapes, and is run forward and backward. Blocks with weights of the same shapes are of one kind.
+"""
+from __future__ import annotations
+
+from copy import deepcopy
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shoestring.core import random_state as chance
+from shoestring.core.job import Job
+from shoestring.core.private import FakeTensor, tree_leaves, tree_map
+from shoestring.measure.calls import as_calls
+from shoestring.measure.fake import Stage
+from shoestring.measure.process import forget_peak, status
+from shoestring.measure.timeline import stretches
+from shoestring.measure.tracker import Tracker
+from shoestring.memory.fused import HAS_KERNEL
+from shoestring.memory.recompute import without_caches
+from shoestring.planning.evidence.anchor import fastest, paged
+from shoestring.planning.evidence.rehearse import prepared
+from shoestring.planning.evidence.step import first_batch
+
+TIMES = 3
+UPDATED = 4 << 20   # numbers whose update is timed
+
+
+def kind(block: nn.Module) -> tuple[Any, ...]:
+    return (type(block), *((name, tuple(value.shape), value.dtype) for name, value in block.named_parameters()))
+
+
+
+def sampled(job: Job) -> dict[str, Any]:
+    """Seconds forward and backward of every block, of the update per byte of weights, and bytes of the process above its tensors."""
+    found: dict[tuple[Any, ...], tuple[nn.Module, Any]] = {}
+    stage = Stage()
+    with chance.kept():
+        chance.seed(job.seed)
+        run = prepared(job, (), stage.model(job.model))
+        hooks = [block.register_forward_pre_hook(
+            lambda module, args, kwargs: found.setdefault(kind(module), (module, (args, kwargs))) and None, with_kwargs=True)
+            for block in run.blocks.values()]
+        batch = first_batch(job)
+        with stage:
+            run.forward(run.model, batch)
+        for hook in hooks:
+            hook.remove()
+        seconds: dict[Any, tuple[float, float]] = {}
+        overhead, update, fused = 0, 0.0, 0.0
+        for one, (block, given) in found.items():
+            real, inputs = made_real(block, given)
+            seconds[one] = timed(real, inputs)
+            overhead = max(overhead, above_tensors(real, inputs))
+            update, fused = updated(job, real)
+            del real, inputs
+    return {"blocks": {name: seconds[kind(block)] for name, block in run.blocks.items() if kind(block) in seconds},
+            "update": update, "fused": fused, "overhead": overhead, "reserved": status("VmPeak") - status("VmHWM")}
+
+
+def made_real(block: nn.Module, given: Any) -> tuple[nn.Module, Any]:
+    """A block with real weights, and real inputs like those given."""
+    weights = {id(old): nn.Parameter(torch.empty(old.shape, dtype=old.dtype).normal_(0, 0.02) if old.is_floating_point()
+                                     else torch.zeros(old.shape, dtype=old.dtype), old.requires_grad) for old in block.parameters()}
+    real = deepcopy(block, weights)
+    for part in real.modules():
+        for name, buffer in part._buffers.items():
+            if isinstance(buffer, FakeTensor):
+                part._buffers[name] = torch.zeros(buffer.shape, dtype=buffer.dtype)
+    args, kwargs = given
+    return real, tree_map(real_like, (without_caches(args), {name: without_caches(value) for name, value in kwargs.items()}))
+
+
+def real_like(leaf: Any) -> Any:
+    if not isinstance(leaf, Tensor):
+        return leaf
+    if not isinstance(leaf, FakeTensor):
+        return leaf.detach()
+    if not leaf.is_floating_point():
+        return torch.zeros(leaf.shape, dtype=leaf.dtype)
+    return torch.randn(leaf.shape, dtype=leaf.dtype).requires_grad_(leaf.requires_grad)
+
+
+def passed(block: nn.Module, inputs: Any) -> tuple[float, float]:
+    """Seconds of one forward and one backward."""
+    args, kwargs = inputs
+    begun = perf_counter()
+    with as_calls([block]):
+        result = block(*args, **kwargs)
+    out = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor) and leaf.requires_grad]
+    between = perf_counter()
+    torch.autograd.backward(out, [torch.ones_like(leaf) for leaf in out])
+    ended = perf_counter()
+    for parameter in block.parameters():
+        parameter.grad = None
+    for leaf in tree_leaves(inputs):
+        if isinstance(leaf, Tensor):
+            leaf.grad = None
+    return between - begun, ended - between
+
+
+def timed(block: nn.Module, inputs: Any) -> tuple[float, float]:
+    passed(block, inputs)
+    times = [passed(block, inputs) for _ in range(TIMES)]
+    return median(forward for forward, _ in times), median(backward for _, backward in times)
+
+
+def above_tensors(block: nn.Module, inputs: Any) -> int:
+    """Bytes that the process has above its tensors at the highest point of a pass."""
+    tracker = Tracker()
+    tracker.hold(block.parameters())
+    tracker.hold(leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor))
+    forget_peak()
+    with tracker:
+        passed(block, inputs)
+    return status("VmHWM") - max(stretch.top for stretch in stretches(tracker.log, paged))
+
+
+def updated(job: Job, block: nn.Module) -> tuple[float, float]:
+    """Seconds of the update per byte of weights, by the job's optimizer and by its fused kernel."""
+    largest = max((one for one in block.parameters() if one.requires_grad), key=lambda one: one.numel())
+    weight = nn.Parameter(largest.detach().flatten()[:UPDATED].clone())
+    weight.grad = torch.full_like(weight, 1e-3)
+    optimizer = job.optimizer([weight])
+    optimizer.step()
+    size = weight.numel() * weight.element_size()
+    plain = fastest(optimizer.step) / size
+    if not isinstance(optimizer, HAS_KERNEL):
+        return plain, plain
+    for group in optimizer.param_groups:
+        group.update(fused=True, foreach=False)
+    return plain, fastest(optimizer.step) / size

@@ -1,0 +1,209 @@
+"""The ledger of a job's plain step: bytes and operations from fake tensors, seconds and process from the anchor."""
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import nn
+
+from shoestring.core.errors import Mistake
+from shoestring.core.hardware import Hardware
+from shoestring.core.job import Job
+from shoestring.core.ledger import Block, Ledger, between
+from shoestring.core.training import TrainingTechnique as Technique
+from shoestring.data.feed import Feed
+from shoestring.measure.timeline import blocks_of, filled, last_step, peak
+from shoestring.measure.tracker import Log
+from shoestring.memory.fused import HAS_KERNEL
+from shoestring.memory.offloaded_optimizer import ELEMENTWISE
+from shoestring.planning.evidence.rehearse import rehearse
+
+CAUTION = 1.1   # what a plan keeps back against what the anchor did: the ledger should not promise too little
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """What one real step told; times in seconds by "phase place"."""
+
+    times: Mapping[str, float]
+    paces: tuple[tuple[float, float], ...]   # (pieces, seconds that the batch takes in so many per second at once)
+    adding: float                     # seconds of adding all gradients to others
+    call: float                       # seconds of the update of one small weight
+    fused: float | None               # seconds of the update with fused kernels
+    following: float                  # seconds of the whole step under the allocator that follows the tensors
+    process: int                      # bytes of the process under the default allocator
+    tensors: int                      # bytes of tensors at its peak
+    overheads: Mapping[str, int]      # bytes above the tensors by "phase place", under that allocator
+    filled: float = 1.0               # share of libraries' workspaces that is written to
+    pieces: int = 1                   # pieces that the anchor step was run in, where the whole batch was too much
+    eased: bool = False               # whether it needed techniques to fit this machine
+    sampled: bool = False             # whether it was put together from one block of each kind
+
+
+def plain_ledger(job: Job, log: Log, half: Log | None, hardware: Hardware, anchor: Anchor | None,
+                 traits: Iterable[str]) -> Ledger:
+    """The ledger of the step in `log`; `half` is the log of the same step with half the batch."""
+    if anchor is not None:
+        log, half = filled(log, anchor.filled), half and filled(half, anchor.filled)
+    blocks = tuple(block for block in blocks_of(log) if block.inside or any((block.kept, block.rise, block.spike, block.flops)))
+    batch = first_batch(job)
+    count = job.count(batch) if "can't be split" not in traits else 1
+    part = {block.name: block for block in blocks_of(half)} if half is not None else {}
+    parted = job.count(job.pieces(batch, 2)[0]) if half is not None else 0
+    blocks = tuple(with_seconds(block, hardware, anchor) for block in blocks)
+    still = tuple(emptied(block, part[block.name], parted / count) if block.name in part else Block(block.name, block.inside)
+                  for block in blocks)
+    parts = standing(log)
+    step, born = last_step(log)
+    update = max(stretch.top for stretch in step if stretch.moment.phase == "update")
+    gradients = sum(block.gradient for block in blocks)
+    tensors = sum(parts.values())
+    cable = hardware.links.get(str(job.link.world), (0.0, 0.0, 0.0))
+    ledger = Ledger(
+        blocks=blocks, still=still, batch=count, parameters=parts["parameters"], buffers=parts["buffers"],
+        inputs=parts["inputs"], optimizer=parts["optimizer"], update_rise=update - tensors - gradients,
+        fresh=float(sum(size for _, size in born.values())), per_spilled=1 / hardware.disk,
+        per_streamed=1 / (hardware.direct or hardware.disk), per_moved=hardware.moving, cores=hardware.cores,
+        update=update_seconds(anchor, tensors, hardware), fused_update=anchor.fused if anchor else None,
+        paces=((1.0, 1.0), *anchor.paces) if anchor else ((1.0, 1.0),), adding=anchor.adding if anchor else 0.0,
+        calls=anchor.call * sum(role == "parameters" for role in log.roles.values()) if anchor else 0.0,
+        world=job.link.world, per_sent=cable[0], per_message=cable[1], hides=hardware.device != "cpu",
+        traits=frozenset(traits), sure="measured on fake tensors, times " + (
+            "from operations at the machine's speed" if anchor is None else "from one real block of each kind" if anchor.sampled
+            else "relative to one real step"),
+    )
+    return with_process(ledger, peak(log).bytes, hardware, anchor)
+
+
+def with_process(ledger: Ledger, tensors: int, hardware: Hardware, anchor: Anchor | None) -> Ledger:
+    """The ledger with what the process needs above its tensors, and what each allocator costs."""
+    base, price, retention = hardware.base, hardware.fault, 0.0 if hardware.described else 0.25
+    if anchor is not None:
+        base = min(anchor.overheads.values())
+        blocks = tuple(replace(block, scratch=scratch(anchor, "forward", block.name, base),
+                               backward_scratch=scratch(anchor, "backward", block.name, base)) for block in ledger.blocks)
+        ledger = replace(ledger, blocks=blocks, update_scratch=scratch(anchor, "update", "", base))
+        fresh = max(ledger.fresh / anchor.pieces, 1.0)
+        retention = CAUTION * max(anchor.process - base - anchor.tensors, 0) / fresh
+        price = max(anchor.following - anchor.times["step"], 0.0) / max(ledger.fresh, 1.0)
+    allocators = {"default": (0.0, retention, 0.0), "pinned": (0.01, 0.0, price), "huge": (0.01, 0.0, price),
+                  "jemalloc": (0.0, retention / 2, price / 2), "mimalloc": (0.0, retention / 2, price / 4)}
+    base += hardware.links.get(str(ledger.world), (0.0, 0.0, 0.0))[2]
+    return replace(ledger, base=base, retention=retention, allocators=allocators)
+
+
+def put_together(found: Mapping[str, Any], log: Log) -> Anchor:
+    """An anchor from a sample of the blocks; what lies between them takes its operations at their speed."""
+    steps = sum(moment.phase == "update" for _, moment in log.marks)
+    flops = {(moment.phase, moment.block): count / steps for moment, count in log.flops.items()}
+    times = {}
+    for number, phase in enumerate(("forward", "backward")):
+        for name, seconds in found["blocks"].items():
+            times[f"{phase} {name}"] = seconds[number]
+        spent = sum(seconds[number] for seconds in found["blocks"].values())
+        speed = sum(flops.get((phase, name), 0.0) for name in found["blocks"]) / max(spent, 1e-9)
+        for (other, place), count in flops.items():
+            if other == phase and place not in found["blocks"]:
+                times[f"{phase} {place}"] = count / max(speed, 1.0)
+    parameters = standing(log)["parameters"]
+    times["update (update)"] = found["update"] * parameters
+    times["step"] = sum(times.values())
+    return Anchor(times, (), 0.0, 0.0, found["fused"] * parameters, times["step"], 0, 0, {"": found["overhead"]}, sampled=True)
+
+
+def scratch(anchor: Anchor, phase: str, place: str, base: float) -> float:
+    return max(anchor.overheads.get(f"{phase} {place}", base) - base, 0.0)
+
+
+def standing(log: Log) -> dict[str, int]:
+    """Bytes by role that stand when the last step begins."""
+    alive: Counter[int] = Counter()
+    updates = [position for position, moment in log.marks if moment.phase == "update"]
+    begin = next(position for position, moment in log.marks if moment.phase == "forward" and
+                 (len(updates) < 2 or position >= updates[-2]))
+    for event in log.events[:begin]:
+        alive[event.storage] += event.bytes
+    parts = dict.fromkeys(("parameters", "buffers", "inputs", "optimizer"), 0)
+    for storage, size in alive.items():
+        role = log.roles.get(storage, "inputs")
+        parts[role if role in parts else "inputs"] += size
+    return parts
+
+
+def with_seconds(block: Block, hardware: Hardware, anchor: Anchor | None) -> Block:
+    if anchor is None:
+        return replace(block, forward=block.flops / hardware.flops, backward=block.backward_flops / hardware.flops)
+    return replace(block, forward=anchor.pieces * time_of(anchor.times, "forward", block.name),
+                   backward=anchor.pieces * time_of(anchor.times, "backward", block.name))
+
+
+def time_of(times: Mapping[str, float], phase: str, place: str) -> float:
+    """Seconds of a place; visits of one block are not told apart."""
+    return times.get(f"{phase} {re.sub('#[0-9]+', '', place)}", 0.0)
+
+
+def emptied(full: Block, part: Block, share: float) -> Block:
+    """The block at no batch at all, by the line through a part of the batch and the whole."""
+    return between(part, full, -share / (1 - share)) if share < 1 else Block(full.name, full.inside)
+
+
+def update_seconds(anchor: Anchor | None, tensors: float, hardware: Hardware) -> float:
+    if anchor is None:
+        return tensors / hardware.bandwidth   # the update reads and writes every number once or twice
+    return anchor.times.get("update (update)", 0.0)
+
+
+def first_batch(job: Job) -> Any:
+    batch = next(iter(Feed(job)), None)
+    if batch is None:
+        raise Mistake("the job's data yields no batch: nothing to train on")
+    return batch
+
+
+def unsplittable(job: Job) -> str:
+    """Why the job's batches can't be split; empty if they can."""
+    batch = first_batch(job)
+    try:
+        if job.count(batch) > 1:
+            job.pieces(batch, 2)
+    except Mistake as error:
+        hint = "" if job.split is not None else "; or say how with split=lambda batch, pieces: [...] in the Job"
+        return f"{error}{hint}"
+    return ""
+
+
+def traits_of(job: Job, log: Log, own_process: bool) -> set[str]:
+    """What the model and the job do that techniques care about."""
+    traits = set()
+    if log.draws:
+        traits.add("draws")
+    if log.mixes:
+        traits.add("mixes samples")
+    traits |= log.traits
+    if log.blocks and not set(log.blocks) & set(log.outputs):
+        traits.add("no block runs")
+    if job.clip:
+        traits.add("clips")
+    if own_process:
+        traits.add("own process")
+    if torch.cuda.is_available():
+        traits.add("on a GPU")
+    if unsplittable(job):
+        traits.add("can't be split")
+    with torch.device("meta"):
+        optimizer = job.optimizer([nn.Parameter(torch.empty(1))])
+    if isinstance(optimizer, HAS_KERNEL):
+        traits.add("fused already" if optimizer.param_groups[0].get("fused") else "has a fused kernel")
+    if not isinstance(optimizer, ELEMENTWISE):
+        traits.add("optimizer looks at whole weights")
+    return traits
+
+
+def half_log(job: Job, techniques: tuple[Technique, ...] = (), model: nn.Module | None = None) -> Log:
+    """The rehearsal of one step of the same job with half its batch."""
+    return rehearse(job, techniques, [job.pieces(batch, 2)[0] for batch in islice(Feed(job), 1)], model)

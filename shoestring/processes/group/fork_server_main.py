@@ -1,0 +1,110 @@
+"""The stem's own process: it imports what workers need, and forks one whenever its launcher asks.
+
+It does nothing else, so that nothing but its memory is inherited: no thread of ours, no process group, no GPU.
+"""
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from typing import NoReturn
+
+from shoestring.processes.group import worker as member
+
+# The compiler is there because an optimizer's first step imports it, and takes as long as all the rest.
+NEEDED = ("torch._dynamo", "shoestring.parallel.process_link", "shoestring.planning.evidence.rehearse", "shoestring.planning.plan",
+          "shoestring.runs.keeper")
+
+
+def main() -> None:
+    line, launcher, place = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]), Path(sys.argv[3])
+    die_with(launcher)
+    prepare()
+    waking, woken = os.pipe()
+    os.set_blocking(woken, False)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    signal.set_wakeup_fd(woken)
+    stem, half = os.getpid(), b""
+
+    def tell(pid: int, code: int | None) -> None:
+        line.sendall(json.dumps({"pid": pid, "code": code}).encode() + b"\n")
+
+    while True:
+        ready = select.select([line.fileno(), waking], [], [])[0]
+        if line.fileno() in ready:
+            data = line.recv(1 << 16)
+            if not data:
+                os._exit(0)   # and the workers with it
+            *lines, half = (half + data).split(b"\n")
+            for asked in map(json.loads, lines):
+                pid = os.fork()
+                if pid == 0:
+                    signal.set_wakeup_fd(-1)
+                    for file in (line.detach(), waking, woken):
+                        os.close(file)
+                    grow(asked, place, stem)
+                tell(pid, None)
+        if waking in ready:
+            os.read(waking, 1 << 16)
+        for pid, code in ended():
+            tell(pid, code)
+
+
+def die_with(parent: int) -> None:
+    """Be killed when the parent ends."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)   # PR_SET_PDEATHSIG
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def prepare() -> None:
+    for name in NEEDED:
+        import_module(name)
+    gc.collect()
+    gc.freeze()   # what is there now is not looked through again, and so not written to
+
+
+def ended() -> Iterator[tuple[int, int]]:
+    with suppress(ChildProcessError):
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if not pid:
+                return
+            yield pid, os.waitstatus_to_exitcode(status)
+
+
+def grow(environment: dict[str, str], place: Path, stem: int) -> NoReturn:
+    """Be a worker, and never come back."""
+    die_with(stem)
+    os.setsid()
+    named(f"shoestring {environment['RANK']}")
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.environ.update(environment)
+    try:
+        member.main(place)
+    except SystemExit:   # the job's own
+        pass
+    except BaseException:
+        traceback.print_exc()
+    os._exit(1)
+
+
+def named(name: str) -> None:
+    """What `ps` and `top` call this process."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(15, name.encode()[:15], 0, 0, 0)   # PR_SET_NAME
+
+
+if __name__ == "__main__":
+    main()

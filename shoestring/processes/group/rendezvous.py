@@ -1,0 +1,341 @@
+"""Where the launchers of several machines meet: who takes part in a round of training, and in which order.
+
+Node 0 hosts a store and alone decides. Everybody beats twice a second, says which round it is ready for, and waits for node 0 to
+announce it. A round is over as soon as a node is ready for the next one, because one of its workers died, or falls silent.
+
+    node 0   forming 1 ......... round 1: 0 1 2          forming 2 ... round 2: 0 2
+    node 1         wants 1 ...^                   x (no more beats)
+    node 2   wants 1 .........^                     wants 2 .........^
+
+This is a rendezvous handler for torch's elastic agent. Torch's own orders machines by their names, looks once a second, and does not
+notice a machine that is gone (pytorch issues 67742, 111646, 147064); a group that one machine must lead needs less than that.
+"""
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo
+from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
+
+from shoestring.core.errors import Mistake
+from shoestring.core.units import seconds_text
+from shoestring.processes.nodes import Nodes
+
+BEAT = 0.5        # seconds between beats
+SILENT = 3.0      # without a beat for so long, a machine is not waited for when others re-form
+COME = 300.0      # in which every machine must have come
+PAUSE = 0.05
+
+
+class Closed(Exception):
+    """Node 0 ended the meeting; `word` is what it said."""
+
+    def __init__(self, word: dict[str, Any]) -> None:
+        super().__init__(word.get("text", ""))
+        self.word = word
+
+
+class Meeting(RendezvousHandler):
+    def __init__(self, nodes: Nodes = Nodes(), come: float = COME) -> None:
+        self.nodes, self.come = nodes, come
+        self.round = -1
+        self.members: list[int] = []
+        self.pausing = False                            # the round ends by itself, with a checkpoint, to let others in
+        self.leaving = False                            # nobody is to be waited for any more
+        self.heard = 0                                  # of the news, so far
+        self.beats: dict[int, tuple[int, float]] = {}   # of every node: its last beat, and when it was seen first
+        self.over = threading.Event()
+        if nodes.rank == 0:
+            self.store, self.port = hosted(nodes)
+            if nodes.taken:
+                torchruns(nodes, come).set(key(nodes), str(self.port))
+        else:
+            self.port = int(torchruns(nodes, come).get(key(nodes))) if nodes.taken else nodes.port
+            self.store = reached(nodes.host, self.port, nodes, come)
+            give_up_after(max(self.patience, SILENT), self.port)
+            self.alone()
+        self.beating = threading.Thread(target=self.beat, daemon=True)
+        if nodes.of > 1:
+            self.beating.start()
+
+    # What torch's agent asks
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        self.pausing = False
+        if not self.leads:
+            give_up_after(max(self.patience, SILENT), self.port)
+        with self.gone():
+            self.gather() if self.leads else self.join()
+        return RendezvousInfo(PrefixStore(f"round/{self.round}", self.store), self.members.index(self.nodes.rank), len(self.members),
+                              RendezvousStoreInfo(self.nodes.host, self.port))
+
+    def num_nodes_waiting(self) -> int:
+        """How many reasons there are to end this round at once and form another."""
+        with self.gone():
+            if self.nodes.of == 1 or self.paused:
+                return 0
+            if not self.leads:
+                return int(self.number("forming") > self.round)
+            return sum(self.wants(node) > self.round or self.silence(node) > max(self.patience, SILENT) for node in self.members[1:])
+
+    def get_backend(self) -> str:
+        return "shoestring"
+
+    def get_run_id(self) -> str:
+        return "shoestring"
+
+    def is_closed(self) -> bool:
+        return self.store.check(["closed"])
+
+    def set_closed(self) -> None:
+        self.close({"event": "finished"})
+
+    def shutdown(self) -> bool:
+        return True
+
+    @property
+    def use_agent_store(self) -> bool:
+        return True
+
+    # Rounds
+
+    patience = 30.0   # seconds without a beat after which a machine of a running round is given up
+
+    @property
+    def leads(self) -> bool:
+        return self.nodes.rank == 0
+
+    @property
+    def newcomers(self) -> list[int]:
+        """Machines that are there and not in this round."""
+        if not self.leads or self.nodes.of == 1:
+            return []
+        return [node for node in range(1, self.nodes.of) if node not in self.members and self.wants(node) > self.round
+                and self.silence(node) < SILENT]
+
+    def gather(self) -> None:
+        """Node 0: wait for all at first, and later for all that are still there."""
+        number, until = self.round + 1, time.monotonic() + self.come
+        self.store.set("forming", str(number))
+        while True:
+            missing = [node for node in range(1, self.nodes.of) if self.wants(node) < number]
+            if not missing or (self.round >= 0 and all(self.silence(node) > SILENT for node in missing)):
+                break
+            if time.monotonic() > until:
+                if self.round >= 0:
+                    break
+                raise Mistake(f"node {missing[0]} of {self.nodes.of} did not come to {self.nodes.host}:{self.port} within "
+                              f"{seconds_text(self.come)}: give the same command there, with --nodes "
+                              f"{self.nodes.host}:{self.port},{missing[0]}/{self.nodes.of}")
+            if self.round < 0 and self.store.check(["refused"]):
+                raise Mistake(self.store.get("refused").decode())
+            self.check_closed()
+            time.sleep(PAUSE)
+        self.round, self.members = number, [node for node in range(self.nodes.of) if node not in missing]
+        self.store.set("round", json.dumps([self.round, self.members]))
+
+    def join(self) -> None:
+        """Another node: be ready for the next round until node 0 announces one with this node in it."""
+        wanted = -1
+        while True:
+            number, members = self.announced()
+            if number > self.round and self.nodes.rank in members and number >= wanted >= 0:
+                self.round, self.members = number, members
+                return
+            if max(number, self.round) + 1 > wanted:
+                wanted = max(number, self.round) + 1
+                self.store.set(f"wants/{self.nodes.rank}", str(wanted))
+            self.check_closed()
+            if self.silence(0) > max(self.patience, SILENT):
+                raise Mistake(self.lost())
+            time.sleep(PAUSE)
+
+    def pause(self) -> None:
+        """Node 0: this round ends by itself, and another follows."""
+        self.pausing = True
+        self.store.set("pausing", str(self.round))
+
+    @property
+    def paused(self) -> bool:
+        return self.nodes.of > 1 and (self.pausing if self.leads else self.number("pausing") == self.round)
+
+    def announced(self) -> tuple[int, list[int]]:
+        number, members = json.loads(self.store.get("round")) if self.store.check(["round"]) else (-1, [])
+        return number, members
+
+    def check_closed(self) -> None:
+        if self.leaving:
+            raise Closed({"event": "stopped", "step": 0})
+        if self.store.check(["closed"]):
+            raise Closed(json.loads(self.store.get("closed")))
+
+    def wants(self, node: int) -> int:
+        return self.number(f"wants/{node}")
+
+    def number(self, name: str) -> int:
+        return int(self.store.get(name)) if self.store.check([name]) else -1
+
+    # What is told
+
+    def tell(self, news: dict[str, Any]) -> None:
+        """Let node 0 know."""
+        with self.gone():
+            number = self.store.add("told", 1)
+            self.store.set(f"news/{number}", json.dumps(news))
+
+    def news(self) -> Iterator[dict[str, Any]]:
+        """Node 0: what the others told since the last time."""
+        while self.leads and self.nodes.of > 1 and self.store.check([f"news/{self.heard + 1}"]):
+            self.heard += 1
+            yield json.loads(self.store.get(f"news/{self.heard}"))
+
+    def give(self, name: str, value: dict[str, Any]) -> None:
+        self.store.set(name, json.dumps(value))
+
+    def take(self, name: str) -> dict[str, Any]:
+        """What node 0 gave, when it has: it may be planning."""
+        with self.gone():
+            while not self.store.check([name]):
+                self.check_closed()
+                if self.silence(0) > max(self.patience, SILENT):
+                    raise Mistake(self.lost())
+                time.sleep(PAUSE)
+            found: dict[str, Any] = json.loads(self.store.get(name))
+            return found
+
+    def __enter__(self) -> Meeting:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None and not self.leads and not self.over.is_set():
+            with suppress(RuntimeError):
+                self.store.set("refused", str(error))   # for node 0 to tell, if it is still waiting for this one
+        self.close({"event": "mistake", "text": f"node 0 ended: {error}"})
+
+    def close(self, word: dict[str, Any]) -> None:
+        """Node 0 says that it is over and how, and stays until the others have heard it."""
+        with suppress(RuntimeError):
+            if self.leads and not self.over.is_set():
+                self.store.set("closed", json.dumps(word))
+                until = time.monotonic() + SILENT
+                while any(self.silence(node) < 3 * BEAT and not self.store.check([f"bye/{node}"]) for node in range(1, self.nodes.of)):
+                    if time.monotonic() > until:
+                        break
+                    time.sleep(PAUSE)
+            elif not self.leads:
+                self.store.set(f"bye/{self.nodes.rank}", "")
+        self.over.set()
+        if self.beating.is_alive():
+            self.beating.join(SILENT)
+
+    # Beats
+
+    def beat(self) -> None:
+        with suppress(RuntimeError):   # node 0 is gone: who waits for it will say so
+            own = TCPStore(self.nodes.host, self.port, is_master=False, timeout=timedelta(seconds=self.come))
+            while not self.over.wait(BEAT):
+                own.add(f"beat/{self.nodes.rank}", 1)
+
+    def silence(self, node: int) -> float:
+        """Seconds since a node's last beat."""
+        now, last = time.monotonic(), self.store.add(f"beat/{node}", 0)
+        if self.beats.get(node, (-1, 0.0))[0] != last:
+            self.beats[node] = (last, now)
+        return now - self.beats[node][1]
+
+    def alone(self) -> None:
+        """Refuse to be a node that is there already."""
+        rank = self.nodes.rank
+        before = self.store.add(f"beat/{rank}", 0)
+        if before:
+            time.sleep(2.5 * BEAT)
+            if self.store.add(f"beat/{rank}", 0) != before and not self.store.check([f"bye/{rank}"]):
+                raise Mistake(f"there is a {self.nodes} at {self.nodes.host}:{self.port} already: every machine has a number of its own, "
+                              f"--nodes {self.nodes.host}:{self.port},0/{self.nodes.of} to {self.nodes.of - 1}/{self.nodes.of}")
+
+    @contextmanager
+    def gone(self) -> Iterator[None]:
+        """A store that can't be reached any more is a node 0 that is gone."""
+        try:
+            yield
+        except RuntimeError as error:
+            raise Mistake(self.lost()) from error
+
+    def lost(self) -> str:
+        return (f"node 0 at {self.nodes.host}:{self.port}, which leads the group, is gone: start it again there, and this machine "
+                f"with the same command; the run goes on from its last checkpoint")
+
+
+def hosted(nodes: Nodes) -> tuple[Store, int]:
+    """The store, and its port. Between processes of one machine nothing listens to others."""
+    outside = nodes.of > 1 and not nodes.host.startswith("127.") and nodes.host != "localhost"
+    try:
+        listening = socket.create_server(("" if outside else "127.0.0.1", 0 if nodes.taken else nodes.port), backlog=1024)
+    except OSError as error:
+        why = "is in use here, by another run or program" if error.errno == errno.EADDRINUSE else f"can't be used ({error.strerror})"
+        raise Mistake(f"port {nodes.port} {why}: take another one, the same in --nodes on every machine") from error
+    port = listening.getsockname()[1]
+    return TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()), port
+
+
+def reached(host: str, port: int, nodes: Nodes, come: float) -> Store:
+    """The store that node 0 hosts, as soon as it is there."""
+    until = time.monotonic() + come
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=5).close()
+            return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=60))
+        except socket.gaierror as error:
+            raise Mistake(f"{host} is no machine that this one knows ({error.strerror}): check --nodes") from error
+        except (OSError, RuntimeError) as error:
+            if time.monotonic() > until:
+                raise Mistake(f"node 0 of {nodes.of} could not be reached at {host}:{port} within {seconds_text(come)} ({error}): "
+                              f"give the same command there, with rank 0, and let port {port} through its firewall") from error
+            time.sleep(10 * PAUSE)
+
+
+def give_up_after(seconds: float, port: int) -> None:
+    """Let the kernel end connections to a port whose other side does not answer for so long. A store has no deadline of its own, and a
+    cable that was cut says nothing."""
+    for number in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
+        with suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{number}").startswith("socket:"):
+                with socket.socket(fileno=os.dup(int(number))) as one:
+                    if one.type == socket.SOCK_STREAM and one.family in (socket.AF_INET, socket.AF_INET6) and one.getpeername()[1] == port:
+                        one.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * seconds))
+
+
+def torchruns(nodes: Nodes, come: float) -> Store:
+    """The store of torchrun's agent, through which its processes find each other."""
+    return TCPStore(nodes.host, nodes.port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=come))
+
+
+def key(nodes: Nodes) -> str:
+    return f"shoestring/{nodes.attempt}"
+
+
+def interface(host: str, port: int) -> str:
+    """The network interface of this machine that leads to another: the one for workers to talk over."""
+    import fcntl
+    import struct
+
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        asking.connect((host, port))
+        own = asking.getsockname()[0]
+        for _, name in socket.if_nameindex():
+            with suppress(OSError):
+                found = fcntl.ioctl(asking.fileno(), 0x8915, struct.pack("256s", name[:15].encode()))   # SIOCGIFADDR
+                if socket.inet_ntoa(found[20:24]) == own:
+                    return name
+    return ""

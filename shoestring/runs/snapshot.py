@@ -1,0 +1,122 @@
+"""The whole state of a run in training: taken out, and put back."""
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shoestring.core import random_state as chance
+from shoestring.core.errors import Mistake
+from shoestring.core.run import Kept, Run, kept
+from shoestring.data.feed import Feed
+from shoestring.runs.checkpoints import Checkpoint
+from shoestring.runs.saver import Snapshot
+
+KERNELS = ("fused", "foreach")   # the plan's to choose, not the checkpoint's
+PARTS = ("step", "model", "optimizer", "feed", "chances", "parts", "best")   # what a checkpoint's state must have to be put back
+
+
+def taken(run: Run, feed: Feed, step: int, best: tuple[float, int] | None) -> Snapshot:
+    """The state after a step. The tensors are the run's own: write them before the next step."""
+    weights: dict[str, Tensor | Kept] = {}
+    aliases, other = {}, {}
+    seen: dict[Any, str] = {}
+    for name, value in in_memory(run).items():
+        if not dense(value):
+            other[name] = value
+            continue
+        place = (value.untyped_storage()._cdata, value.storage_offset(), value.shape, value.stride())
+        if value.numel() and place in seen:
+            aliases[name] = seen[place]
+        else:
+            seen[place] = name
+            weights[name] = value
+    for name, one in parted(run).items():
+        if one.parameter in seen:
+            aliases[name] = seen[one.parameter]
+        else:
+            seen[one.parameter] = name
+            weights[name] = one
+    state = {
+        "step": step, "model": other, "optimizer": optimizer_state(run), "feed": feed.state_dict(),
+        "chances": run.link.objects(chance.state()), "parts": {name: part.state_dict() for name, part in run.state.items()}, "best": best,
+        "on_disk": on_disk(run),
+    }
+    return Snapshot(step, weights, aliases, state)
+
+
+def dense(value: Any) -> bool:
+    """Whether a value of a model's state is a tensor as files of weights have them; others, such as sparse buffers, are packed."""
+    return isinstance(value, Tensor) and value.layout is torch.strided
+
+
+def put_back(checkpoint: Checkpoint, run: Run, feed: Feed) -> dict[str, Any]:
+    """Bring a run to where a checkpoint was taken; gives what else it says. The random states are set last."""
+    state, weights = checkpoint.state(), checkpoint.weights()
+    if differ := set(on_disk(run)) ^ set(state.get("on_disk", ())):
+        raise Mistake(f"the checkpoint {checkpoint.path} was made by another plan, with other state on disk ({', '.join(sorted(differ))}): "
+                      f"go on with the plan it was begun with, or give --fresh")
+    for name, value in in_memory(run).items():
+        if dense(value):
+            source = weights.metadata.get(f"alias {name}", name)
+            if source not in weights.entries:
+                raise Mistake(f"the checkpoint {checkpoint.path} has no weights {name!r}: the model is not the one it was made of; "
+                              f"give another --run, or --fresh")
+            found = weights[source]
+            if found.shape != value.shape:
+                raise Mistake(f"the weights {name!r} have the shape {tuple(found.shape)} in the checkpoint and {tuple(value.shape)} in the "
+                              f"model: give the flags it was begun with, another --run, or --fresh")
+            value.copy_(found)
+    if state["model"]:
+        run.model.load_state_dict(state["model"], strict=False)
+    for name, one in parted(run).items():
+        one.take(weights[weights.metadata.get(f"alias {name}", name)])
+    put_optimizer_state(run, state["optimizer"])
+    for name, part in run.state.items():
+        if name in state["parts"]:
+            part.load_state_dict(state["parts"][name])
+    feed.load_state_dict(state["feed"])
+    if run.link.rank < len(state["chances"]):
+        chance.restore(state["chances"][run.link.rank])
+    else:
+        chance.seed_worker(feed.job.seed, run.link.rank, state["step"])
+    return state
+
+
+def optimizer_state(run: Run) -> dict[str, Any]:
+    """The optimizer's state as one process would have it."""
+    for part in run.state.values():
+        whole = part.whole_optimizer()
+        if whole is not None:
+            return whole
+    return run.optimizer.state_dict()
+
+
+def put_optimizer_state(run: Run, whole: dict[str, Any]) -> None:
+    """Bring the optimizer to such a state; which kernels it runs stays as it is."""
+    kernels = [{name: group[name] for name in KERNELS if name in group} for group in run.optimizer.param_groups]
+    if not any(part.put_optimizer(whole) for part in run.state.values()):
+        run.optimizer.load_state_dict(whole)
+    for group, own in zip(run.optimizer.param_groups, kernels, strict=True):
+        group.update(own)
+
+
+def parted(run: Run) -> dict[str, Any]:
+    """The weights of which every worker holds a part, by name."""
+    return {name: one for part in run.state.values() if not part.on_disk for name, one in part.kept.items()}
+
+
+def on_disk(run: Run) -> list[str]:
+    """The parts whose state is a file that only they can read."""
+    return [name for name, part in run.state.items() if part.on_disk]
+
+
+def in_memory(run: Run) -> dict[str, Any]:
+    """The model's state_dict but for weights that are kept elsewhere, and the buffers that it leaves out."""
+    elsewhere = kept(run)
+    state = {name: value for name, value in run.model.state_dict().items() if name not in elsewhere}
+    for name, buffer in run.model.named_buffers(remove_duplicate=False):
+        if name not in state:
+            state[name] = buffer
+    return state

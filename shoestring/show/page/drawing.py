@@ -1,0 +1,158 @@
+"""Drawings as SVG, in a box 440 wide, so that their words stay readable on a phone and on half a desktop window.
+
+Colours are classes (`tone-forward`), never style attributes: the live page allows no style but its own.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from math import ceil, floor, log, log10
+from typing import TypeVar
+
+from shoestring.core.units import bytes_text
+from shoestring.show.page.words import lines, numbers, said
+
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 440, 240, 64, 428, 30, 204   # the drawing, and the plot inside it
+MOST_POINTS = 240
+Point = tuple[float, float]   # place, value
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Where a value goes: low at `start`, high at `end`."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+
+    @property
+    def line(self) -> Point:
+        """Where zero goes, and how far one leads; the middle for all if there is nothing between low and high."""
+        slope = (self.end - self.start) / (self.high - self.low) if self.high > self.low else 0.0
+        return (self.start - self.low * slope if slope else (self.start + self.end) / 2), slope
+
+    def __call__(self, value: float) -> float:
+        zero, slope = self.line
+        return round(zero + slope * value, 1)
+
+
+def ticks(low: float, high: float, unit: float = 1.0) -> list[float]:
+    """Three to six round values that enclose low and high; round in multiples of `unit`.
+
+    >>> ticks(0, 37), ticks(2.3, 5.5)
+    ([0.0, 10.0, 20.0, 30.0, 40.0], [2.0, 3.0, 4.0, 5.0, 6.0])
+    """
+    raw = ((high - low) or abs(high) or 1.0) / 4 / unit
+    power = 10.0 ** floor(log10(raw))
+    step = next(power * factor for factor in (1, 2, 5, 10, 20) if power * factor >= raw * 0.999) * unit
+    first, last = floor(low / step + 1e-9), ceil(high / step - 1e-9)
+    return [round(step * place, 12) for place in range(first, max(last, first + 1) + 1)]
+
+
+def bytes_unit(top: float) -> float:
+    return float(1024 ** min(3, int(log(max(top, 1.0), 1024))))
+
+
+def seconds_unit(top: float) -> float:
+    return 3600.0 if top > 7200 else 60.0 if top > 120 else 1.0
+
+
+def seconds_mark(time: float, unit: float) -> str:
+    """
+    >>> seconds_mark(120, 60), seconds_mark(0.5, 1), seconds_mark(0, 60)
+    ('2 min', '0.5 s', '0')
+    """
+    return f"{time / unit:g} { {3600.0: 'h', 60.0: 'min'}.get(unit, 's')}" if time else "0"
+
+
+def memory_marks(top: float, budget: float | None) -> list[float]:
+    """Ticks from zero, up to the budget if that leaves most of the plot to the figures."""
+    top = max(top, budget) if budget is not None and budget <= 1.7 * top else top
+    return ticks(0, max(top, 1.0), bytes_unit(top))
+
+
+def groups(found: Sequence[T], most: int = MOST_POINTS) -> list[Sequence[T]]:
+    """Neighbours put together, so that there are at most `most` groups."""
+    size = ceil(len(found) / most) or 1
+    return [found[start : start + size] for start in range(0, len(found), size)]
+
+
+def thin(found: Sequence[float], how: Callable[[Sequence[float]], float], most: int = MOST_POINTS) -> list[Point]:
+    """At most `most` points, counted from 1: neighbours become one, at the last one's place, with how(numbers) as its value.
+
+    >>> thin([1.0, 3.0, 5.0, 6.0], max, most=2)
+    [(2.0, 3.0), (4.0, 6.0)]
+    """
+    points, place = [], 0
+    for group in groups(found, most):
+        place += len(group)
+        values = numbers(group)
+        points += [(float(place), how(values))] if values else []
+    return points
+
+
+def mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)   # statistics.fmean takes five times as long
+
+
+def drawing(label: str, body: str) -> str:
+    name = said(label)
+    return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{name}">\n<title>{name}</title>\n{body}</svg>'
+
+
+def upright(marks: Sequence[float], y: Scale, text: Callable[[float], str], name: str) -> str:
+    """Grid lines with their values, and the axis's name above them."""
+    grid = (f'<line class="grid" x1="{LEFT}" x2="{RIGHT}" y1="{y(mark)}" y2="{y(mark)}"/>'
+            f'<text x="{LEFT - 8}" y="{y(mark) + 4}" text-anchor="end">{text(mark)}</text>' for mark in marks)
+    return lines([*grid, f'<text x="0" y="12">{name}</text>'])
+
+
+def along(marks: Sequence[float], x: Scale, text: Callable[[float], str], name: str) -> str:
+    """Values below the plot, and the axis's name below them."""
+    anchors = ("start" if x(mark) < LEFT + 8 else "end" if x(mark) > RIGHT - 12 else "middle" for mark in marks)
+    values = (f'<text x="{x(mark)}" y="{BOTTOM + 17}" text-anchor="{anchor}">{text(mark)}</text>'
+              for mark, anchor in zip(marks, anchors, strict=True))
+    below = BOTTOM + (33 if marks else 17)
+    return lines([*values, f'<text x="{(LEFT + RIGHT) / 2}" y="{below}" text-anchor="middle">{name}</text>'])
+
+
+def limit(budget: float | None, y: Scale) -> str:
+    """The budget as a line, if it is in the plot."""
+    if budget is None or not y.low <= budget <= y.high:
+        return ""
+    return (f'<line class="limit" x1="{LEFT}" x2="{RIGHT}" y1="{y(budget)}" y2="{y(budget)}"/>'
+            f'<text class="limit-text" x="{RIGHT}" y="{y(budget) - 6}" text-anchor="end">budget {bytes_text(budget)}</text>\n')
+
+
+def path_of(points: Sequence[Point], x: Scale, y: Scale) -> str:
+    (left, right), (base, up) = x.line, y.line
+    return " ".join([f"{left + right * place:.1f},{base + up * value:.1f}" for place, value in points])
+
+
+def curve(points: Sequence[Point], x: Scale, y: Scale, tone: str) -> str:
+    """A line through the points, with a dot at its end."""
+    return (f'<polyline class="curve tone-{tone}" points="{path_of(points, x, y)}"/>\n'
+            f'<circle class="tone-{tone}" cx="{x(points[-1][0])}" cy="{y(points[-1][1])}" r="3.5"/>\n')
+
+
+def strip(label: str, spans: Iterable[tuple[float, float, str]], mark: float | None = None) -> str:
+    """A flat bar from 0 to 1 made of (from, to, tone), and a mark on it."""
+    name = said(label)
+    body = "".join(f'<rect class="tone-{tone}" x="{1000 * start:.1f}" width="{max(0.0, 1000 * (end - start)):.1f}" height="20"/>'
+                   for start, end, tone in spans)
+    if mark is not None:
+        body += "".join(f'<path d="M{1000 * mark:.1f} 0v20" class="{kind}"/>' for kind in ("gap", "mark"))
+    return (f'<svg viewBox="0 0 1000 20" preserveAspectRatio="none" role="img" aria-label="{name}"><title>{name}</title>'
+            f"{body}</svg>")
+
+
+def spark(label: str, points: Sequence[Point], tone: str) -> str:
+    """A small curve without an axis."""
+    values = [value for _, value in points]
+    x, y = Scale(points[0][0], points[-1][0], 0, 400), Scale(min(values), max(values), 46, 4)
+    path = path_of(points, x, y)
+    name = said(label)
+    return (f'<svg class="spark" viewBox="0 0 400 50" preserveAspectRatio="none" role="img" aria-label="{name}"><title>{name}</title>'
+            f'<polyline class="curve tone-{tone}" points="{path}"/></svg>')

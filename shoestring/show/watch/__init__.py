@@ -1,0 +1,35 @@
+"""Watch runs in a browser, live.
+
+    run folder  ->  follow (events read on, story, page)  ->  server (guard: who may look)  ->  browser
+
+The page is drawn here and sent when it changed. Nothing is read or drawn unless somebody looks. No torch.
+"""
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+    from typing import Any
+
+
+def serve(paths: Sequence[Path], host: str = "127.0.0.1", port: int = 0, ready: Callable[[str], object] = lambda url: None) -> None:
+    """Serve the page of runs, or of folders of runs, until asked to end; ready(url) is called once it can be opened."""
+    import signal
+    import threading
+
+    from shoestring.show.watch.follow import Watch
+    from shoestring.show.watch.server import Server
+
+    with Server(Watch(paths), host, port) as server:
+
+        def end(number: int, frame: Any) -> None:
+            threading.Thread(target=server.shutdown).start()   # it waits for the loop below, so not from here
+
+        before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            ready(server.url)
+            server.serve_forever(poll_interval=0.2)
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)

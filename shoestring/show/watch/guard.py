@@ -1,0 +1,89 @@
+"""Who may look: pure functions over what a request says.
+
+A page of somebody else can make the browser ask this server under a name of its own (DNS rebinding), so the name asked for
+must be one this server has. Beyond this machine a secret is needed too: given once in the address, then kept as a cookie.
+"""
+from __future__ import annotations
+
+import hmac
+import re
+from base64 import b64encode
+from hashlib import sha256
+from ipaddress import ip_address
+from urllib.parse import parse_qs
+
+from shoestring.show.page.live import SCRIPT
+from shoestring.show.page.style import STYLE
+
+LOCAL = ("localhost", "127.0.0.1", "::1")
+WILDCARDS = ("", "0.0.0.0", "::")
+
+
+def hash_of(text: str) -> str:
+    return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
+
+
+HEADERS = {
+    "Content-Security-Policy": f"default-src 'none'; style-src {hash_of(STYLE)}; script-src {hash_of(SCRIPT)}; connect-src 'self'; "
+                               "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address.
+
+    >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("0.0.0.0"), is_loopback("")
+    (True, True, False, False)
+    """
+    return host in LOCAL or (is_address(host) and ip_address(host).is_loopback)
+
+
+def is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+HOST = re.compile(r"(?:\[([^\[\]]+)\]|([^:\[\]]+))(?::[0-9]*)?")
+
+
+def asked_host(header: str) -> str:
+    """The name in a Host header; nothing if it is not one name and perhaps a port.
+
+    >>> asked_host("localhost:8000"), asked_host("[::1]:8000"), asked_host("EXAMPLE.com"), asked_host("[::1].example.com")
+    ('localhost', '::1', 'example.com', '')
+    """
+    found = HOST.fullmatch(header.strip().lower())
+    return (found[1] or found[2]) if found else ""
+
+
+def is_own_host(header: str, bound: str, machine: str) -> bool:
+    """Whether a Host header names this server; bound to all addresses, any address and the machine's name do.
+
+    An address in the header can't be rebound: that takes a name.
+
+    >>> is_own_host("127.0.0.1:80", "127.0.0.1", "box"), is_own_host("evil.example:80", "127.0.0.1", "box")
+    (True, False)
+    >>> is_own_host("192.168.0.7:80", "0.0.0.0", "box"), is_own_host("192.168.0.7:80", "127.0.0.1", "box")
+    (True, False)
+    """
+    host = asked_host(header)
+    if host in LOCAL or (host and host == bound.lower()):
+        return True
+    return bound in WILDCARDS and (is_address(host) or host == machine.lower())
+
+
+def has_token(token: str, query: str, cookies: str, cookie: str) -> bool:
+    """Whether the address or the cookie carries the secret.
+
+    >>> has_token("s3", "token=s3", "", "c"), has_token("s3", "", "a=b; c=s3", "c"), has_token("s3", "token=", "c=no", "c")
+    (True, True, False)
+    """
+    pairs = (part.strip().partition("=") for part in cookies.split(";"))
+    given = [*parse_qs(query).get("token", ()), *(value for name, _, value in pairs if name == cookie)]
+    return any(hmac.compare_digest(token.encode(), one.encode(errors="replace")) for one in given)

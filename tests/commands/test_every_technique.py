@@ -1,0 +1,159 @@
+"""Every technique of the catalogue, trained by the command itself: with a save, a kill, a resume and an export.
+
+The launcher is the command's own code in a process that was forked from one with everything imported; workers start as they always do. The
+data wait, once, until the run was killed; so it is always killed between the same two steps. A plan that was saved is replayed: planning
+is tested elsewhere, and would take most of the time.
+"""
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from shoestring.core.exactness import Exactness
+from shoestring.core.technique import text
+from shoestring.core.training import TrainingTechnique as Technique
+from shoestring.memory.accumulate import Accumulate
+from shoestring.memory.allocator import Allocator, installed
+from shoestring.memory.checkpoint import Checkpoint
+from shoestring.memory.fused import Fused
+from shoestring.memory.offload import OffloadOptimizer
+from shoestring.memory.precision import Precision
+from shoestring.memory.spill import Spill
+from shoestring.memory.step_in_backward import StepInBackward
+from shoestring.memory.stream import Stream
+from shoestring.parallel.asynchronous import Asynchronous
+from shoestring.parallel.average import Average
+from shoestring.parallel.compress_gradients import KINDS, CompressGradients
+from shoestring.parallel.drop_stragglers import DropStragglers
+from shoestring.parallel.local_steps import LocalSteps
+from shoestring.parallel.shard import Shard
+from shoestring.planning.catalogue import CATALOGUE
+from shoestring.planning.plan import Plan
+from shoestring.runs.digest import weights_sha256
+from shoestring.runs.events import read
+from shoestring.runs.folder import holder
+from shoestring.runs.tensors import TensorFile
+from tests.parallel.members import CONTEXT
+
+STEPS, EVERY, DEADLINE = 6, 2, 120.0
+JOB = """
+import os, time
+import torch
+from torch import nn
+from shoestring import Job
+
+def data():
+    number = 0
+    while True:
+        while number == 4 and not os.path.exists("killed"):   # until the test has done so
+            time.sleep(0.01)
+        x = torch.randn(24, 64)
+        number += 1
+        yield x, x[:, :10].argmax(1)
+
+def job(steps: int = 6) -> Job:
+    block = lambda: nn.Sequential(nn.Linear(64, 260), nn.GELU(), nn.Dropout(0.2), nn.Linear(260, 64))
+    return Job(model=lambda: nn.Sequential(block(), block(), block(), nn.Linear(64, 10)), data=data, steps=steps,
+               optimizer=lambda weights: torch.optim.AdamW(weights, lr=1e-3))
+"""
+QUICK: list[Technique] = [CompressGradients("powersgd")]
+ALL: list[Technique] = [
+    Precision("bf16"), Precision("fp16"), Precision("bf16", "bf16"), Accumulate(2), Spill(), Checkpoint(every=1),
+    Checkpoint(schedule="((0,),1,2)"), Fused(), OffloadOptimizer(), OffloadOptimizer("host"), OffloadOptimizer(moments="8bit"), Stream(),
+    Stream(moments="8bit"), StepInBackward(), Average(), Average(linear=True, warmup=3), Shard(1), Shard(2), Shard(3),
+    *map(CompressGradients, KINDS), LocalSteps(h=2), LocalSteps(h=2, after=1), LocalSteps(h=2, outer=0.7), Asynchronous("server"),
+    Asynchronous("hogwild"), DropStragglers(), *map(Allocator, installed())]
+BY_TIME = (Asynchronous, DropStragglers)   # who comes first depends on time, so two runs differ
+
+
+def test_the_matrix_has_every_technique_of_the_catalogue() -> None:
+    assert {type(one) for one in ALL} == set(CATALOGUE) and set(QUICK) <= set(ALL)
+
+
+@pytest.mark.parametrize("technique", [pytest.param(one, id=text(one), marks=[] if one in QUICK else [pytest.mark.slow]) for one in ALL])
+def test_a_technique_is_trained_by_the_command_killed_resumed_and_exported(technique: Technique, tmp_path: Path) -> None:
+    ahead = technique == Asynchronous("hogwild")   # asks for its next part before it counts the last step as done
+    (tmp_path / "job.py").write_text(JOB.replace("number == 4", f"number == {4 + ahead}"))
+    Plan((technique,), 1, 1, 1.0, Exactness.CHANGED).save(tmp_path / "plan.json")
+    devices = ["--devices", "3" if isinstance(technique, DropStragglers) else "2"] if technique.unites else []
+    words = ["train", "job.py", "--plan", "plan.json", "--save-every", str(EVERY), "--json", *devices]
+
+    last = 3 if technique == LocalSteps(h=2, after=1) else 4   # its workers meet after the steps 1, 3, 5 and 6
+    begun = Command(tmp_path, *words, "--run", "run")
+    saved = begun.until(lambda: any(event["event"] == "saved" and event["step"] == last for event in read(tmp_path / "run")[0]))
+    assert saved, begun.said()
+    begun.kill(tmp_path / "run")
+    (tmp_path / "killed").touch()
+
+    report = Command(tmp_path, *words, "--run", "run").report()
+    assert [event["step"] for event in read(tmp_path / "run")[0] if event["event"] == "begun"] == [0, last]
+    assert report["steps"] == len(report["losses"]) == STEPS
+    assert all(torch.tensor(report["losses"]).isfinite())
+    out = Command(tmp_path, "export", "run", "--to", "safetensors", "--json").report()["path"]
+    weights = dict(TensorFile(tmp_path / out).items())
+    assert all(one.isfinite().all() for one in weights.values())
+    assert weights_sha256(weights) == report["weights_sha256"], "what is exported is what was trained"
+    if not isinstance(technique, BY_TIME):
+        undisturbed = Command(tmp_path, *words, "--run", "other").report()
+        assert report["losses"] == undisturbed["losses"] and report["weights_sha256"] == undisturbed["weights_sha256"]
+
+
+class Command:
+    """A command, in a process of its own."""
+
+    def __init__(self, place: Path, *words: str) -> None:
+        self.place = place
+        self.process = CONTEXT.Process(target=commanded, args=(str(place), words), daemon=True)   # a test that fails must not wait for it
+        self.process.start()
+
+    def until(self, done: Callable[[], bool]) -> bool:
+        """Wait for something; gives whether it came before the command's end."""
+        until = time.monotonic() + DEADLINE
+        while not done():
+            if not self.process.is_alive() or time.monotonic() > until:
+                return done()
+            time.sleep(0.02)
+        return True
+
+    def kill(self, folder: Path) -> None:
+        """Kill it and the first worker that trains for it, and wait until nobody does any more."""
+        worker = next(event["pid"] for event in read(folder)[0] if event["event"] == "begun")
+        self.process.kill()
+        self.process.join()
+        with suppress(ProcessLookupError):
+            os.kill(worker, signal.SIGKILL)
+        until = time.monotonic() + DEADLINE
+        while holder(folder) is not None:
+            assert time.monotonic() < until, "a worker outlived its launcher"
+            time.sleep(0.02)
+
+    def report(self) -> dict[str, Any]:
+        self.process.join(DEADLINE)
+        alive = self.process.is_alive()
+        self.process.kill()
+        assert not alive and self.process.exitcode == 0, self.said()
+        found: dict[str, Any] = json.loads((self.place / "out").read_text())
+        return found
+
+    def said(self) -> str:
+        return (self.place / "err").read_text()
+
+
+def commanded(place: str, words: tuple[str, ...]) -> None:
+    from shoestring.commands.cli import run
+
+    os.chdir(place)
+    with open("out", "w") as out, open("err", "w") as err:
+        os.dup2(err.fileno(), 2)
+        with redirect_stdout(out), redirect_stderr(err):
+            code = run(list(words))
+    os._exit(code)

@@ -1,0 +1,173 @@
+"""Whose failure it is: what goes wrong in the user's model, loss, data or optimizer is the job's; what goes wrong in our engines, ours."""
+from __future__ import annotations
+
+import ast
+import errno
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Subset, TensorDataset
+
+from shoestring import Job
+from shoestring.core.blame import CHANGERS, REPLAYS, ROOT, SEAMS
+from shoestring.core.training import TrainingTechnique as Technique
+from shoestring.data.feed import Feed
+from shoestring.measure.tracker import Tracker, watched
+from shoestring.memory import accumulate, step_in_backward
+from shoestring.memory.accumulate import Accumulate
+from shoestring.memory.checkpoint import Checkpoint
+from shoestring.memory.fused import Fused
+from shoestring.memory.step_in_backward import StepInBackward
+from shoestring.planning.evidence.rehearse import prepared, tracked_steps
+from shoestring.processes.worker import last_word
+from tests.models import seeded
+
+HERE = Path(__file__).name
+
+
+def rows(width: int = 8, labels: int = 4) -> Any:
+    return torch.randn(6, width), torch.randint(labels, (6,))
+
+
+def layers(width: int = 8) -> nn.Module:
+    """A model that is nothing but torch's layers: the user has no frame in it."""
+    return nn.Sequential(*(nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(3)), nn.Linear(width, 4))
+
+
+class Own(nn.Module):
+    def __init__(self, raises: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.layer, self.raises = nn.Linear(8, 4), raises
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(self.raises(x))
+
+
+def asserted(x: Tensor) -> Tensor:
+    assert x.shape[1] == 9, "nine columns"
+    return x
+
+
+def library(tmp: Path) -> type[nn.Module]:
+    """A model of an installed library."""
+    code = "from torch import nn\nclass Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n" \
+           "        self.layer = nn.Linear(8, 4)\n    def forward(self, x):\n        raise RuntimeError('of the library')\n"
+    held: dict[str, Any] = {}
+    exec(compile(code, str(tmp / "site-packages" / "models" / "net.py"), "exec"), held)
+    return held["Net"]
+
+
+def failing(made: Job, techniques: tuple[Technique, ...] = (), looked: bool = True) -> dict[str, Any]:
+    """What a worker has to say of a job that fails; looked: in its first steps, which are tracked."""
+    def work() -> dict[str, Any]:
+        tracker = Tracker()
+        run = prepared(made, techniques, seeded(made))
+        batches: Iterator[Any] = islice(Feed(made), 3)
+        for _ in tracked_steps(watched(run, tracker), batches, tracker) if looked else steps_of(run, batches):
+            pass
+        return {}
+
+    return last_word({"techniques": [{"name": type(one).__name__, "knobs": {}} for one in techniques]}, work)
+
+
+def steps_of(run: Any, batches: Any) -> Any:
+    from shoestring.loop import steps
+
+    return steps(run, batches)
+
+
+def plain(**changes: Any) -> Job:
+    return replace(Job(model=layers, data=lambda: [rows()] * 4, optimizer=torch.optim.AdamW), **changes)
+
+
+@pytest.mark.parametrize("looked", [True, False])
+@pytest.mark.parametrize(("what", "made", "techniques", "said"), [
+    ("a line of the user's model", plain(model=lambda: Own(lambda x: x @ torch.zeros(3, 3))), (), f"failed in {HERE} line"),
+    ("an assertion of the user", plain(model=lambda: Own(asserted)), (), "AssertionError: nine columns"),
+    ("layers that do not fit together", plain(model=lambda: layers(7)), (), "failed in its model (linear.py line"),
+    ("the same, recomputed", plain(model=lambda: layers(7)), (Checkpoint(every=1),), "failed in its model (linear.py line"),
+    ("the same, in pieces", plain(model=lambda: layers(7)), (Accumulate(2),), "failed in its model (linear.py line"),
+    ("labels out of range", plain(data=lambda: [rows(labels=99)] * 4), (), "failed in its loss ("),
+    ("the user's loss", plain(loss=lambda output, batch: output.nonsense), (), f"failed in {HERE} line"),
+    ("an optimizer that can't do it", plain(optimizer=torch.optim.SparseAdam), (), "failed in its optimizer (sparse_adam.py line"),
+    ("backward twice through one graph", plain(loss=lambda output, batch: kept_graph(output)), (), "failed in its backward pass ("),
+    ("data that raise", plain(data=lambda: (1 // 0 for _ in range(3))), (), f"failed in {HERE} line"),
+    ("a data set of torch that can't be read", plain(data=lambda: Subset(TensorDataset(torch.zeros(9, 8)), [99] * 9)), (),
+     "failed in its data ("),
+])
+def test_a_failure_of_the_job_is_told_as_such(what: str, made: Job, techniques: tuple[Technique, ...], said: str, looked: bool) -> None:
+    graphs.clear()
+    last = failing(made, techniques, looked)
+    assert last["event"] == "mistake" and said in last["text"] and "the job failed" in last["text"], last["text"]
+    assert "trace" not in last
+
+
+graphs: list[Tensor] = []
+
+
+def kept_graph(output: Tensor) -> Tensor:
+    graphs.append(output.square().mean())
+    return sum(graphs)   # type: ignore[return-value]
+
+
+def test_a_model_of_a_library_is_the_jobs(tmp_path: Path) -> None:
+    for techniques in ((), (Checkpoint(every=1),)):
+        last = failing(plain(model=library(tmp_path)), techniques)
+        assert last["event"] == "mistake" and "failed in its model (net.py line" in last["text"]
+
+
+def complex_weights() -> nn.Module:
+    model = nn.Sequential(nn.Linear(8, 4))
+    model.phase = nn.Parameter(torch.ones(3, dtype=torch.complex64))
+    model.register_forward_hook(lambda module, args, output: output + module.phase.abs().sum())
+    return model
+
+
+def test_a_failure_of_our_engines_is_a_fault_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accumulate, "scaled", partial(torch.cat, dim=0))   # called with what it can't take, in our line
+    last = failing(plain(), (Accumulate(2),))
+    assert last["event"] == "fault" and last["text"].startswith("a fault of shoestring in memory/accumulate.py line"), last["text"]
+    assert "report" in last["text"] and "without Accumulate" in last["text"] and "Traceback" in last["trace"]
+
+
+def test_a_users_optimizer_that_we_changed_is_ours() -> None:
+    made = plain(model=complex_weights)
+    assert failing(made)["event"] == "result"
+    last = failing(made, (Fused(),))
+    assert last["event"] == "fault" and "core/run.py" in last["text"] and "without Fused" in last["text"], last["text"]
+
+
+def test_an_assertion_of_ours_is_a_broken_promise(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = compile("def only(*given):\n    raise AssertionError('ours')\n", str(ROOT / "memory" / "step_in_backward.py"), "exec")
+    held: dict[str, Any] = {}
+    exec(code, held)
+    monkeypatch.setattr(step_in_backward, "only", held["only"])
+    last = failing(plain(), (StepInBackward(),))
+    assert last["event"] == "fault"
+    assert last["text"].startswith("a promise of shoestring's own code was broken in memory/step_in_backward.py")
+
+
+def test_what_the_machine_refuses_us_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    code = compile("def scaled(loss, share):\n    raise full\n", str(ROOT / "memory" / "accumulate.py"), "exec")
+    held: dict[str, Any] = {"full": full}
+    exec(code, held)
+    monkeypatch.setattr(accumulate, "scaled", held["scaled"])
+    last = failing(plain(), (Accumulate(2),))
+    assert last["event"] == "mistake" and "No space left on device" in last["text"] and "fault" not in last["text"]
+
+
+def test_every_seam_is_a_function_that_there_is() -> None:
+    """The table names functions: one that was renamed would be forgotten silently."""
+    for file, name in (*SEAMS, *REPLAYS, *CHANGERS):
+        tree = ast.parse((ROOT / file).read_text())
+        functions = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+        assert not name or name in functions, (file, name)

@@ -1,0 +1,281 @@
+"""The report page: whole, small, self-contained, and safe with whatever the report says."""
+from __future__ import annotations
+
+from html.parser import HTMLParser
+from math import exp, inf, nan
+from typing import Any
+
+import pytest
+
+from shoestring.show.page import content, page
+from shoestring.show.page.overview import card, overview
+
+MIB = 1 << 20
+VOID = {"meta", "br"}
+
+
+def full() -> dict[str, Any]:
+    layers = range(8)
+    forward = [[f"forward layers.{layer}", (90 + 14 * layer) * MIB] for layer in layers]
+    backward = [[f"backward layers.{layer}", (130 + 13 * layer) * MIB] for layer in reversed(layers)]
+    return {
+        "job": "gpt", "flags": {"width": 320, "layers": 8}, "run": "runs/20261115-gpt", "steps": 40,
+        "losses": [2.3 + 3.2 * exp(-step / 12) + 0.05 * (step % 3) for step in range(40)],
+        "budget": {"memory": 600 * MIB},
+        "predicted": {"peak_bytes": 226 * MIB, "process_bytes": 548 * MIB, "step_seconds": 0.84},
+        "measured": {"peak_bytes": 221 * MIB, "process_bytes": 531 * MIB, "step_seconds": 0.91,
+                     "parts": {"activations": 88 * MIB, "parameters": 41 * MIB, "optimizer": 62 * MIB, "gradients": 21 * MIB,
+                               "temporaries": 8 * MIB, "inputs": 1 * MIB, "buffers": 0}},
+        "plain": {"peak_bytes": 890 * MIB, "process_bytes": 1229 * MIB, "step_seconds": 0.66},
+        "techniques": [
+            {"name": "Checkpoint", "knobs": {"every": 2}, "why": "activations are computed again instead of kept"},
+            {"name": "Accumulate", "knobs": {"pieces": 2}, "why": "half the batch at a time, one update"}],
+        "blocks": [*forward, *backward, ["update", 128 * MIB]],
+        "runners_up": [
+            {"text": "Accumulate(pieces=4)", "process_bytes": 571 * MIB, "step_seconds": 1.02, "lost": "12% slower"},
+            {"text": "Checkpoint(every=1) + Accumulate(pieces=2)", "process_bytes": 498 * MIB, "step_seconds": 0.97,
+             "lost": "7% slower, and the memory it saves isn't needed"},
+            {"text": "Offload(optimizer)", "process_bytes": 640 * MIB, "step_seconds": 0.8, "lost": "40 MiB above the budget"}],
+        "weights_sha256": "ab12" * 16, "exact": True,
+        "shown": "ROMEO:\nWhat light & what <window> breaks?\n\nJULIET:\nIt is the east.",
+        "sure": "one anchor step was measured, the rest is counted from its tensors",
+        "state_of_techniques": {"pushes": {"corrected": True, "staleness": {"0": 60, "1": 20, "10": 20}, "applied": {"1": 70, "2": 30},
+                                           "dropped": {"2": 4}}},
+        "samples_process": [[0.5 * tick, min(531, 240 + 30 * tick) * MIB - (tick % 2) * 9 * MIB] for tick in range(80)],
+    }
+
+
+class Nesting(HTMLParser):
+    """Asserts that every element is closed in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        pass
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag, f"</{tag}> closes something else"
+
+
+def well_nested(text: str) -> bool:
+    parser = Nesting()
+    parser.feed(text)
+    return not parser.open
+
+
+def test_a_full_report_shows_every_section() -> None:
+    text = page(full()).replace("&nbsp;", " ")
+    assert well_nested(text)
+    for words in ("Trained 40 steps inside 600 MiB; plain training would have needed 1.20 GiB.", "width 320", "+8.3 %",
+                  "\N{MINUS SIGN}3.1 %", "69.0 MiB left", "Memory through one step", "budget 600 MiB",
+                  "What the peak is made of", "Loss", "Memory over the run", "Checkpoint(every=2)",
+                  "computed again", "12% slower", "&lt;window&gt;",
+                  "runs/20261115-gpt", "ab12ab12", "anchor step",
+                  "100 gradients moved the weights, computed on weights that were 2.2 versions old on average and 10 at most. "
+                  "The correction was on: the rate of a step was divided", "<td>30</td><td>4</td>"):
+        assert words in text, words
+
+
+def test_an_empty_report_still_makes_a_page() -> None:
+    text = page({})
+    assert well_nested(text)
+    assert "Nothing was measured" in text
+    assert "<table" not in text and "<svg" not in text
+
+
+@pytest.mark.parametrize("key", sorted(full()))
+@pytest.mark.parametrize("nothing", ["missing", "none", "empty"])
+def test_any_one_thing_may_be_missing(key: str, nothing: str) -> None:
+    report = full()
+    empty = type(report[key])()
+    report[key] = None if nothing == "none" else empty
+    if nothing == "missing":
+        del report[key]
+    assert well_nested(page(report))
+
+
+def test_whatever_the_report_says_is_text_and_never_markup() -> None:
+    evil = '<script>"x"</script>'
+    report = {**full(), "job": evil, "flags": {evil: evil}, "run": evil, "shown": evil, "sure": evil, "weights_sha256": evil,
+              "techniques": [{"name": evil, "knobs": {evil: evil}, "why": evil}], "blocks": [[evil, 5], [f"forward {evil}", 6]],
+              "runners_up": [{"text": evil, "lost": evil}], "measured": {"parts": {evil: 7}}}
+    text = page(report)
+    assert "<script" not in text and "&lt;script&gt;" in text
+    assert '"x"' not in text
+    assert well_nested(text)
+
+
+@pytest.mark.parametrize("told", [
+    None, [], {"pushes": 3}, {"pushes": {"staleness": {"a": 1, "2": "b", "3": None}}},
+    {"pushes": {"staleness": {"0": 5}, "applied": 7, "corrected": ["<b>"]}}, {"other": {"staleness": {"0": 1}}}])
+def test_odd_words_about_gradients_do_no_harm(told: Any) -> None:
+    text = page({"state_of_techniques": told})
+    assert well_nested(text) and "<b>" not in text.replace("<b>5</b>", "").split("<main>")[1].replace("<b>training run</b>", "")
+
+
+def test_many_ages_of_gradients_become_one_row_and_the_correction_is_told() -> None:
+    told = {"staleness": {str(age): 2 for age in range(900)}, "applied": {"1": 1800}}
+    off, drop = (page({"state_of_techniques": {"pushes": told | {"corrected": corrected}}}) for corrected in (False, None))
+    assert "<span>12 or more</span><b>1,776</b>" in off and off.count("<rect") == 13
+    assert "The correction was off" in off and "came too late were dropped" in drop
+
+
+def test_a_run_above_its_budget_is_not_called_inside() -> None:
+    report = full()
+    report["measured"]["process_bytes"] = 700 * MIB
+    text = page(report).replace("&nbsp;", " ")
+    assert "inside" not in text
+    assert "but reached 700 MiB, above the budget of 600 MiB" in text
+    assert "100 MiB too much" in text
+
+
+def test_the_highest_block_is_drawn_even_when_blocks_are_merged() -> None:
+    blocks = [[f"forward {place}", MIB] for place in range(900)]
+    blocks[451][1] = 77 * MIB
+    text = page({"blocks": blocks})
+    assert "<title>forward 451: 77.0 MiB</title>" in text
+    assert text.count("<rect") <= 120
+
+
+def test_losses_that_are_not_numbers_are_left_out_and_counted() -> None:
+    text = page({"losses": [3.0, nan, 2.0, inf]})
+    assert "2 losses were not numbers" in text
+    assert "nan" not in text.split("<main>")[1] and "inf" not in text.split("<main>")[1]
+
+
+@pytest.mark.parametrize("losses", [[2.0], [2.0, 2.0], [0.0, 0.0], [-1.0, 1e-9], [1e30, 1.0]])
+def test_odd_loss_curves_are_drawn(losses: list[float]) -> None:
+    text = page({"losses": losses})
+    assert well_nested(text) and "<polyline" in text
+
+
+def test_the_page_of_a_long_run_stays_under_100_kb() -> None:
+    long = {**full(), "losses": [5.0] * 100_000, "shown": "word & " * 50_000, "runners_up": full()["runners_up"] * 100,
+            "blocks": [[f"{phase} layers.{layer}", MIB] for phase in ("forward", "backward") for layer in range(500)],
+            "samples_process": [[0.1 * tick, 5 * MIB] for tick in range(50_000)]}
+    assert len(page(full()).encode()) < 40_000
+    assert len(page(long).encode()) < 100_000
+
+
+def test_nothing_is_fetched_from_anywhere() -> None:
+    text = page(full()).replace("http://www.w3.org/2000/svg", "")
+    for word in ("http://", "https://", "src=", "href=", "url(", "@import", "<script"):
+        assert word not in text
+
+
+def told(state: str, **more: Any) -> dict[str, Any]:
+    """The story of a run that began and did 120 of 400 steps."""
+    return {**full(), "name": "gpt-1", "state": state, "step": 120, "steps": 400, "seconds": [0.5] * 120, "begun": 1.6e9,
+            "last": 1.6e9 + 70, "now": 1.6e9 + 80, "checkpoints": [{"step": 50, "bytes": MIB, "seconds": 0.1, "time": 1.6e9 + 30},
+                                                                     {"step": 100, "bytes": MIB, "seconds": 0.1, "time": 1.6e9 + 60}],
+            "events": [{"event": "planning", "time": 1.6e9, "memory": 600 * MIB},
+                       {"event": "begun", "time": 1.6e9 + 5, "pid": 1, "steps": 400, "step": 0, "how": "data from the job"},
+                       {"event": "saved", "time": 1.6e9 + 30, "step": 50, "bytes": MIB, "seconds": 0.1},
+                       {"event": "warning", "time": 1.6e9 + 40, "text": "the disk is <nearly> full"},
+                       {"event": "saved", "time": 1.6e9 + 60, "step": 100, "bytes": MIB, "seconds": 0.1}], **more}
+
+
+def plain_text(text: str) -> str:
+    return text.replace("&nbsp;", " ")
+
+
+HEADLINES = {
+    "planning": "Planning how to train inside 600 MiB.",
+    "training": "Step 120 of 400, about 2 min left.",
+    "stopped": "Stopped at step 120 of 400.",
+    "failed": "Failed at step 120 of 400.",
+    "died": "Died at step 120 of 400.",
+    "finished": "Trained 400 steps inside 600 MiB; plain training would have needed 1.20 GiB.",
+}
+
+
+@pytest.mark.parametrize("state", sorted(HEADLINES))
+def test_the_headline_says_where_the_run_stands(state: str) -> None:
+    text = plain_text(page(told(state)))
+    assert well_nested(text)
+    assert f'<p class="verdict">{HEADLINES[state]}</p>' in text
+    assert f'<span class="pill {state}">{state.capitalize()}</span>' in text
+
+
+def test_a_run_that_trains_shows_progress_speed_and_time_left() -> None:
+    text = plain_text(content(told("training")))
+    for words in ("30 %", "Saved up to step 100; 20 steps have come since.", "2 steps/s", "500 ms a step", "about 2 min", "70 s so far",
+                  "531 MiB", "of 600 MiB", 'data-title="Training 30 % · gpt · shoestring"'):
+        assert words in text, words
+
+
+def test_a_dead_run_says_why_and_when_it_was_last_heard_of() -> None:
+    text = content(told("died", text="The process is gone. It can go on from step 100."))
+    assert '<p class="banner died">The process is gone. It can go on from step 100.' in text
+    assert "Last sign of life: " in text
+
+
+def test_events_are_told_newest_first_and_warnings_are_marked() -> None:
+    text = plain_text(content(told("training"))).split("What happened")[1]
+    order = [text.index(words) for words in ("Saved a checkpoint at step 100", "<b>Warning</b> the disk is &lt;nearly&gt; full",
+                                             "Saved a checkpoint at step 50", "Training begins, 400 steps to do. data from the job",
+                                             "Planning for 600 MiB")]
+    assert order == sorted(order)
+    assert '<li class="warned">' in text
+
+
+def test_checkpoints_in_a_row_are_told_as_one_event() -> None:
+    saved = [{"event": "saved", "time": 1.6e9 + step, "step": step} for step in range(1, 1001)]
+    text = content(told("training", events=saved, checkpoints=saved))
+    assert "Saved 1,000 checkpoints, the last at step 1,000" in text
+    assert "1,000 checkpoints saved" in text
+
+
+@pytest.mark.parametrize("event", [{}, {"event": None}, {"event": "new kind", "text": 5}, {"event": "saved", "time": "noon", "step": "x"},
+                                   {"event": "begun", "time": 1e30}, {"event": "adopted", "differences": None}, {"event": "failed"}])
+def test_events_of_any_shape_are_told(event: dict[str, Any]) -> None:
+    assert well_nested(page({"state": "training", "events": [event], "checkpoints": [event]}))
+
+
+@pytest.mark.parametrize("key", sorted(told("training")))
+@pytest.mark.parametrize("nothing", ["missing", "none", "empty"])
+def test_any_one_thing_of_a_story_may_be_missing(key: str, nothing: str) -> None:
+    for state in HEADLINES:
+        story = told(state)
+        story[key] = None if nothing == "none" else type(story[key])()
+        if nothing == "missing":
+            del story[key]
+        assert well_nested(page(story))
+        assert well_nested(card(story, "name"))
+
+
+def test_the_style_is_in_classes_so_that_a_strict_page_may_show_it() -> None:
+    text = content(told("died", text="gone"))
+    assert "style=" not in text and "onclick" not in text
+
+
+def test_text_that_cannot_be_written_is_replaced() -> None:
+    page(told("failed", text="half a character: \ud800", job="\udfff")).encode()
+
+
+@pytest.mark.parametrize("text", ['"' * 100_000, "&" * 100_000, "\N{SLICE OF PIZZA}" * 100_000, "word & " * 50_000])
+def test_a_page_stays_under_150_kb_whatever_it_is_told(text: str) -> None:
+    steps = 100_000
+    huge = told(
+        "failed", text=text, job=text, run=text, shown=text, sure=text, weights_sha256=text,
+        losses=[1 / step for step in range(1, steps + 1)],
+        seconds=[0.1] * steps, step=steps, steps=steps, samples_process=[[0.1 * step, 5 * MIB + step] for step in range(steps)],
+        flags={f"{place}{text}": text for place in range(100)}, techniques=[{"name": text, "knobs": {text: text}, "why": text}] * 50,
+        runners_up=[{"text": text, "lost": text}] * 50, events=[{"event": "warning", "time": 1.6e9, "text": text}] * 500,
+        checkpoints=[{"step": 5, "time": 1.6e9}] * 500, blocks=[[f"{place}{text}", MIB] for place in range(900)],
+        measured={"process_bytes": MIB, "parts": {f"{place}{text}": MIB for place in range(50)}})
+    assert len(page(huge).encode()) < 150_000
+
+
+def test_an_overview_has_a_card_for_each_run_that_leads_to_it() -> None:
+    story = told("training")
+    text = overview([card(story, "a/b <c>"), card({"state": "died"}, "second")], ["training", "died"])
+    assert well_nested(text)
+    for words in ("2 runs", "1 training, 1 died", 'href="/run/a%2Fb%20%3Cc%3E"', "a/b &lt;c&gt;", "1 warning", 'href="/run/second"'):
+        assert words in text, words
