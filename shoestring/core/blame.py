@@ -33,15 +33,15 @@ SEAMS: dict[tuple[str, str], str] = {
     ("core/run.py", "gradients"): "model or loss",
     ("core/run.py", "backward"): "backward pass",
     ("core/run.py", "update"): "optimizer",
-    ("core/feed.py", ""): "data",
+    ("data/feed.py", ""): "data",
     ("core/batch.py", "mapped"): "data",
     ("core/batch.py", "samples"): "data",
     ("core/batch.py", "cut"): "data",
     ("loop.py", "steps"): "optimizer",
     ("jobfile.py", "loaded_job"): "file",
-    ("runs/values.py", "initialise"): "model",
-    ("worker.py", "fresh_model"): "model",
-    ("worker.py", "shown"): "show",
+    ("runs/initial_weights.py", "initialise"): "model",
+    ("processes/worker.py", "fresh_model"): "model",
+    ("processes/worker.py", "shown"): "show",
 }
 REPLAYS = {("memory/recompute.py", "replay")}
 CHANGERS = {("memory/fused.py", "update")}

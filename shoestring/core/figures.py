@@ -48,7 +48,7 @@ class Figure:
     def off_text(self) -> str:
         """The same for people: predicted against measured, in the quantity's own words.
 
-        >>> Figure(Quantity("peak_bytes", "tensors", counted=True), 2048, 2040).off_text
+        >>> Figure(Quantity("peak_bytes", "tensors", counted=True), 20_480, 20_472).off_text
         '+8 bytes'
         >>> Figure(Quantity("step_seconds", "a step", "seconds"), 1.0, 1.25).off_text
         '-20.0%'

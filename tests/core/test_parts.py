@@ -10,6 +10,7 @@ from shoestring.core.errors import Mistake
 from shoestring.core.ledger import Ledger
 from shoestring.core.link import Link
 from shoestring.core.run import Part, Run
+from shoestring.core.training import TrainingTechnique
 from shoestring.parallel.compress_gradients import CompressGradients
 from shoestring.planning.evidence.rehearse import prepared
 from tests.models import job, seeded
@@ -28,7 +29,7 @@ class Looks:
 
 
 @dataclass(frozen=True)
-class Outside:
+class Outside(TrainingTechnique):
     exact: ClassVar[bool] = True
     why: ClassVar[str] = "nothing"
 
