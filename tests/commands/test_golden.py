@@ -5,7 +5,6 @@ import json
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,7 +34,8 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     shutil.copy(HERE / "job.py", place)
     found = {}
     for name, words in COMMANDS.items():
-        done = subprocess.run([sys.executable, "-m", "shoestring", *words, "--json"], cwd=place, capture_output=True, text=True, timeout=300)
+        command = [sys.executable, "-m", "shoestring", *words, "--json"]
+        done = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=300)
         assert done.returncode == (3 if name == "plan for a small budget" else 0), (name, done.stderr)
         found[name] = json.loads(done.stdout)
     found["exported json"] = json.loads((place / "finished" / "export.json").read_text())
