@@ -28,7 +28,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from shoestring.core import random_state as chance
 from shoestring.core.errors import Mistake
-from shoestring.core.private import tree_flatten, tree_leaves, tree_unflatten
+from shoestring.core.private import storage_id_of, tree_flatten, tree_leaves, tree_unflatten
 from shoestring.memory.block_state import BlockState, Frozen, version
 from shoestring.memory.fingerprint import Fingerprint, fingerprint, matches
 
@@ -335,7 +335,7 @@ class Recorder:
 
     def packing(self, number: int, block: nn.Module, group: Group) -> Callable[[Tensor], Slot]:
         """What forgets a tensor: of a block's first call all that are not weights are to be compared, later the last of them."""
-        weights = {parameter.untyped_storage()._cdata for parameter in block.parameters()}
+        weights = {storage_id_of(parameter) for parameter in block.parameters()}
         first, last = number not in self.watched, self.watched.get(number)
         position = 0
 
@@ -344,7 +344,7 @@ class Recorder:
             slot = group.pack(tensor)
             if first or position == last:
                 slot.remember(tensor, sampled=not first)
-            if first and (tensor.layout is not torch.strided or tensor.untyped_storage()._cdata not in weights):
+            if first and (tensor.layout is not torch.strided or storage_id_of(tensor) not in weights):
                 self.watched[number] = position
             position += 1
             return slot

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
-from shoestring.core.private import DispatchMode, tree_leaves
+from shoestring.core.private import DispatchMode, own_parameters, storage_id_of, tree_leaves
 from shoestring.core.run import Run
 from shoestring.memory.disk_store import Buffer, OnDisk, Shelf
 from shoestring.memory.offloaded_optimizer import ELEMENTWISE, SMALL, Habit, Parked, Ring
@@ -185,8 +185,8 @@ class Streaming(OnDisk):
         if self.checked:
             yield
             return
-        absent = {value.untyped_storage()._cdata: self.names[parameter] for parameter, value in self.absent.items()}
-        with Guard(lambda leaf: absent.get(leaf.untyped_storage()._cdata, ""), "plan without Stream"):
+        absent = {storage_id_of(value): self.names[parameter] for parameter, value in self.absent.items()}
+        with Guard(lambda leaf: absent.get(storage_id_of(leaf), ""), "plan without Stream"):
             yield
         self.checked = True
 
@@ -314,7 +314,7 @@ def laid_out(run: Run, names: Mapping[nn.Parameter, str]) -> tuple[list[Unit], d
         for parameter in block.parameters():
             owners.setdefault(parameter, []).append(block)
         inside.update(block.modules())
-    outside = [module for module in run.model.modules() if module not in inside and module._parameters]
+    outside = [module for module in run.model.modules() if module not in inside and own_parameters(module)]
     for module in outside:
         for parameter in module.parameters(recurse=False):
             owners.setdefault(parameter, []).append(module)

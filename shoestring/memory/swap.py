@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from shoestring.core.errors import Mistake
-from shoestring.core.private import DispatchMode, FakeTensor, tree_leaves
+from shoestring.core.private import DispatchMode, FakeTensor, storage_id, tree_leaves
 from shoestring.core.units import bytes_text
 
 SMALL = 1 << 16      # bytes: a smaller tensor stays in memory
@@ -59,7 +59,7 @@ class Swap(DispatchMode):
     def touched(self, tensor: Tensor) -> int:
         """Bring a tensor to memory if it is away; gives the address of its storage."""
         storage = tensor.untyped_storage()
-        key = int(storage._cdata)
+        key = storage_id(storage)
         if key in self.known:
             self.known.move_to_end(key)
             if self.known[key].away:
