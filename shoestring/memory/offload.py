@@ -48,7 +48,7 @@ class OffloadOptimizer(TrainingTechnique):
 
     @classmethod
     def choices(cls, ledger: Ledger) -> tuple[OffloadOptimizer, ...]:
-        return (*(cls(place) for place in PLACES), cls(moments="8bit"))
+        return (*(cls(to) for to in PLACES), cls(moments="8bit"))
 
     def exactness(self, ledger: Ledger) -> Exactness:
         return Exactness.CHANGED if self.moments else Exactness.BITS

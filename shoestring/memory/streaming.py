@@ -34,10 +34,10 @@ class Unit:
     def __init__(self, name: str, module: nn.Module, members: Mapping[str, nn.Parameter]) -> None:
         self.name, self.module = name, module
         self.members = dict(members)
-        self.places: dict[str, tuple[int, tuple[int, ...]]] = {}   # name of a weight -> offset, strides
+        self.layout: dict[str, tuple[int, tuple[int, ...]]] = {}   # name of a weight -> offset, strides
         self.size = 0
         for one, parameter in self.members.items():
-            self.places[one] = (self.size, parameter.stride() if dense(parameter) else contiguous_strides(parameter))
+            self.layout[one] = (self.size, parameter.stride() if dense(parameter) else contiguous_strides(parameter))
             self.size += -(-parameter.numel() * parameter.element_size() // LINE) * LINE
         self.buffer: Buffer | None = None        # that it has now
         self.awaited: set[nn.Parameter] = set()  # those whose gradient is still to come in this step
@@ -49,7 +49,7 @@ class Unit:
     def in_buffer(self, one: str) -> Tensor:
         """A weight in the buffer."""
         assert self.buffer is not None, "only what is in memory has a buffer"
-        offset, stride = self.places[one]
+        offset, stride = self.layout[one]
         return self.buffer.part(offset, self.members[one].dtype, self.members[one].shape, stride)
 
 
@@ -278,7 +278,7 @@ class DiskTensor:
             width = self.shape[1]
             return [[f"{split.name}[{number}]", 0, [end - begin, width], [width, 1]] for number, (begin, end) in enumerate(split.spans)]
         unit = self.streaming.unit_of[self.parameter]
-        offset, stride = unit.places[self.streaming.names[self.parameter]]
+        offset, stride = unit.layout[self.streaming.names[self.parameter]]
         return [[unit.name, offset, list(self.shape), list(stride)]]
 
     def pieces(self) -> Iterator[Tensor]:
@@ -342,8 +342,8 @@ def laid_out(run: Run, names: Mapping[nn.Parameter, str]) -> tuple[list[Unit], d
 
 def in_order(model: nn.Module, units: list[Unit]) -> list[Unit]:
     """Units as they stand in the module tree."""
-    places = {module: number for number, module in enumerate(model.modules())}
-    return sorted(units, key=lambda unit: places[unit.module])
+    positions = {module: number for number, module in enumerate(model.modules())}
+    return sorted(units, key=lambda unit: positions[unit.module])
 
 
 def dense(tensor: Tensor) -> bool:
