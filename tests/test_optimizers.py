@@ -18,8 +18,7 @@ from shoestring.core.run import brought_home
 from shoestring.data.feed import Feed
 from shoestring.loop import steps
 from shoestring.measure.timeline import peak
-from shoestring.memory import offload, streaming
-from shoestring.memory import offloaded_optimizer as parked
+from shoestring.memory import offload, offloaded_optimizer, streaming
 from shoestring.memory.offload import OffloadOptimizer
 from shoestring.memory.stream import Stream
 from shoestring.planning.evidence.rehearse import prepared, rehearse, tracked
@@ -196,9 +195,9 @@ def test_a_job_with_them_is_planned_and_trained(name: str, optimizer: str) -> No
 @pytest.mark.parametrize("technique", [Stream(), OffloadOptimizer()])
 def test_a_trust_ratio_is_over_the_whole_parameter_wherever_its_state_lives(
         technique: Any, optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (parked, offload, streaming):
+    for module in (offloaded_optimizer, offload, streaming):
         monkeypatch.setattr(module, "SMALL", 256)
-    monkeypatch.setattr(parked, "CHUNK", 1024)   # an optimizer whose numbers do not need each other would be cut
+    monkeypatch.setattr(offloaded_optimizer, "CHUNK", 1024)   # an optimizer whose numbers do not need each other would be cut
     made = job("gpt2", optimizer=OPTIMIZERS[optimizer])
     after = []
     for techniques in ((), (technique,)):

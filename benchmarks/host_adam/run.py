@@ -22,9 +22,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from shoestring.memory.disk_store import Shelf
-from shoestring.memory.offload import Hosted
-from shoestring.memory.offloaded_optimizer import SMALL, Parked
+from shoestring.memory.disk_store import DiskStore
+from shoestring.memory.offload import HostOptimizer
+from shoestring.memory.offloaded_optimizer import SMALL, OffloadedOptimizer
 
 README = Path(__file__).parent / "README.md"
 BEGIN, END = "<!-- written by run.py -->\n", "<!-- end -->\n"
@@ -46,16 +46,16 @@ def shapes(numbers: float) -> list[tuple[int, ...]]:
     return [(round(0.1 * numbers / WIDTH), WIDTH), *LAYER * max(1, round(0.9 * numbers / a_layer))]
 
 
-def parked(parameters: Sequence[nn.Parameter], shelf: Shelf) -> Update:
+def offloaded(parameters: Sequence[nn.Parameter], store: DiskStore) -> Update:
     """A step that ends when the last moment it wrote is written; in training the next backward would hide that."""
     names = {parameter: str(number) for number, parameter in enumerate(parameters) if parameter.numel() >= SMALL}
-    optimizer = Parked(AdamW(parameters, **SETTINGS, fused=True), shelf, names)
-    shelf.open()
+    optimizer = OffloadedOptimizer(AdamW(parameters, **SETTINGS, fused=True), store, names)
+    store.open()
 
     def step() -> None:
         optimizer.turn()
         optimizer.step()
-        assert optimizer.ring is not None, "large parameters are parked"
+        assert optimizer.ring is not None, "large parameters are offloaded"
         for buffer in optimizer.ring.buffers:
             buffer.wait()
 
@@ -107,20 +107,20 @@ def main(millions: float = 50) -> None:
         for gradient in gradients:
             gradient.normal_(generator=draw)
 
-    shelf = Shelf(None, torch.empty(0))
+    store = DiskStore(None, torch.empty(0))
     updates: dict[str, Update] = {
         LOOP: AdamW(own(LOOP), **SETTINGS, foreach=False, fused=False).step,
         "torch, foreach": AdamW(own("torch, foreach"), **SETTINGS, foreach=True).step,
         FUSED: AdamW(own(FUSED), **SETTINGS, fused=True).step,
-        OURS: Hosted(AdamW(own(OURS), **SETTINGS, fused=True)).step_in_blocks,   # as beside a GPU
-        DISK: parked(own(DISK), shelf),
+        OURS: HostOptimizer(AdamW(own(OURS), **SETTINGS, fused=True)).step_in_blocks,   # as beside a GPU
+        DISK: offloaded(own(DISK), store),
     }
     theirs = deepspeed(own(DEEPSPEED))
     if isinstance(theirs, Optimizer):
         updates[DEEPSPEED] = theirs.step
     rounds = list(turns(updates, redrawn))
     spent = {name: [one[name] for one in rounds] for name in updates}
-    shelf.close()
+    store.close()
     for name in (OURS, DISK):
         assert all(map(torch.equal, weights[name], weights[FUSED])), f"{name}: the weights are not those of {FUSED}"
     off = {name: furthest(weights[name], weights[FUSED]) for name in updates}
@@ -129,7 +129,7 @@ def main(millions: float = 50) -> None:
         f"{ROUNDS} rounds after {WARM} to get warm. {platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
         f"{', deepspeed ' + version() if DEEPSPEED in updates else ''}; load average before the run {load:.1f}.", "",
         *busy(load), *table(spent, off, sum(one.numel() for one in start), theirs if isinstance(theirs, str) else ""), "",
-        *verdict(spent, sum(one.numel() for one in start), shelf.direct)]
+        *verdict(spent, sum(one.numel() for one in start), store.direct)]
     before, _, rest = README.read_text().partition(BEGIN)
     README.write_text(before + BEGIN + "\n" + "\n".join(lines) + "\n\n" + END + rest.partition(END)[2])
     print("\n".join(lines))

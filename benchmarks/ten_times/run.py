@@ -144,7 +144,7 @@ def overlap() -> dict[str, Any]:
         begun = time.perf_counter()
         for _ in steps(run, batches):
             pass
-        part.shelf.settle()
+        part.store.settle()
         return (time.perf_counter() - begun) / count
 
     timed(2)
@@ -154,35 +154,35 @@ def overlap() -> dict[str, Any]:
     rounds = []
     for _ in range(5):
         streamed = timed(3)
-        part.shelf.imagined = True
+        part.store.imagined = True
         compute = timed(3)
-        part.shelf.imagined = False
+        part.store.imagined = False
         rounds.append((streamed, compute, traffic_alone(part)))
     streamed, compute, traffic = (median(column) for column in zip(*rounds, strict=True))
-    shutil.rmtree(part.shelf.path.parent)
+    shutil.rmtree(part.store.path.parent)
     return {"step": streamed, "compute": compute, "traffic": traffic, "bytes": moved, "times": [one[0] / max(one[1:]) for one in rounds]}
 
 
 def traffic_alone(part: Any) -> float:
     """Seconds to move what a step moves: weights for the forward; weights and moments there and back for the backward."""
-    shelf, ring, desks = part.shelf, part.parked.ring, part.desks
+    store, ring, buffers = part.store, part.offloaded.ring, part.unit_buffers
     begun = time.perf_counter()
     units, number = list(part.units.values()), 0
     for unit in units:
-        shelf.read(unit.name, desks[number % len(desks)])
+        store.read(unit.name, buffers[number % len(buffers)])
         number += 1
     for unit in reversed(units):
-        desk = desks[number % len(desks)]
+        weights = buffers[number % len(buffers)]
         number += 1
-        shelf.read(unit.name, desk)
+        store.read(unit.name, weights)
         for parameter in unit.members.values():
-            for chunk in part.parked.chunks.get(parameter, ()):
+            for chunk in part.offloaded.chunks.get(parameter, ()):
                 buffer = ring.begin(chunk.region, read=True)
-                shelf.write(chunk.region, buffer)
-        shelf.write(unit.name, desk)
-    shelf.settle()
+                store.write(chunk.region, buffer)
+        store.write(unit.name, weights)
+    store.settle()
     for unit in units:   # what is in the buffers is not what the run thinks it is
-        if unit.desk is not None:
+        if unit.buffer is not None:
             part.leave(unit)
     part.order.clear()
     ring.last, ring.coming = ("", None), {}

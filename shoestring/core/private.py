@@ -1,10 +1,15 @@
-"""The one file that touches torch's private names, so that a new torch has one place to break."""
+"""The one file that touches private names of torch (and of NumPy and transformers), so that a new version has one place to break.
+
+That it is the only one is checked by tests/core/test_private.py.
+"""
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor, nn
 from torch._prims_common import suggest_memory_format as memory_format
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -22,8 +27,29 @@ UNTRACEABLE = (DataDependentOutputException, DynamicOutputShapeException, Unsupp
 # torch 2.13 renamed it
 all_gather: Any = getattr(torch.distributed, "all_gather_single", None) or torch.distributed.all_gather_into_tensor
 
-__all__ = ["UNTRACEABLE", "WATCHING", "DispatchMode", "FakeTensor", "FakeTensorMode", "all_gather", "memory_format", "next_node_number",
-           "node_number", "number_of", "resize_storage", "tree_flatten", "tree_leaves", "tree_map", "tree_unflatten", "without_modes"]
+# Every kind of batch norm; every norm that keeps running statistics (batch and instance norm)
+BATCH_NORMS = nn.modules.batchnorm._BatchNorm
+RUNNING_NORMS = nn.modules.batchnorm._NormBase
+
+# Operations whose names begin with an underscore. The first is what item(), bool() and float() of a tensor call.
+READ_NUMBER = torch.ops.aten._local_scalar_dense.default
+GROUPED_PRODUCT = torch.ops.aten._grouped_mm.default
+CTC_LOSSES = {torch.ops.aten._ctc_loss.default, torch.ops.aten._ctc_loss.Tensor}
+SOFTMAX_BACKWARDS = {torch.ops.aten._softmax_backward_data.default, torch.ops.aten._log_softmax_backward_data.default}
+TRAINING_BATCH_NORMS = {torch.ops.aten._native_batch_norm_legit.default, torch.ops.aten._native_batch_norm_legit.no_stats}
+
+# Methods that give the dense tensors which a sparse tensor consists of (indices() refuses what is not coalesced, _indices() does not)
+SPARSE_PARTS = {
+    torch.sparse_coo: ("_indices", "_values"), torch.sparse_csr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_csc: ("ccol_indices", "row_indices", "values"), torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
+}
+
+__all__ = ["BATCH_NORMS", "CTC_LOSSES", "GROUPED_PRODUCT", "READ_NUMBER", "RUNNING_NORMS", "SOFTMAX_BACKWARDS", "TRAINING_BATCH_NORMS",
+           "UNTRACEABLE", "WATCHING", "DispatchMode", "FakeTensor", "FakeTensorMode", "all_gather", "arguments_of", "bit_generator",
+           "dense_parts", "memory_format", "next_node_number", "node_number", "number_of", "operation_of", "own_buffers", "own_parameters",
+           "resize_storage", "results_of", "storage_id", "storage_id_of", "transformers_initialiser", "tree_flatten", "tree_leaves",
+           "tree_map", "tree_unflatten", "without_modes", "write_count"]
 
 
 class DispatchMode(TorchDispatchMode):
@@ -64,3 +90,61 @@ def node_number() -> int | None:
         return None
     number = int(node._sequence_nr())
     return None if number < 0 or number >= 2**62 else number
+
+
+def storage_id(storage: torch.UntypedStorage) -> int:
+    """What tells one storage from all others alive; a later one may get the same after this one is gone."""
+    return int(storage._cdata)
+
+
+def storage_id_of(tensor: Tensor) -> int:
+    """The id of the storage that a tensor's numbers are in; equal for two tensors exactly if they share memory."""
+    return storage_id(tensor.untyped_storage())
+
+
+def write_count(tensor: Tensor) -> int:
+    """How often a tensor, or a view of it, was written to in place; what goes through `.data` is not counted."""
+    return tensor._version
+
+
+def dense_parts(tensor: Tensor) -> tuple[Tensor, ...]:
+    """The tensors whose storages hold a tensor's numbers: itself, or what a sparse one is made of."""
+    if tensor.layout is torch.strided or tensor.layout not in SPARSE_PARTS:
+        return (tensor,)
+    return tuple(getattr(tensor, part)() for part in SPARSE_PARTS[tensor.layout])
+
+
+def own_parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:
+    """The parameters of a module without those of its submodules, by name; what is put into this dict is the module's."""
+    return module._parameters
+
+
+def own_buffers(module: nn.Module) -> dict[str, Tensor | None]:
+    """The buffers of a module without those of its submodules, by name; what is put into this dict is the module's."""
+    return module._buffers
+
+
+def operation_of(func: Any) -> Any:
+    """The operation (aten.add) that an overload (aten.add.Tensor) belongs to."""
+    return func._overloadpacket
+
+
+def arguments_of(func: Any) -> Any:
+    """What an operation's declaration says of its arguments: name, default_value, and alias_info (is it written to?)."""
+    return func._schema.arguments
+
+
+def results_of(func: Any) -> Any:
+    """What an operation's declaration says of its results, as `arguments_of` does."""
+    return func._schema.returns
+
+
+def bit_generator(generator: np.random.Generator | np.random.RandomState) -> Any:
+    """Where a generator of NumPy, old or new, keeps its state."""
+    return generator.bit_generator if isinstance(generator, np.random.Generator) else generator._bit_generator
+
+
+def transformers_initialiser(model: nn.Module) -> Callable[[nn.Module], object] | None:
+    """How a model of transformers gives values to one of its modules; None for other models."""
+    found: Callable[[nn.Module], object] | None = getattr(model, "_init_weights", None)
+    return found

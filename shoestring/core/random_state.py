@@ -25,7 +25,7 @@ def seed_worker(number: int, rank: int, step: int = 0) -> None:
 
 
 def state() -> State:
-    """Where all generators stand."""
+    """The state of all global generators; `restore` puts it back."""
     kind, keys, *rest = np.random.get_state()
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     return {"python": random.getstate(), "numpy": (kind, np.array(keys), *rest), "torch": torch.get_rng_state(), "cuda": cuda}
@@ -39,8 +39,8 @@ def restore(saved: State) -> None:
         torch.cuda.set_rng_state_all(saved["cuda"])
 
 
-class Stream:
-    """Chance of its own: inside `with stream.drawing()`, the generators are this stream's and nobody else's are touched."""
+class RandomStream:
+    """A random state of its own: inside `with stream.drawing()` all generators draw from it, and afterwards they stand where they stood."""
 
     def __init__(self, number: int) -> None:
         with kept():

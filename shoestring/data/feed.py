@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader
 
 from shoestring.core.batch import Batch, cuts
 from shoestring.core.errors import Mistake
-from shoestring.core.random_state import Stream
+from shoestring.core.random_state import RandomStream
 
 if TYPE_CHECKING:
     from shoestring.core.job import Job
@@ -36,7 +36,7 @@ class Feed:
     def __init__(self, job: Job) -> None:
         self.job, self.link = job, job.link
         self.taken = 0
-        self.chance = Stream((job.seed + APART) % 2**32)
+        self.chance = RandomStream((job.seed + APART) % 2**32)
         with self.chance.drawing():
             self.data = job.data() if callable(job.data) else job.data
         self.stateful = hasattr(self.data, "state_dict") and hasattr(self.data, "load_state_dict")
@@ -55,7 +55,7 @@ class Feed:
     def part(self, number: int, part: int | None) -> Batch:
         """A part of the batch with this number, which is not before the last one; None: of nothing, only to stand there."""
         if self.mapped and self.link.world > 1:
-            self.chance = Stream(hash((self.job.seed, number, part or 0)) % 2**32)
+            self.chance = RandomStream(hash((self.job.seed, number, part or 0)) % 2**32)
         with self.chance.drawing():
             if self.source is None:
                 self.source = self.shuffled(0) if self.mapped else iter(self.data)

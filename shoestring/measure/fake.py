@@ -21,7 +21,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shoestring.core.private import UNTRACEABLE, DispatchMode, FakeTensor, FakeTensorMode, tree_leaves, tree_map
+from shoestring.core.private import (
+    CTC_LOSSES,
+    GROUPED_PRODUCT,
+    READ_NUMBER,
+    UNTRACEABLE,
+    DispatchMode,
+    FakeTensor,
+    FakeTensorMode,
+    arguments_of,
+    own_parameters,
+    results_of,
+    storage_id,
+    storage_id_of,
+    tree_leaves,
+    tree_map,
+)
 from shoestring.measure.layouts import WRONG, corrected
 
 REAL_LIMIT = 1 << 24   # bytes: a weightless result larger than this is faked too
@@ -53,7 +68,7 @@ class LooksAtValues(RuntimeError):
 
 
 def written(tensor: Tensor) -> Written | None:
-    return WRITTEN.get(tensor.untyped_storage()._cdata) if WRITTEN and tensor.layout is torch.strided else None
+    return WRITTEN.get(storage_id_of(tensor)) if WRITTEN and tensor.layout is torch.strided else None
 
 
 def unseen_writes(tensor: Tensor) -> int:
@@ -65,7 +80,7 @@ def unseen_writes(tensor: Tensor) -> int:
 def note_write(tensor: Any) -> None:
     if isinstance(tensor, Tensor) and tensor.layout is torch.strided:
         storage = tensor.untyped_storage()
-        address = storage._cdata
+        address = storage_id(storage)
         if address not in WRITTEN:
             WRITTEN[address] = Written(weakref.ref(storage, lambda _: WRITTEN.pop(address, None)))
         WRITTEN[address].times += 1
@@ -92,12 +107,12 @@ class Stage(DispatchMode):
         if WRITTEN and not func.is_view and is_unknown((*args, *kwargs.values())):
             if func not in OVERWRITES or is_unknown(args[1:]) or args[0].nbytes < args[0].untyped_storage().nbytes():
                 return self.faked(func, args, kwargs)
-            WRITTEN[args[0].untyped_storage()._cdata].unknown = False
+            WRITTEN[storage_id_of(args[0])].unknown = False
         if self.building and func in RESERVE:
             with self.fake:
                 return func(*args, **kwargs)
         self.tossed |= torch.Tag.nondeterministic_seeded in func.tags
-        if func in IN_PLACE or func is aten._local_scalar_dense.default:   # nothing new
+        if func in IN_PLACE or func is READ_NUMBER:   # nothing new
             return func(*args, **kwargs)
         key = signature(func, args, kwargs, lone=True) if is_settled(func) else None
         if key is None or key not in SMALL:
@@ -112,7 +127,7 @@ class Stage(DispatchMode):
     def faked(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func is torch.ops.prim.device.default:
             return args[0].fake_device
-        if func is aten._local_scalar_dense.default:
+        if func is READ_NUMBER:
             raise LooksAtValues
         if self.faithful and torch.Tag.nondeterministic_seeded in func.tags:
             real = tree_map(zeros_for_fake, (args, kwargs))
@@ -138,7 +153,7 @@ class Stage(DispatchMode):
         elif plain_results(out) and not share_storage(out, (args, kwargs)):
             SEEN[key] = (type(out), [
                 (tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.fake_device) if leaf is not None else None
-                for leaf in results_of(out)
+                for leaf in results_in(out)
             ])
         return out
 
@@ -172,9 +187,9 @@ class Stage(DispatchMode):
         self.building = False
         swapped: dict[int, nn.Parameter] = {}
         for module in model.modules():
-            for name, parameter in list(module._parameters.items()):
+            for name, parameter in list(own_parameters(module).items()):
                 if parameter is not None:
-                    module._parameters[name] = swapped.setdefault(id(parameter), self.weight(parameter))
+                    own_parameters(module)[name] = swapped.setdefault(id(parameter), self.weight(parameter))
         return model
 
     def copy(self, model: nn.Module) -> nn.Module:
@@ -212,15 +227,14 @@ def written_arguments(func: Any) -> tuple[int, ...]:
     """Positions of the tensors that an operation changes. Batch norm changes its statistics and does not say so."""
     if func is aten.native_batch_norm.default:
         return 3, 4
-    return tuple(position for position, part in enumerate(func._schema.arguments)
+    return tuple(position for position, part in enumerate(arguments_of(func))
                  if part.alias_info is not None and part.alias_info.is_write)
 
 
 @cache
 def is_settled(func: Any) -> bool:
     """Whether an operation writes to no argument and the shapes of its results depend on the shapes of its arguments alone."""
-    schema = func._schema
-    return (not any(part.alias_info is not None and part.alias_info.is_write for part in (*schema.arguments, *schema.returns))
+    return (not any(part.alias_info is not None and part.alias_info.is_write for part in (*arguments_of(func), *results_of(func)))
             and not set(func.tags) & {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view})
 
 
@@ -250,26 +264,26 @@ def signature(func: Any, args: Any, kwargs: Any, lone: bool = False) -> Any:
 def is_view(out: Any, base: Any) -> bool:
     """Whether a result is a view of the first argument and of nothing else."""
     return (isinstance(out, FakeTensor) and isinstance(base, FakeTensor) and out is not base and out.layout is torch.strided
-            and not out.is_conj() and not out.is_neg() and out.untyped_storage()._cdata == base.untyped_storage()._cdata)
+            and not out.is_conj() and not out.is_neg() and storage_id_of(out) == storage_id_of(base))
 
 
-def results_of(out: Any) -> Any:
+def results_in(out: Any) -> Any:
     return [out] if isinstance(out, Tensor) else out
 
 
 def plain_results(out: Any) -> bool:
     """New tensors that each fill a storage of their own."""
-    found = results_of(out)
+    found = results_in(out)
     return isinstance(found, (tuple, list)) and all(
         leaf is None or (isinstance(leaf, FakeTensor) and leaf.layout is torch.strided and leaf.storage_offset() == 0
                          and leaf.untyped_storage().nbytes() == span(leaf)) for leaf in found
-    ) and len({leaf.untyped_storage()._cdata for leaf in found if leaf is not None}) == sum(leaf is not None for leaf in found)
+    ) and len({storage_id_of(leaf) for leaf in found if leaf is not None}) == sum(leaf is not None for leaf in found)
 
 
 def share_storage(out: Any, given: Any) -> bool:
     """Whether a result is a view of an argument, which not every schema admits."""
-    held = {leaf.untyped_storage()._cdata for leaf in tree_leaves(given) if isinstance(leaf, FakeTensor)}
-    return any(leaf.untyped_storage()._cdata in held for leaf in results_of(out) if leaf is not None)
+    held = {storage_id_of(leaf) for leaf in tree_leaves(given) if isinstance(leaf, FakeTensor)}
+    return any(storage_id_of(leaf) in held for leaf in results_in(out) if leaf is not None)
 
 
 def span(tensor: Tensor) -> int:
@@ -318,11 +332,8 @@ def grouped_mm(left: Tensor, right: Tensor, offsets: Tensor | None = None, bias:
     return left.new_empty_strided(shape, strides, dtype=dtype)
 
 
-MISSING: dict[Any, Callable[..., Any]] = {aten._grouped_mm.default: grouped_mm}
+MISSING: dict[Any, Callable[..., Any]] = {GROUPED_PRODUCT: grouped_mm}
 
 
-PROBED = {
-    aten.mkldnn_rnn_layer.default, aten.mkldnn_rnn_layer_backward.default,
-    aten._ctc_loss.default, aten._ctc_loss.Tensor,
-}
+PROBED = CTC_LOSSES | {aten.mkldnn_rnn_layer.default, aten.mkldnn_rnn_layer_backward.default}
 WORKSPACES = {aten.mkldnn_rnn_layer.default: 3}   # which of an operation's results a library keeps for itself, and may not fill

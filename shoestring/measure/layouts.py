@@ -10,20 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoestring.core.private import memory_format
+from shoestring.core.private import SOFTMAX_BACKWARDS, TRAINING_BATCH_NORMS, memory_format
 
 aten = torch.ops.aten
 
 # The first result is in plain order, whatever the order of what goes in
-PLAIN = {
-    aten.native_layer_norm_backward.default, aten._log_softmax_backward_data.default, aten._softmax_backward_data.default,
-    aten.mse_loss_backward.default, aten.huber_loss_backward.default, aten.smooth_l1_loss_backward.default,
-    aten.glu_backward.default,
+PLAIN = SOFTMAX_BACKWARDS | {
+    aten.native_layer_norm_backward.default, aten.mse_loss_backward.default, aten.huber_loss_backward.default,
+    aten.smooth_l1_loss_backward.default, aten.glu_backward.default,
 }
 # The first result has channels last where this argument has, and is in plain order otherwise
-CHANNELS = {
-    aten.native_batch_norm.default: 0, aten.native_batch_norm_backward.default: 1, aten._native_batch_norm_legit.default: 0,
-    aten._native_batch_norm_legit.no_stats: 0, aten.channel_shuffle.default: 0, aten.roll.default: 0,
+CHANNELS = dict.fromkeys(TRAINING_BATCH_NORMS, 0) | {
+    aten.native_batch_norm.default: 0, aten.native_batch_norm_backward.default: 1, aten.channel_shuffle.default: 0, aten.roll.default: 0,
     aten.reflection_pad2d_backward.default: 1, aten.replication_pad2d_backward.default: 1,
     aten.reflection_pad3d_backward.default: 1, aten.replication_pad3d_backward.default: 1,
 }

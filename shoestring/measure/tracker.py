@@ -19,7 +19,18 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import flop_registry
 
 from shoestring.core.batch import Batch, tensors
-from shoestring.core.private import WATCHING, DispatchMode, next_node_number, node_number, tree_leaves
+from shoestring.core.private import (
+    BATCH_NORMS,
+    WATCHING,
+    DispatchMode,
+    arguments_of,
+    dense_parts,
+    next_node_number,
+    node_number,
+    operation_of,
+    storage_id,
+    tree_leaves,
+)
 from shoestring.core.run import Run
 from shoestring.measure.fake import WORKSPACES, Stage
 
@@ -114,12 +125,12 @@ class Tracker(DispatchMode):
 
     def leave(self, output: Any) -> None:
         name = self.moment.block
-        self.log.outputs[name] = [self.see(part) for leaf in tree_leaves(output) if isinstance(leaf, Tensor) for part in stored_as(leaf)]
+        self.log.outputs[name] = [self.see(part) for leaf in tree_leaves(output) if isinstance(leaf, Tensor) for part in dense_parts(leaf)]
         self.enter(f"(after {name})")
 
     def hold(self, held: Iterable[Tensor], role: str = "") -> None:
         for tensor in held:
-            for part in stored_as(tensor):
+            for part in dense_parts(tensor):
                 serial = self.see(part)
                 if role:
                     self.log.roles.setdefault(serial, role)
@@ -131,7 +142,7 @@ class Tracker(DispatchMode):
     def see(self, tensor: Tensor) -> int:
         """Serial number of a tensor's storage, new or known; a storage that was resized is logged as such."""
         storage = tensor.untyped_storage()
-        address, size = storage._cdata, storage.nbytes()
+        address, size = storage_id(storage), storage.nbytes()
         known = self.serials.get(address)
         if known is not None:
             serial, before, reference = known
@@ -168,11 +179,11 @@ class Tracker(DispatchMode):
         out = func(*args, **kwargs) if self.stage is None else self.stage.done(func, args, kwargs)
         for leaf in (out,) if isinstance(out, Tensor) else () if out is None else tree_leaves(out):
             if isinstance(leaf, Tensor):
-                for part in stored_as(leaf):
+                for part in dense_parts(leaf):
                     self.see(part)
         if func in WORKSPACES:
             self.workspace(out[WORKSPACES[func]])
-        count = flop_registry.get(func._overloadpacket)
+        count = flop_registry.get(operation_of(func))
         if count is not None:
             self.log.flops[self.moment] += count(*args, **kwargs, out_val=out)
         if not self.log.draws and torch.Tag.nondeterministic_seeded in func.tags:
@@ -180,21 +191,9 @@ class Tracker(DispatchMode):
         return out
 
 
-SPARSE = {torch.sparse_coo: ("_indices", "_values"), torch.sparse_csr: ("crow_indices", "col_indices", "values"),
-          torch.sparse_csc: ("ccol_indices", "row_indices", "values"), torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
-          torch.sparse_bsc: ("ccol_indices", "row_indices", "values")}
-
-
-def stored_as(tensor: Tensor) -> tuple[Tensor, ...]:
-    """The tensors whose storages hold a tensor's numbers: itself, or what a sparse one is made of."""
-    if tensor.layout is torch.strided or tensor.layout not in SPARSE:
-        return (tensor,)
-    return tuple(getattr(tensor, part)() for part in SPARSE[tensor.layout])
-
-
 def really_draws(func: Any, args: Any, kwargs: Any) -> bool:
     """Whether a random operation depends on chance; an attention kernel does not without dropout."""
-    names = [argument.name for argument in func._schema.arguments]
+    names = [argument.name for argument in arguments_of(func)]
     given = dict(zip(names, args, strict=False)) | kwargs
     return "dropout_p" not in names or bool(given.get("dropout_p"))
 
@@ -230,7 +229,7 @@ def watched(run: Run, tracker: Tracker) -> Run:
         tracker.hold(state_tensors(now.optimizer), "optimizer")
         tracker.mark("")
 
-    tracker.log.mixes = any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in run.model.modules())
+    tracker.log.mixes = any(isinstance(part, BATCH_NORMS) for part in run.model.modules())
     tracker.log.blocks = list(run.blocks)
     tracker.log.traits |= {"complex weights" for parameter in run.model.parameters() if parameter.is_complex()}
     tracker.hold((*run.model.parameters(), *stepped(run)), "parameters")

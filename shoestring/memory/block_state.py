@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from shoestring.core.errors import Mistake
+from shoestring.core.private import bit_generator, own_buffers, write_count
 from shoestring.measure.fake import unseen_writes
 from shoestring.memory.fingerprint import fingerprint, matches
 
@@ -64,7 +65,7 @@ class FrozenTensor:
 
 
 def version(tensor: Tensor) -> tuple[int, int]:
-    return (0 if tensor.is_inference() else tensor._version), unseen_writes(tensor)
+    return (0 if tensor.is_inference() else write_count(tensor)), unseen_writes(tensor)
 
 
 class FrozenItems:
@@ -145,10 +146,6 @@ class FrozenGenerator:
             bits.state = self.state
 
 
-def bit_generator(generator: np.random.Generator | np.random.RandomState) -> Any:
-    return generator.bit_generator if isinstance(generator, np.random.Generator) else generator._bit_generator 
-
-
 def equal(one: Any, other: Any) -> bool:
     """Whether two states of a generator are the same; NumPy's have arrays in nested dicts."""
     if isinstance(one, dict):
@@ -174,7 +171,7 @@ class BlockState:
         found: dict[int, Frozen] = {}
         for module in self.block.modules():
             self.follow_names(module.__dict__, found, DEPTH, copied=False)
-            self.follow_names(module._buffers, found, DEPTH, copied=True)
+            self.follow_names(own_buffers(module), found, DEPTH, copied=True)
         self.known = found
         return list(found.values())
 

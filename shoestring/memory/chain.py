@@ -40,7 +40,7 @@ def forgotten(blocks: Sequence[Block], schedule: Schedule) -> tuple[Block, ...]:
 
 
 def replayed(blocks: Sequence[Block], changes: list[dict[str, Any]], items: Schedule, alive: float, counted: float) -> None:
-    """Write the cost of computing a group again into `changes`; `counted` bytes of its last block are in `kept` already."""
+    """Write the cost of computing a segment again into `changes`; `counted` bytes of its last block are in `kept` already."""
     members = flat(items)
     last = members[-1]
     top = 0.0
@@ -98,9 +98,9 @@ def best_schedules(blocks: Sequence[Block], limits: Sequence[float]) -> list[Sch
 
 
 def solved(blocks: Sequence[Block], units: Callable[[Any], Any], kept: list[int], outputs: list[int]) -> tuple[Table, Table]:
-    """Tables over (s, t, m): the least time, and where the first group ends (-1: the first block is kept).
+    """Tables over (s, t, m): the least time, and where the first segment ends (-1: the first block is kept).
 
-    From the last s to the first; for every s, from the smallest group to the largest; for all t and m at once.
+    From the last s to the first; for every s, from the smallest segment to the largest; for all t and m at once.
     """
     count = len(blocks)
     later = np.concatenate([np.cumsum([block.gradient for block in blocks][::-1])[::-1], [0.0]])   # gradients of blocks >= i

@@ -1,6 +1,6 @@
 """Checkpoint: forget activations on the way forward, compute them again on the way back.
 
-With N equal blocks of `a` bytes and boundaries of `x` bytes, cut into groups of k:
+With N equal blocks of `a` bytes and boundaries of `x` bytes, in segments of k:
 
     kept    N a   ->  N/k x  +  k a          least at k = sqrt(N x / a)
     time    F + B ->  2 F + B                every forgotten block runs forward twice
@@ -33,8 +33,8 @@ LIMITS = 24   # memory limits between least and plain for which the dynamic prog
 
 @dataclass(frozen=True)
 class Checkpoint(TrainingTechnique):
-    every: int = 0        # blocks per group; 1 recomputes block by block
-    groups: int = 0       # or: so many groups; -1 takes sqrt(N)
+    every: int = 0        # blocks per segment; 1 recomputes block by block
+    groups: int = 0       # or: so many segments; -1 takes sqrt(N)
     schedule: str = ""    # or: any nested schedule of block numbers, such as "((0, 1), 2, (3, (4, 5)))"
 
     order: ClassVar[int] = 40
@@ -93,7 +93,7 @@ class Checkpoint(TrainingTechnique):
 
 
 def placed(blocks: Sequence[Block], schedule: Schedule) -> Schedule:
-    """A schedule over the inside blocks as one over all of them; a group is cut where something runs in between."""
+    """A schedule over the inside blocks as one over all of them; a segment ends where something runs in between."""
     positions = [position for position, block in enumerate(blocks) if block.inside]
 
     def moved(items: Schedule) -> list[Any]:

@@ -1,13 +1,13 @@
-"""The shelf: a file that holds what does not fit in memory, in regions that are read ahead and written behind.
+"""The disk store: a file that holds what does not fit in memory, in regions that are read ahead and written behind.
 
     region    a name and a fixed number of bytes, in whole pages; it has two slots in the file
     write     goes to the slot that no checkpoint stands on, so that a crash never meets a half-written state
     pin       a checkpoint was saved: what is current now is what it stands on
     check     every slot has a checksum (XXH3), made when it is written and compared whenever it is read
 
-A checkpoint of what lies here copies nothing: the slots change their roles. Bytes pass by direct I/O (O_DIRECT) where the file
-system has it, so that the page cache takes no memory from others. Nobody waits before they must: requests go to threads, and a
-request waits for the one before it on the same buffer or the same region. On fake tensors nothing moves, and all is counted.
+A checkpoint of what is stored here copies nothing: the slots change their roles. Bytes pass by direct I/O (O_DIRECT) where the file
+system has it, so that the page cache takes no memory from others. `read` and `write` return at once: threads do the work, and a request
+waits for the one before it on the same buffer or the same region. With fake tensors (a rehearsal) nothing moves, and bytes are counted.
 """
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from shoestring.core.run import Part
 from shoestring.core.units import bytes_text
 
 PAGE = 4096        # bytes: offsets, sizes and addresses of direct I/O are multiples of it
-PIECE = 8 << 20    # bytes that are moved and checked at once
+AT_ONCE = 8 << 20  # bytes that are moved and checked at once
 THREADS = 3
 
 
@@ -48,7 +48,7 @@ def pages(size: int) -> int:
 
 
 class Buffer:
-    """Memory that direct I/O can use, and the request that uses it now."""
+    """Memory that direct I/O can use (it begins at a page), and the request that uses it now."""
 
     def __init__(self, size: int, kind: Tensor) -> None:
         imagined = isinstance(kind, FakeTensor)
@@ -83,24 +83,24 @@ class Region:
     pending: Future[None] | None = None
 
 
-class Shelf:
-    """Regions in a file. `place` all of them, then `open`."""
+class DiskStore:
+    """Regions in a file. `reserve` all of them, then `open`."""
 
     def __init__(self, path: Path | None, kind: Tensor) -> None:
         self.path = path               # None: a file without a name, gone when we are
-        self.kind = kind               # an empty tensor, fake or real, like all that will pass
+        self.kind = kind               # an empty tensor; buffers are fake or real as it is
         self.imagined = isinstance(kind, FakeTensor)
         self.regions: dict[str, Region] = {}
-        self.end = 0
+        self.end = 0                   # bytes of the file
         self.moved = 0                 # bytes that were asked to move, both ways
         self.direct = True
         self.file = -1
-        self.turn = Lock()
+        self.lock = Lock()
         self.aside = ""                # what the file is called now, if it was found to be damaged
         self.threads: ThreadPoolExecutor | None = None
 
-    def place(self, name: str, size: int) -> None:
-        assert name not in self.regions, f"{name} has a place already"
+    def reserve(self, name: str, size: int) -> None:
+        assert name not in self.regions, f"{name} is reserved already"
         self.regions[name] = Region(name, self.end, pages(size))
         self.end += 2 * pages(size)
 
@@ -117,7 +117,7 @@ class Shelf:
         except OSError as error:
             raise Mistake(f"the state needs {bytes_text(self.end)} on the disk of {directory}, which could not be reserved: "
                           f"{error.strerror}") from error
-        self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="shelf")
+        self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="disk store")
 
     def opened(self, directory: Path) -> int:
         flags = os.O_RDWR | os.O_CREAT
@@ -163,7 +163,7 @@ class Shelf:
     def request(self, buffer: Buffer, before: Future[None] | None, work: Callable[[memoryview], None], size: int) -> None:
         if self.imagined:
             return
-        assert self.threads is not None, "the shelf is open"
+        assert self.threads is not None, "the store is open"
         earlier = buffer.pending
         assert buffer.view is not None, "real bytes move in real memory"
         view = buffer.view[:size]
@@ -179,12 +179,12 @@ class Shelf:
     def write_now(self, region: Region, slot: int, view: memoryview) -> None:
         check = xxh3_64()
         begin = region.offset + slot * region.size
-        for start in range(0, region.size, PIECE):
-            piece = view[start: start + PIECE]
-            check.update(piece)
+        for start in range(0, region.size, AT_ONCE):
+            part = view[start: start + AT_ONCE]
+            check.update(part)
             done = 0
-            while done < len(piece):
-                done += os.pwrite(self.file, piece[done:], begin + start + done)
+            while done < len(part):
+                done += os.pwrite(self.file, part[done:], begin + start + done)
         checks = list(region.checks)
         checks[slot] = check.intdigest()
         region.checks = (checks[0], checks[1])
@@ -192,15 +192,15 @@ class Shelf:
     def read_now(self, region: Region, slot: int, view: memoryview) -> None:
         check = xxh3_64()
         begin = region.offset + slot * region.size
-        for start in range(0, region.size, PIECE):
-            piece = view[start: start + PIECE]
+        for start in range(0, region.size, AT_ONCE):
+            part = view[start: start + AT_ONCE]
             done = 0
-            while done < len(piece):
-                got = os.preadv(self.file, [piece[done:]], begin + start + done)
+            while done < len(part):
+                got = os.preadv(self.file, [part[done:]], begin + start + done)
                 if not got:
                     raise Mistake(f"{self.path} is shorter than it was: {region.name} is not in it any more; {self.cure(region, slot)}")
                 done += got
-            check.update(piece)
+            check.update(part)
         if check.intdigest() != region.checks[slot]:
             raise Mistake(f"{region.name} in {self.path} is not what was written there (its checksum differs): the disk or somebody "
                           f"changed it; {self.cure(region, slot)}")
@@ -211,7 +211,7 @@ class Shelf:
             return "the same command begins anew"
         if slot != region.pinned:
             return "the last checkpoint does not stand on that, and the same command goes on from there"
-        with self.turn:   # several threads may find damage at once
+        with self.lock:   # several threads may find damage at once
             if self.path is not None and not self.aside:
                 self.aside = next(path for path in map(f"{self.path}.damaged-{{}}".format, count()) if not os.path.exists(path))
                 self.path.rename(self.aside)
@@ -236,7 +236,7 @@ class Shelf:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         here = {region.name: [region.offset, region.size] for region in self.regions.values()}
-        if any(here.get(name) != place[:2] for name, place in state.items()):
+        if any(here.get(name) != entry[:2] for name, entry in state.items()):
             raise Mistake(f"{self.path} was laid out for another model, optimizer or plan: give what it was begun with, another --run, "
                           f"or --fresh")
         for region in self.regions.values():
@@ -261,7 +261,7 @@ class Shelf:
 
 
 def require_room(directory: Path, size: int, there: int = 0) -> None:
-    """Refuse to begin where so many bytes of state do not fit; `there`: what is taken up by them already."""
+    """Refuse to begin where `size` bytes of state do not fit; `there` of them are on the disk already."""
     free = shutil.disk_usage(directory).free
     if size - there > free:
         raise Mistake(f"the state needs {bytes_text(size)} on the disk of {directory} (each number twice, so that a crash leaves "
@@ -269,39 +269,39 @@ def require_room(directory: Path, size: int, there: int = 0) -> None:
 
 
 class OnDisk(Part):
-    """A part of a run whose state is on a shelf."""
+    """A part of a run whose state is in a disk store."""
 
     on_disk: ClassVar[bool] = True
-    shelf: Shelf
+    store: DiskStore
 
     @property
     def moved(self) -> int:
-        return self.shelf.moved
+        return self.store.moved
 
     @property
     def stored(self) -> int:
-        return self.shelf.end
+        return self.store.end
 
     @property
     def remark(self) -> str:
-        if self.shelf.imagined or self.shelf.direct or not self.shelf.end:
+        if self.store.imagined or self.store.direct or not self.store.end:
             return ""
-        return (f"the file system of {self.shelf.path or tempfile.gettempdir()} has no direct I/O: what is streamed also fills the "
+        return (f"the file system of {self.store.path or tempfile.gettempdir()} has no direct I/O: what is streamed also fills the "
                 f"kernel's page cache, which other programs may miss")
 
     def state_dict(self) -> dict[str, Any]:
-        return {"regions": self.shelf.state_dict()}
+        return {"regions": self.store.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.shelf.load_state_dict(state["regions"])
+        self.store.load_state_dict(state["regions"])
 
     def saved(self) -> None:
         """A checkpoint with this state is safe."""
-        self.shelf.pin()
+        self.store.pin()
 
 
 class Reader:
-    """Reads what a checkpoint stands on from a shelf's file, without the run that wrote it."""
+    """Reads what a checkpoint stands on from a store's file, without the run that wrote it."""
 
     def __init__(self, path: Path, regions: Mapping[str, Sequence[int]]) -> None:
         self.path, self.regions = path, regions
@@ -318,17 +318,17 @@ class Reader:
                               f"it, and the weights can't be had from there; train with --fresh to make them anew")
         return self.held[1]
 
-    def weights(self, places: Mapping[str, Any]) -> dict[str, Lying]:
-        return {name: Lying(self, place) for name, place in places.items()}
+    def weights(self, entries: Mapping[str, Any]) -> dict[str, FileTensor]:
+        return {name: FileTensor(self, entry) for name, entry in entries.items()}
 
 
-class Lying:
-    """A weight in such a file."""
+class FileTensor:
+    """A weight in the file of a run that has ended; `entry` says where, as Streaming.state_dict wrote it."""
 
-    def __init__(self, reader: Reader, place: Mapping[str, Any]) -> None:
-        self.reader, self.parts = reader, place["parts"]
-        self.dtype: torch.dtype = getattr(torch, place["dtype"])
-        self.shape = torch.Size(place["shape"])
+    def __init__(self, reader: Reader, entry: Mapping[str, Any]) -> None:
+        self.reader, self.parts = reader, entry["parts"]
+        self.dtype: torch.dtype = getattr(torch, entry["dtype"])
+        self.shape = torch.Size(entry["shape"])
 
     def pieces(self) -> Iterator[Tensor]:
         for region, begin, shape, stride in self.parts:

@@ -23,12 +23,12 @@ from shoestring.core.ledger import Ledger
 from shoestring.core.run import Run
 from shoestring.core.training import TrainingTechnique
 from shoestring.memory import eight_bits
-from shoestring.memory.disk_store import OnDisk, Shelf
-from shoestring.memory.offloaded_optimizer import BUFFERS, CHUNK, SMALL, Deputy, Parked, unparkable
+from shoestring.memory.disk_store import DiskStore, OnDisk
+from shoestring.memory.offloaded_optimizer import BUFFERS, CHUNK, SMALL, OffloadedOptimizer, OptimizerProxy, offload_refusal
 from shoestring.memory.step_in_backward import only
 
 PLACES = ("disk", "host")
-BLOCK = 16 << 20    # numbers stepped at once in host memory; of a quarter of them, a tenth of the time goes into calling the optimizer
+BLOCK = 16 << 20    # numbers stepped at once in host memory; with a quarter of that, calling the optimizer takes a tenth of the time
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class OffloadOptimizer(TrainingTechnique):
 
     @classmethod
     def choices(cls, ledger: Ledger) -> tuple[OffloadOptimizer, ...]:
-        return (*(cls(place) for place in PLACES), cls(moments="8bit"))
+        return (*(cls(to) for to in PLACES), cls(moments="8bit"))
 
     def exactness(self, ledger: Ledger) -> Exactness:
         return Exactness.CHANGED if self.moments else Exactness.BITS
@@ -61,7 +61,7 @@ class OffloadOptimizer(TrainingTechnique):
             return "" if "on a GPU" in ledger.traits else "there is no GPU: the moments are in host memory already"
         if not ledger.optimizer:
             return "the optimizer keeps no moments"
-        if (reason := unparkable(ledger, bool(self.moments))):
+        if (reason := offload_refusal(ledger, bool(self.moments))):
             return reason
         return "" if "own process" in ledger.traits else "state on disk needs a run of its own: use a job file"
 
@@ -75,25 +75,25 @@ class OffloadOptimizer(TrainingTechnique):
 
     def apply(self, run: Run) -> Run:
         if self.to == "host":
-            return replace(run, optimizer=cast(torch.optim.Optimizer, Hosted(run.optimizer)))
+            return replace(run, optimizer=cast(torch.optim.Optimizer, HostOptimizer(run.optimizer)))
         names = {parameter: name for name, parameter in run.model.named_parameters()}
         large = {parameter: names[parameter] for group in run.optimizer.param_groups for parameter in group["params"]
                  if parameter.requires_grad and parameter.numel() >= SMALL}
         kind = next(run.model.parameters()).data.new_empty(0)
-        shelf = Shelf(run.folder / "moments.bin" if run.folder else None, kind)
-        parked = Parked(run.optimizer, shelf, large, coded=bool(self.moments))
-        shelf.open()
+        store = DiskStore(run.folder / "moments.bin" if run.folder else None, kind)
+        offloaded = OffloadedOptimizer(run.optimizer, store, large, coded=bool(self.moments))
+        store.open()
 
         def gradients(now: Run, batch: Batch) -> Tensor:
-            parked.turn()
+            offloaded.begin_step()
             return run.gradients(now, batch)
 
-        return replace(run, optimizer=cast(torch.optim.Optimizer, parked), gradients=gradients,
-                       state={**run.state, "moments": Moments(parked)})
+        return replace(run, optimizer=cast(torch.optim.Optimizer, offloaded), gradients=gradients,
+                       state={**run.state, "moments": Moments(offloaded)})
 
 
-class Hosted(Deputy):
-    """Stands for an optimizer whose moments are in host memory, and whose update runs there."""
+class HostOptimizer(OptimizerProxy):
+    """An optimizer whose moments are in host memory, and whose update runs there."""
 
     @torch.no_grad()
     def step(self) -> None:
@@ -121,29 +121,29 @@ class Hosted(Deputy):
         away = {one: self.fetched(one) for one in block if not self.here(one)}
         with only(self.optimizer, [away.get(one, one) for one in block], group):
             self.optimizer.step()
-        for one, piece in away.items():
-            self.optimizer.state[one] = self.optimizer.state.pop(piece, {})
-            one.copy_(piece)
+        for one, copy in away.items():
+            self.optimizer.state[one] = self.optimizer.state.pop(copy, {})
+            one.copy_(copy)
 
     def here(self, parameter: nn.Parameter) -> bool:
         return parameter.device.type == "cpu"
 
     def fetched(self, parameter: nn.Parameter) -> nn.Parameter:
         """A parameter, its gradient and its state in host memory."""
-        piece = nn.Parameter(parameter.detach().to("cpu"))
-        piece.grad = parameter.grad.to("cpu") if parameter.grad is not None else None
+        copy = nn.Parameter(parameter.detach().to("cpu"))
+        copy.grad = parameter.grad.to("cpu") if parameter.grad is not None else None
         state = {name: value.to("cpu") if isinstance(value, Tensor) else value for name, value in self.optimizer.state[parameter].items()}
         if state:
-            self.optimizer.state[piece] = state
-        return piece
+            self.optimizer.state[copy] = state
+        return copy
 
 
 class Moments(OnDisk):
-    """What a run says of its moments on disk."""
+    """The moments on disk, as a part of a run with state."""
 
-    def __init__(self, parked: Parked) -> None:
-        self.shelf = parked.shelf
-        self.ring = parked.ring
+    def __init__(self, offloaded: OffloadedOptimizer) -> None:
+        self.store = offloaded.store
+        self.ring = offloaded.ring
 
     @property
     def buffers(self) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""An optimizer whose moments wait on a shelf: a step brings them through memory a chunk at a time, in the user's own optimizer.
+"""An optimizer whose moments are on disk: a step brings them through memory a chunk at a time, in the user's own optimizer.
 
     moments in memory    all of them  ->  a few chunks, and those of small parameters
     traffic              + 2 x their bytes per step
@@ -18,7 +18,7 @@ from torch import Tensor, nn, optim
 
 from shoestring.core.ledger import Ledger
 from shoestring.memory import eight_bits
-from shoestring.memory.disk_store import Buffer, Shelf
+from shoestring.memory.disk_store import Buffer, DiskStore
 from shoestring.memory.step_in_backward import only
 
 SMALL = 1 << 14     # numbers: the moments of a smaller parameter stay in memory
@@ -28,43 +28,42 @@ ELEMENTWISE = (optim.Adam, optim.AdamW, optim.SGD, optim.RMSprop, optim.Adagrad,
                optim.RAdam, optim.ASGD, optim.Rprop)
 
 
-def unparkable(ledger: Ledger, coded: bool) -> str:
+def offload_refusal(ledger: Ledger, coded: bool) -> str:
     """Why moments can't pass through memory in chunks, or in 8 bits; empty if they can."""
     if "sparse gradients" in ledger.traits:
         return "the model has sparse gradients, which can't be stepped a chunk at a time: make its embeddings with sparse=False"
     return "the model has complex weights, whose moments have no 8-bit code" if coded and "complex weights" in ledger.traits else ""
 
 
-class Habit:
-    """What is wanted one after the other, as it was the step before."""
+class AccessOrder:
+    """The order in which regions were asked for in the step before: what comes next in it is worth reading ahead."""
 
     def __init__(self, guess: Sequence[str] = ()) -> None:
-        self.before, self.now = list(guess), list[str]()
+        self.before, self.now = list(guess), list[str]()   # names in the step before, and in this one so far
 
-    def turn(self) -> None:
-        """A step begins."""
+    def begin_step(self) -> None:
         if self.now:
             self.before, self.now = self.now, []
 
-    def after(self, name: str, count: int) -> list[str]:
-        """Note what is wanted now; gives what will be wanted next, where it goes as before."""
+    def next_after(self, name: str, count: int) -> list[str]:
+        """Note that `name` is asked for; the `count` names that followed it last time, or none if this step goes another way."""
         at = len(self.now)
         self.now.append(name)
         return self.before[at + 1: at + 1 + count] if self.before[at: at + 1] == [name] else []
 
 
-class Ring:
+class BufferRing:
     """A few buffers through which regions pass, read ahead in the order of the step before."""
 
-    def __init__(self, shelf: Shelf, size: int, at_once: bool = True) -> None:
-        self.shelf, self.size = shelf, size
+    def __init__(self, store: DiskStore, size: int, allocate_now: bool = True) -> None:
+        self.store, self.size = store, size
         self.buffers: list[Buffer] = []
-        if at_once:   # else when something passes for the first time
-            self.make()
-        self.turns = 0
+        if allocate_now:   # else when a region passes for the first time
+            self.allocate()
+        self.given = 0   # buffers given out so far, in turns
         self.last: tuple[str, Buffer | None] = ("", None)
-        self.coming: dict[str, tuple[Buffer, int]] = {}   # with the version that is coming
-        self.habit = Habit()
+        self.coming: dict[str, tuple[Buffer, int]] = {}   # region -> buffer it is read into, its version then
+        self.accesses = AccessOrder()
 
     def fetch(self, name: str) -> Buffer:
         """The buffer with a region's bytes, until another is wanted; where nothing was written yet, with any bytes."""
@@ -72,8 +71,8 @@ class Ring:
         if name == self.last[0] and buffer is not None:
             buffer.wait()
             return buffer
-        regions = self.shelf.regions
-        ahead = self.habit.after(name, BUFFERS - 2)
+        regions = self.store.regions
+        ahead = self.accesses.next_after(name, BUFFERS - 2)
         buffer, version = self.coming.pop(name, (None, -1))
         if buffer is None or version != regions[name].version:   # not foreseen, or written again since
             self.coming.clear()
@@ -92,27 +91,27 @@ class Ring:
         buffer.wait()
         return buffer
 
-    def make(self) -> None:
-        self.buffers = [self.shelf.buffer(self.size) for _ in range(BUFFERS)]
+    def allocate(self) -> None:
+        self.buffers = [self.store.buffer(self.size) for _ in range(BUFFERS)]
 
     def begin(self, name: str, read: bool) -> Buffer:
         if not self.buffers:
-            self.make()
-        buffer = self.buffers[self.turns % BUFFERS]
-        self.turns += 1
+            self.allocate()
+        buffer = self.buffers[self.given % BUFFERS]
+        self.given += 1
         if read:
-            self.shelf.read(name, buffer)
+            self.store.read(name, buffer)
         return buffer
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """A stretch of a parameter's numbers, and where its moments lie."""
+    """A stretch of a parameter's numbers, and the region that holds its moments."""
 
     region: str
     begin: int
     end: int
-    shape: tuple[int, ...]                       # of the whole parameter, or of the stretch
+    shape: tuple[int, ...]                       # of the parameter if the chunk is all of it, else (count,)
 
     @property
     def count(self) -> int:
@@ -136,8 +135,8 @@ class Chunk:
         return {name: buffer.bytes[number * each: (number + 1) * each] for number, name in enumerate(moments)}
 
 
-class Deputy:
-    """Stands for an optimizer."""
+class OptimizerProxy:
+    """Used in place of an optimizer; whatever a subclass does not define is the optimizer's own."""
 
     def __init__(self, optimizer: optim.Optimizer) -> None:
         self.optimizer = optimizer
@@ -154,13 +153,16 @@ class Deputy:
         return getattr(self.optimizer, name)
 
 
-class Parked(Deputy):
-    """Stands for an optimizer; `names` are the parameters whose moments are parked, `rows` those that are cut by rows."""
+class OffloadedOptimizer(OptimizerProxy):
+    """Steps an optimizer's parameters; the moments of those in `names` are on disk.
 
-    def __init__(self, optimizer: optim.Optimizer, shelf: Shelf, names: Mapping[nn.Parameter, str],
+    Parameters in `rows` are stepped that many rows at a time.
+    """
+
+    def __init__(self, optimizer: optim.Optimizer, store: DiskStore, names: Mapping[nn.Parameter, str],
                  rows: Mapping[nn.Parameter, int] | None = None, coded: bool = False) -> None:
         super().__init__(optimizer)
-        self.shelf, self.coded = shelf, coded   # coded: in 8 bits
+        self.store, self.coded = store, coded   # coded: in 8 bits
         self.group_of = {one: group for group in optimizer.param_groups for one in group["params"] if one.requires_grad}
         self.moments = {(id(group), dtype): moments_of(optimizer, group, dtype) for group in optimizer.param_groups
                         for dtype in dict.fromkeys(one.dtype for one in group["params"])}
@@ -172,14 +174,13 @@ class Parked(Deputy):
                 continue
             self.chunks[parameter] = chunks(parameter, name, (rows or {}).get(parameter), isinstance(optimizer, ELEMENTWISE))
             for chunk in self.chunks[parameter]:
-                shelf.place(chunk.region, chunk.size(moments, coded))
+                store.reserve(chunk.region, chunk.size(moments, coded))
                 largest = max(largest, chunk.size(moments, coded))
-        self.ring = Ring(shelf, largest) if largest else None
+        self.ring = BufferRing(store, largest) if largest else None
 
-    def turn(self) -> None:
-        """A step begins."""
+    def begin_step(self) -> None:
         if self.ring is not None:
-            self.ring.habit.turn()
+            self.ring.accesses.begin_step()
 
     def step(self) -> None:
         for group in list(self.optimizer.param_groups):
@@ -206,13 +207,13 @@ class Parked(Deputy):
         self.finish(parameter)
 
     def step_chunk(self, parameter: nn.Parameter, number: int, weights: Tensor, gradient: Tensor) -> None:
-        """Move the numbers of one chunk; `weights` are changed in place. The update runs on the host."""
+        """Step one chunk, as a stand-in parameter of the user's optimizer; `weights` are changed in place. This runs on the host."""
         chunk, group = self.chunks[parameter][number], self.group_of[parameter]
         moments = self.moments[id(group), parameter.dtype]
-        known = self.shelf.regions[chunk.region].written
+        known = self.store.regions[chunk.region].written
         buffer = self.ring.fetch(chunk.region) if moments and self.ring else None
-        piece = nn.Parameter(weights.to("cpu").view(chunk.shape))
-        piece.grad = gradient.to("cpu").view(chunk.shape)
+        stand_in = nn.Parameter(weights.to("cpu").view(chunk.shape))
+        stand_in.grad = gradient.to("cpu").view(chunk.shape)
         views: dict[str, Tensor] = {}
         if buffer and not self.coded:
             views = chunk.views(buffer, moments)
@@ -221,10 +222,10 @@ class Parked(Deputy):
                      for name, held in chunk.codes(buffer, moments).items()}
         if known:
             rest = {name: value.clone() if isinstance(value, Tensor) else value for name, value in self.optimizer.state[parameter].items()}
-            self.optimizer.state[piece] = rest | views
-        with torch.no_grad(), only(self.optimizer, piece, group):
+            self.optimizer.state[stand_in] = rest | views
+        with torch.no_grad(), only(self.optimizer, stand_in, group):
             self.optimizer.step()
-            after = self.optimizer.state.pop(piece, {})
+            after = self.optimizer.state.pop(stand_in, {})
             if buffer and self.coded:
                 for name, held in chunk.codes(buffer, moments).items():
                     eight_bits.pack(after[name], held, name in eight_bits.SQUARES)
@@ -233,9 +234,9 @@ class Parked(Deputy):
                     if after.get(name) is not view:
                         view.copy_(after[name].view(chunk.shape))
             if weights.device.type != "cpu":
-                weights.copy_(piece.view(-1))
+                weights.copy_(stand_in.view(-1))
         if buffer:
-            self.shelf.write(chunk.region, buffer)
+            self.store.write(chunk.region, buffer)
         self.after = {name: value for name, value in after.items() if name not in moments}
 
     def finish(self, parameter: nn.Parameter) -> None:
@@ -273,11 +274,11 @@ def flattened(tensor: Tensor, stride: tuple[int, ...] | None = None) -> Tensor:
 
 
 @contextmanager
-def without(optimizer: optim.Optimizer, parked: Mapping[nn.Parameter, Any]) -> Iterator[None]:
-    """The optimizer knows of all but these for a while."""
+def without(optimizer: optim.Optimizer, others: Mapping[nn.Parameter, Any]) -> Iterator[None]:
+    """Inside, the optimizer does not know of `others`."""
     members = [group["params"] for group in optimizer.param_groups]
     for group, all_of_them in zip(optimizer.param_groups, members, strict=True):
-        group["params"] = [parameter for parameter in all_of_them if parameter not in parked]
+        group["params"] = [parameter for parameter in all_of_them if parameter not in others]
     try:
         yield
     finally:

@@ -20,7 +20,7 @@ from shoestring.core.batch import Batch, mapped
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import Ledger
-from shoestring.core.private import FakeTensor
+from shoestring.core.private import FakeTensor, own_buffers, own_parameters
 from shoestring.core.run import Part, Run
 from shoestring.core.training import TrainingTechnique
 from shoestring.measure.instructions import deadly, require
@@ -103,14 +103,14 @@ def in_sixteen_bits(run: Run, dtype: torch.dtype) -> Run:
     """The weights themselves in 16 bits, and the batch's floating-point tensors with them."""
     small: dict[nn.Parameter, nn.Parameter] = {}
     for module in run.model.modules():
-        for name, parameter in list(module._parameters.items()):
+        for name, parameter in list(own_parameters(module).items()):
             if parameter is not None and parameter.is_floating_point():
                 if parameter not in small:
                     small[parameter] = nn.Parameter(parameter.detach().to(dtype), parameter.requires_grad)
-                module._parameters[name] = small[parameter]
-        for name, buffer in list(module._buffers.items()):
+                own_parameters(module)[name] = small[parameter]
+        for name, buffer in list(own_buffers(module).items()):
             if buffer is not None and buffer.is_floating_point():
-                module._buffers[name] = buffer.to(dtype)
+                own_buffers(module)[name] = buffer.to(dtype)
     for group in run.optimizer.param_groups:
         group["params"] = [small.get(parameter, parameter) for parameter in group["params"]]
 

@@ -1,9 +1,9 @@
 """Recomputation from outside: blocks forget what they saved for backward and compute it again when it is asked for.
 
-The user's forward runs as it is, in its own order. While a block of a group runs, every tensor that autograd saves is replaced by
+The user's forward runs as it is, in its own order. While a block of a segment runs, every tensor that autograd saves is replaced by
 an empty slot, and the call (its arguments, random state, what the block keeps) is written down. When backward asks for a slot,
-the calls of its group run again and fill all slots of the group. A group may contain groups: on the way through, their
-slots are handed on to a new inner group instead of being filled, which is a checkpoint within a checkpoint.
+the calls of its segment run again and fill all slots of the segment. A segment may contain segments: on the way through, their
+slots are handed on to a new inner segment instead of being filled, which is a checkpoint within a checkpoint.
 
 A call that runs again finds everything that its block keeps as it was the first time (block_state.py), and all global generators too. What
 can't be put back is noticed: backward uses nothing but what fills the slots, so that is compared with what was forgotten, by
@@ -12,7 +12,7 @@ fingerprint; all of it in a block's first call, one tensor of each call later. A
     schedule (0, (1, 2), (3, (4, 5), 6))     0 keeps everything; 1 2 are computed again together;
                                              3 to 6 too, and on that way 4 5 are forgotten once more
 
-An argument that an earlier call of the same group produced is not held but looked up in the replay.
+An argument that an earlier call of the same segment produced is not held but looked up in the replay.
 """
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from shoestring.core import random_state as chance
+from shoestring.core import random_state
 from shoestring.core.errors import Mistake
-from shoestring.core.private import tree_flatten, tree_leaves, tree_unflatten
+from shoestring.core.private import storage_id_of, tree_flatten, tree_leaves, tree_unflatten
 from shoestring.memory.block_state import BlockState, Frozen, version
 from shoestring.memory.fingerprint import Fingerprint, fingerprint, matches
 
@@ -45,7 +45,7 @@ def flat(schedule: Schedule) -> list[int]:
 
 
 class Earlier(NamedTuple):
-    """An argument that is a result of an earlier call of the group."""
+    """An argument that is a result of an earlier call of the segment."""
 
     call: int
     leaf: int
@@ -65,8 +65,8 @@ OVERWRITES = (f"{ABOUT_A_BLOCK}{{}} changes its input in place, so what it would
 class Slot:
     """What stands in the autograd graph for a tensor that was forgotten."""
 
-    def __init__(self, group: Group, tensor: Tensor) -> None:
-        self.group = group
+    def __init__(self, segment: Segment, tensor: Tensor) -> None:
+        self.segment = segment
         self.kind = (tensor.shape, tensor.dtype)
         self.print: Fingerprint = None
         self.sampled = False                 # the fingerprint is one of a few numbers
@@ -106,14 +106,14 @@ class Call:
     structure: Any                        # of (args, kwargs)
     leaves: list[Any]                     # tensors replaced by HELD or Earlier
     held: Callable[[], tuple[Tensor, ...]]
-    random: chance.State
+    random: random_state.State
     autocast: tuple[str, bool, torch.dtype, bool]
     state: BlockState
     picture: list[Frozen]                 # what the block kept before the call
 
 
 @dataclass
-class Group:
+class Segment:
     schedule: Schedule
     calls: list[Call] = field(default_factory=list)
     slots: list[Callable[[], Slot | None]] = field(default_factory=list)
@@ -126,9 +126,9 @@ class Group:
         return slot
 
     def adopt(self, slot: Slot | None) -> None:
-        """Take over a slot of the group around us."""
+        """Take over a slot of the segment around us."""
         if slot is not None:
-            slot.group = self
+            slot.segment = self
         self.slots.append(weakref.ref(slot) if slot is not None else nothing)
 
     def record(self, call: Call, output: Any) -> None:
@@ -157,18 +157,18 @@ class Group:
         return found
 
     def replay(self) -> None:
-        """Run the calls again and fill the slots, or hand them on to inner groups."""
+        """Run the calls again and fill the slots, or hand them on to inner segments."""
         inner = self.inner_groups()
         position = 0
-        group: Group | None = None
+        segment: Segment | None = None
 
         def store(tensor: Tensor) -> None:
             nonlocal position
             slot = self.slots[position]()
             if slot is not None and not slot.takes(tensor):
                 raise Mistake(CHANGED.format(call.name))
-            if group is not None:
-                group.adopt(slot)
+            if segment is not None:
+                segment.adopt(slot)
             elif slot is not None:
                 slot.value = tensor.detach()
             position += 1
@@ -177,34 +177,34 @@ class Group:
 
         outputs: list[list[Any]] = []
         try:
-            with torch.enable_grad(), chance.kept(), saved_tensors_hooks(store, never):
+            with torch.enable_grad(), random_state.kept(), saved_tensors_hooks(store, never):
                 for index, call in enumerate(self.calls):
                     args, kwargs = arguments(call, outputs)
                     begins = index in inner and (index == 0 or inner.get(index - 1) is not inner[index])
-                    if group is not None and (begins or index not in inner):
-                        group.close()
-                        group = None
+                    if segment is not None and (begins or index not in inner):
+                        segment.close()
+                        segment = None
                     if begins:
-                        group = Group(inner[index])
-                    if group is not None:
-                        again = noted(call, (args, kwargs), group)
-                    chance.restore(call.random)
+                        segment = Segment(inner[index])
+                    if segment is not None:
+                        again = noted(call, (args, kwargs), segment)
+                    random_state.restore(call.random)
                     with autocast_as(call.autocast), call.state.as_in(call.picture):
                         output = call.forward(*args, **kwargs)
-                    if group is not None:
-                        group.record(again, output)
+                    if segment is not None:
+                        segment.record(again, output)
                     outputs.append([leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in tree_leaves(output)])
-                    if group is not None:
+                    if segment is not None:
                         for leaf, tensor in enumerate(outputs[-1]):
                             if isinstance(tensor, Tensor):
-                                group.results[id(tensor)] = Earlier(len(group.calls) - 1, leaf, False)
-                                group.alive.append(tensor)
+                                segment.results[id(tensor)] = Earlier(len(segment.calls) - 1, leaf, False)
+                                segment.alive.append(tensor)
                     del output, args, kwargs
         except Finished:
-            if group is not None and len(group.calls) < len(flat(group.schedule)):
-                group.calls.append(again)
-        if group is not None:
-            group.close()
+            if segment is not None and len(segment.calls) < len(flat(segment.schedule)):
+                segment.calls.append(again)
+        if segment is not None:
+            segment.close()
         if position < len(self.slots):
             raise Mistake(CHANGED.format(self.calls[-1].name))
 
@@ -219,27 +219,27 @@ def never(_: Any) -> Tensor:
 
 def unpack(slot: Slot) -> Tensor:
     while slot.value is None:
-        slot.group.replay()
+        slot.segment.replay()
     value, slot.value = slot.value, None
     return value
 
 
-def taken(given: tuple[Any, Any], group: Group) -> tuple[Any, list[Any], list[Tensor]]:
+def taken(given: tuple[Any, Any], segment: Segment) -> tuple[Any, list[Any], list[Tensor]]:
     """The structure of (args, kwargs), their leaves with tensors replaced by where they are found again, and the tensors to hold."""
     leaves, structure = tree_flatten(given)
     held: list[Tensor] = []
     for position, leaf in enumerate(leaves):
         if isinstance(leaf, Tensor):
-            earlier = group.results.get(id(leaf))
+            earlier = segment.results.get(id(leaf))
             if earlier is None:
                 held.append(leaf)
             leaves[position] = HELD if earlier is None else earlier._replace(requires_grad=leaf.requires_grad)
     return structure, leaves, held
 
 
-def noted(call: Call, given: tuple[Any, Any], group: Group) -> Call:
-    """A call of a replay as one of an inner group, with the arguments it has there."""
-    structure, leaves, held = taken(given, group)
+def noted(call: Call, given: tuple[Any, Any], segment: Segment) -> Call:
+    """A call of a replay as one of an inner segment, with the arguments it has there."""
+    structure, leaves, held = taken(given, segment)
     return replace(call, structure=structure, leaves=leaves, held=lambda: tuple(held))
 
 
@@ -273,30 +273,30 @@ class Recorder:
     def __init__(self, blocks: Mapping[str, nn.Module], schedule: Schedule) -> None:
         self.names = list(blocks)
         self.blocks = list(blocks.values())
-        self.group_of = {number: item for item in schedule if not isinstance(item, int) for number in flat(item)}
+        self.segment_of = {number: item for item in schedule if not isinstance(item, int) for number in flat(item)}
         self.watched: dict[int, int] = {}   # block -> which of the tensors that it saves is compared in every call; none before the first
-        self.random: chance.State | None = None   # before the last call
+        self.random: random_state.State | None = None   # before the last call
         self.states: dict[int, BlockState] = {}
 
     @contextmanager
     def around(self) -> Iterator[None]:
-        self.open: Group | None = None
+        self.open: Segment | None = None
         self.last = -1
         with patched({block: self.wrapper(number, block) for number, block in enumerate(self.blocks)
-                      if number in self.group_of}):
+                      if number in self.segment_of}):
             try:
                 yield
             finally:
                 self.enter(None, -1)
 
-    def enter(self, schedule: Schedule | None, number: int) -> Group | None:
-        """The group for the next call: the open one if the call follows in it, else a new one."""
+    def enter(self, schedule: Schedule | None, number: int) -> Segment | None:
+        """The segment for the next call: the open one if the call follows in it, else a new one."""
         follows = (self.open is not None and self.open.schedule is schedule and number == self.last + 1
-                   and self.group_of.get(self.last) is schedule)
+                   and self.segment_of.get(self.last) is schedule)
         if not follows:
             if self.open is not None:
                 self.open.close()
-            self.open = None if schedule is None else Group(schedule)
+            self.open = None if schedule is None else Segment(schedule)
         self.last = number
         return self.open
 
@@ -307,25 +307,25 @@ class Recorder:
             if not torch.is_grad_enabled():
                 return forward(*args, **kwargs)
             args, kwargs = without_caches(args), {name: without_caches(value) for name, value in kwargs.items()}
-            group = self.enter(self.group_of[number], number)
-            assert group is not None, "a block in a group has a group"
+            segment = self.enter(self.segment_of[number], number)
+            assert segment is not None, "a block with a schedule is in a segment"
             given = [(leaf, version(leaf)) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-            call = self.call(forward, number, (args, kwargs), group, state)
-            with saved_tensors_hooks(self.packing(number, block, group), unpack):
+            call = self.call(forward, number, (args, kwargs), segment, state)
+            with saved_tensors_hooks(self.packing(number, block, segment), unpack):
                 output = forward(*args, **kwargs)
             if any(version(leaf) != before for leaf, before in given):
                 raise Mistake(OVERWRITES.format(self.names[number]))
-            group.record(call, output)
+            segment.record(call, output)
             return output
 
         return recorded
 
-    def call(self, forward: Callable[..., Any], number: int, given: tuple[Any, Any], group: Group, state: BlockState) -> Call:
+    def call(self, forward: Callable[..., Any], number: int, given: tuple[Any, Any], segment: Segment, state: BlockState) -> Call:
         """Write down a call about to happen."""
-        structure, leaves, held = taken(given, group)
+        structure, leaves, held = taken(given, segment)
         with torch.enable_grad():
             node = Keep.apply(torch.empty(0, requires_grad=True), *held).grad_fn   # type: ignore[no-untyped-call]
-        now = chance.state()
+        now = random_state.state()
         if self.random is not None and now["python"] == self.random["python"]:   # it takes 20 KB and hardly ever moves
             now["python"] = self.random["python"]
         self.random = now
@@ -333,18 +333,18 @@ class Recorder:
         return Call(forward, number, self.names[number], structure, leaves, lambda: node.saved_tensors, now, autocast_state(kind), state,
                     state.picture())
 
-    def packing(self, number: int, block: nn.Module, group: Group) -> Callable[[Tensor], Slot]:
+    def packing(self, number: int, block: nn.Module, segment: Segment) -> Callable[[Tensor], Slot]:
         """What forgets a tensor: of a block's first call all that are not weights are to be compared, later the last of them."""
-        weights = {parameter.untyped_storage()._cdata for parameter in block.parameters()}
+        weights = {storage_id_of(parameter) for parameter in block.parameters()}
         first, last = number not in self.watched, self.watched.get(number)
         position = 0
 
         def pack(tensor: Tensor) -> Slot:
             nonlocal position
-            slot = group.pack(tensor)
+            slot = segment.pack(tensor)
             if first or position == last:
                 slot.remember(tensor, sampled=not first)
-            if first and (tensor.layout is not torch.strided or tensor.untyped_storage()._cdata not in weights):
+            if first and (tensor.layout is not torch.strided or storage_id_of(tensor) not in weights):
                 self.watched[number] = position
             position += 1
             return slot

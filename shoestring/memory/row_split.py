@@ -2,9 +2,9 @@
 
     embedding    y = W[ids]          rows [a, b) of W serve the ids in [a, b)                         the same bits
     linear       y = x W' + b        rows [a, b) of W give the columns [a, b) of y;
-                                     dx = sum over the cuts of dy[a:b] W[a:b]                         another order of that sum
+                                     dx = sum over the splits of dy[a:b] W[a:b]                       another order of that sum
 
-A weight may be used by several modules (a head tied to the embedding) or several times: its gradient waits on the shelf until the
+A weight may be used by several modules (a head tied to the embedding) or several times: its gradient waits on disk until the
 backward of its last use, which steps it row by row. The gradient's sum over uses is the same in any order of two.
 """
 from __future__ import annotations
@@ -16,64 +16,67 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from shoestring.memory.disk_store import Buffer, Shelf
-from shoestring.memory.offloaded_optimizer import CHUNK, Parked, Ring
+from shoestring.memory.disk_store import Buffer, DiskStore
+from shoestring.memory.offloaded_optimizer import CHUNK, BufferRing, OffloadedOptimizer
 from shoestring.memory.recompute import autocast_as, autocast_state
 
 VECTOR = 16   # numbers that kernels take at once
 
 
-def rows_of(weight: nn.Parameter) -> int:
+def rows_at_once(weight: nn.Parameter) -> int:
     """Rows of a weight that are brought through memory at once: whole vectors of numbers, because kernels round the rest of a
     stretch in another way than its vectors."""
     return max(CHUNK // weight.shape[1] // VECTOR * VECTOR, VECTOR)
 
 
-def can_be_cut(module: nn.Module) -> bool:
+def can_be_split(module: nn.Module) -> bool:
     if type(module) is nn.Embedding:
         return module.max_norm is None and not module.scale_grad_by_freq and not module.sparse
     return type(module) is nn.Linear
 
 
-class Cut:
-    """One weight on the shelf, by rows."""
+class RowSplit:
+    """One weight on disk, by rows; the numbers of its row ranges are those of `spans`."""
 
-    def __init__(self, weight: nn.Parameter, name: str, shelf: Shelf) -> None:
-        self.weight, self.name, self.shelf = weight, name, shelf
-        self.rows = rows_of(weight)
+    def __init__(self, weight: nn.Parameter, name: str, store: DiskStore) -> None:
+        self.weight, self.name, self.store = weight, name, store
+        self.rows = rows_at_once(weight)
         self.uses = 0             # forwards whose backward is still to come
-        self.summed = False       # whether a part of the gradient waits on the shelf
+        self.summed = False       # gradients of earlier uses wait on disk
         self.device = weight.device
         for number, (begin, end) in enumerate(self.spans):
             size = (end - begin) * weight.shape[1] * weight.element_size()
-            shelf.place(f"{name}[{number}]", size)
-            shelf.place(f"gradient of {name}[{number}]", size)
+            store.reserve(f"{name}[{number}]", size)
+            store.reserve(f"gradient of {name}[{number}]", size)
 
     @property
     def spans(self) -> list[tuple[int, int]]:
         count = self.weight.shape[0]
         return [(begin, min(begin + self.rows, count)) for begin in range(0, count, self.rows)]
 
-    def connect(self, weights: Ring, gradients: Ring, parked: Parked) -> None:
-        self.weights, self.gradients, self.parked = weights, gradients, parked
+    def connect(self, weights: BufferRing, gradients: BufferRing, offloaded: OffloadedOptimizer) -> None:
+        self.weights, self.gradients, self.offloaded = weights, gradients, offloaded
 
     def part(self, buffer: Buffer, number: int) -> Tensor:
         begin, end = self.spans[number]
         return buffer.part(0, self.weight.dtype, (end - begin, self.weight.shape[1]))
 
-    def stock(self, value: Tensor) -> None:
-        """Put the weight on the shelf."""
+    def fill(self, value: Tensor) -> None:
+        """Write the weight to disk."""
         for number, (begin, end) in enumerate(self.spans):
             buffer = self.weights.blank(f"{self.name}[{number}]")
             self.part(buffer, number).copy_(value[begin:end])
-            self.shelf.write(f"{self.name}[{number}]", buffer)
+            self.store.write(f"{self.name}[{number}]", buffer)
 
     def fetch(self, number: int) -> Tensor:
         """Rows of the weight on its device, until the next call."""
         return self.part(self.weights.fetch(f"{self.name}[{number}]"), number).to(self.device)
 
-    def settle(self, number: int, gradient: Tensor, last: bool) -> None:
-        """Take the gradient of one use: of the last one, with all before, it moves the rows; others wait."""
+    def take_gradient(self, number: int, gradient: Tensor, last: bool) -> None:
+        """Take the gradient of one use of a row range.
+
+        That of the last use, added to those before, steps the rows; others are written to disk.
+        """
         region = f"gradient of {self.name}[{number}]"
         held = None
         if self.summed or not last:
@@ -81,56 +84,55 @@ class Cut:
             held = self.part(buffer, number)
             held.copy_(held + gradient.to("cpu") if self.summed else gradient)
         if not last:
-            self.shelf.write(region, buffer)
+            self.store.write(region, buffer)
             return
         whole = gradient.to("cpu") if held is None else held
         buffer = self.weights.fetch(f"{self.name}[{number}]")
-        self.parked.step_chunk(self.weight, number, self.part(buffer, number).view(-1), whole.contiguous().view(-1))
-        self.shelf.write(f"{self.name}[{number}]", buffer)
+        self.offloaded.step_chunk(self.weight, number, self.part(buffer, number).view(-1), whole.contiguous().view(-1))
+        self.store.write(f"{self.name}[{number}]", buffer)
 
-    def used(self) -> bool:
-        """The backward of one use begins; gives whether it is the last."""
+    def begin_backward(self) -> bool:
+        """The backward of one use begins; whether it is the last use."""
         self.uses -= 1
         return self.uses == 0
 
-    def passed(self, last: bool) -> None:
-        """That backward is over."""
+    def end_backward(self, last: bool) -> None:
         if last:
-            self.parked.finish(self.weight)
+            self.offloaded.finish(self.weight)
         self.summed = not last
 
     def flush(self) -> None:
-        """Backward is over. A use that got no gradient is not waited for."""
+        """The whole backward is over: a use that got no gradient is not waited for any more."""
         if self.summed:
             for number in range(len(self.spans)):
-                self.settle(number, torch.zeros(()), last=True)
-            self.passed(last=True)
+                self.take_gradient(number, torch.zeros(()), last=True)
+            self.end_backward(last=True)
         self.uses = 0
 
     def forward_of(self, module: nn.Module) -> Callable[[Tensor], Tensor]:
-        """What to call instead of a module's forward."""
+        """What is called instead of a module's forward."""
 
         def forward(given: Tensor) -> Tensor:
             trained = torch.is_grad_enabled() and self.weight.requires_grad
             self.uses += trained
             hook = torch.zeros((), requires_grad=trained)
             if isinstance(module, nn.Embedding):
-                return Rows.apply(hook, given, self, module.padding_idx)   # type: ignore[no-any-return, no-untyped-call]
-            return Columns.apply(hook, given, module.bias, self)   # type: ignore[no-any-return, no-untyped-call]
+                return SplitEmbedding.apply(hook, given, self, module.padding_idx)   # type: ignore[no-any-return, no-untyped-call]
+            return SplitLinear.apply(hook, given, module.bias, self)   # type: ignore[no-any-return, no-untyped-call]
 
         return forward
 
 
-class Rows(torch.autograd.Function):
+class SplitEmbedding(torch.autograd.Function):
     """An embedding by rows."""
 
     @staticmethod
-    def forward(ctx: Any, hook: Tensor, ids: Tensor, cut: Cut, padding: int | None) -> Tensor:
+    def forward(ctx: Any, hook: Tensor, ids: Tensor, split: RowSplit, padding: int | None) -> Tensor:
         ctx.save_for_backward(ids)
-        ctx.cut, ctx.padding = cut, padding
+        ctx.split, ctx.padding = split, padding
         out: Tensor | None = None
-        for number, (begin, end) in enumerate(cut.spans):
-            found = functional.embedding((ids - begin).clamp(0, end - begin - 1), cut.fetch(number))
+        for number, (begin, end) in enumerate(split.spans):
+            found = functional.embedding((ids - begin).clamp(0, end - begin - 1), split.fetch(number))
             out = found if out is None else torch.where(((ids >= begin) & (ids < end)).unsqueeze(-1), found, out)
         assert out is not None, "a weight has rows"
         return out
@@ -138,32 +140,32 @@ class Rows(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         gradient, (ids,) = gradients[0], ctx.saved_tensors
-        last = ctx.cut.used()
-        for number, (begin, end) in enumerate(ctx.cut.spans):
+        last = ctx.split.begin_backward()
+        for number, (begin, end) in enumerate(ctx.split.spans):
             here = (ids >= begin) & (ids < end)
             if ctx.padding is not None:
-                here &= ids != ctx.padding % ctx.cut.weight.shape[0]
+                here &= ids != ctx.padding % ctx.split.weight.shape[0]
             nowhere = end - begin   # a row more, which takes no gradient
             local = torch.where(here, ids - begin, nowhere)
             slope = torch.ops.aten.embedding_dense_backward(gradient, local, nowhere + 1, nowhere, False)
-            ctx.cut.settle(number, slope[:nowhere], last)
-        ctx.cut.passed(last)
+            ctx.split.take_gradient(number, slope[:nowhere], last)
+        ctx.split.end_backward(last)
         return None, None, None, None
 
 
-class Columns(torch.autograd.Function):
+class SplitLinear(torch.autograd.Function):
     """A linear layer by columns of its result."""
 
     @staticmethod
-    def forward(ctx: Any, hook: Tensor, x: Tensor, bias: Tensor | None, cut: Cut) -> Tensor:
+    def forward(ctx: Any, hook: Tensor, x: Tensor, bias: Tensor | None, split: RowSplit) -> Tensor:
         ctx.save_for_backward(x, bias)
-        ctx.cut, ctx.cast = cut, autocast_state(x.device.type)
+        ctx.split, ctx.cast = split, autocast_state(x.device.type)
         out: Tensor | None = None
-        for number, (begin, end) in enumerate(cut.spans):
-            found = functional.linear(x, cut.fetch(number), None if bias is None else bias[begin:end])
-            if len(cut.spans) == 1:
+        for number, (begin, end) in enumerate(split.spans):
+            found = functional.linear(x, split.fetch(number), None if bias is None else bias[begin:end])
+            if len(split.spans) == 1:
                 return found
-            out = found.new_empty((*x.shape[:-1], cut.weight.shape[0])) if out is None else out
+            out = found.new_empty((*x.shape[:-1], split.weight.shape[0])) if out is None else out
             out[..., begin:end] = found
         assert out is not None, "a weight has rows"
         return out
@@ -171,13 +173,13 @@ class Columns(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         gradient, (x, bias) = gradients[0], ctx.saved_tensors
-        cut, last = ctx.cut, ctx.cut.weight.requires_grad and ctx.cut.used()
+        split, last = ctx.split, ctx.split.weight.requires_grad and ctx.split.begin_backward()
         slope: Tensor | None = None
         biases = []
-        for number, (begin, end) in enumerate(cut.spans):
+        for number, (begin, end) in enumerate(split.spans):
             with torch.enable_grad(), autocast_as(ctx.cast):
                 given = x.detach().requires_grad_(ctx.needs_input_grad[1])
-                weight = cut.fetch(number).detach().requires_grad_(cut.weight.requires_grad)
+                weight = split.fetch(number).detach().requires_grad_(split.weight.requires_grad)
                 offset = None if bias is None else bias[begin:end].detach().requires_grad_(ctx.needs_input_grad[2])
                 found = functional.linear(given, weight, offset)
             wanted = [one for one in (given, weight, offset) if one is not None and one.requires_grad]
@@ -187,8 +189,8 @@ class Columns(torch.autograd.Function):
             if offset is not None and id(offset) in slopes:
                 biases.append(slopes[id(offset)])
             if id(weight) in slopes:
-                cut.settle(number, slopes[id(weight)], last)
+                split.take_gradient(number, slopes[id(weight)], last)
             del found, given, weight, slopes
-        if cut.weight.requires_grad:
-            cut.passed(last)
+        if split.weight.requires_grad:
+            split.end_backward(last)
         return None, slope, torch.cat(biases) if biases else None, None

@@ -25,7 +25,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.ledger import NO_BLOCK_RUNS, Ledger
-from shoestring.core.private import FakeTensor
+from shoestring.core.private import FakeTensor, storage_id, storage_id_of, write_count
 from shoestring.core.run import Part, Run
 from shoestring.core.training import TrainingTechnique
 from shoestring.memory.recompute import patched
@@ -82,7 +82,7 @@ class Spill(TrainingTechnique):
         spool = Spool(self.to or tempfile.gettempdir())
 
         def forward(model: nn.Module, batch: Batch) -> Any:
-            spool.own = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
+            spool.own = {storage_id_of(parameter) for parameter in model.parameters()}
             spool.rewind()
             with patched({block: spool.wrapper(block.forward) for block in chosen}):
                 output = run.forward(model, batch)
@@ -140,7 +140,7 @@ class Spool(Part):
         if tensor.layout is not torch.strided:
             return tensor
         storage = tensor.untyped_storage()
-        if storage._cdata in self.own or storage.nbytes() < SMALL:
+        if storage_id(storage) in self.own or storage.nbytes() < SMALL:
             return tensor
         parcel = self.parcel(tensor, number)
         parcel.uses += 1
@@ -149,20 +149,20 @@ class Spool(Part):
     def parcel(self, tensor: Tensor, number: int) -> Parcel:
         """The parcel of a tensor's storage; a storage that several tensors share is sent once."""
         storage = tensor.untyped_storage()
-        if storage._cdata in self.known:
-            return self.known[storage._cdata][0]
+        if storage_id(storage) in self.known:
+            return self.known[storage_id(storage)][0]
         parcel = Parcel(storage.nbytes(), self.end)
         self.end += -(-parcel.size // 4096) * 4096
         self.asked += parcel.size
         whole = tensor.detach().as_strided((parcel.size // tensor.element_size(),), (1,), 0)
-        parcel.bytes, parcel.version = whole, whole._version
+        parcel.bytes, parcel.version = whole, write_count(whole)
         if whole.is_cuda:
             parcel.host = to_host(whole)
         elif isinstance(whole, FakeTensor):
             parcel.imagined = True
         else:
             parcel.moving = self.pool().submit(self.write, parcel)
-        self.known[storage._cdata] = (parcel, storage)
+        self.known[storage_id(storage)] = (parcel, storage)
         self.blocks[number].append(parcel)
         return parcel
 
@@ -171,7 +171,7 @@ class Spool(Part):
         for parcel in self.blocks[number]:
             if parcel.moving is not None:
                 finished(parcel.moving)
-            assert parcel.bytes is None or parcel.bytes._version == parcel.version, (
+            assert parcel.bytes is None or write_count(parcel.bytes) == parcel.version, (
                 "a tensor that backward needs was changed in place after it was saved")
             parcel.moving = parcel.bytes = None
         gone = [address for address, (parcel, _) in self.known.items() if parcel.bytes is None]

@@ -8,9 +8,9 @@
     time         max(traffic / disk speed, compute), and what moving and checking take of the cores
 
 A block is read ahead of its forward and of its backward, in the order of the step before; its backward computes it again, and every
-parameter is stepped as soon as its gradient is there. An embedding or head larger than a block, or shared, is cut by rows (cut.py). What
-a checkpoint stands on is never written over (shelf.py). What else is small stays in memory.
-Exact: the same kernels see the same numbers; only the sum over the cuts of a large head has another order.
+parameter is stepped as soon as its gradient is there. An embedding or head larger than a block, or shared, is split by rows (row_split.py).
+What a checkpoint stands on is never written over (disk_store.py). What else is small stays in memory.
+Exact: the same kernels see the same numbers; only the sum over the splits of a large head has another order.
 Rajbhandari et al.: ZeRO-Infinity, 2021, arXiv 2104.07857; Pudipeddi et al.: L2L, 2020, arXiv 2002.05645.
 """
 from __future__ import annotations
@@ -26,8 +26,8 @@ from shoestring.core.run import Run
 from shoestring.core.training import TrainingTechnique
 from shoestring.memory import eight_bits
 from shoestring.memory.checkpoint import Checkpoint
-from shoestring.memory.offloaded_optimizer import BUFFERS, CHUNK, unparkable
-from shoestring.memory.streaming import DESKS, Streaming
+from shoestring.memory.offloaded_optimizer import BUFFERS, CHUNK, offload_refusal
+from shoestring.memory.streaming import UNIT_BUFFERS, Streaming
 from shoestring.memory.swap import Swap
 
 
@@ -54,7 +54,7 @@ class Stream(TrainingTechnique):
             return "the job clips gradients by their global norm, which is known only when all of them are there"
         if "can't be recomputed" in ledger.traits:
             return ledger.reasons["can't be recomputed"]
-        if (reason := unparkable(ledger, bool(self.moments))):
+        if (reason := offload_refusal(ledger, bool(self.moments))):
             return reason
         return "" if "own process" in ledger.traits else "state on disk needs a run of its own: use a job file"
 
@@ -82,10 +82,10 @@ class Stream(TrainingTechnique):
             backward = block.backward + (ledger.update + ledger.calls) * block.gradient / (whole or 1.0)
             waiting += max(block.gradient * ledger.per_streamed - block.forward, 0.0)
             waiting += max(block.gradient * (2 + 2 * share) * ledger.per_streamed - backward, 0.0)
-            cut = block.gradient if block.gradient > most else 0.0   # a weight that is never there whole
-            blocks.append(replace(block, gradient=0.0, spike=max(block.spike - cut, 0.0), backward=backward))
+            split = block.gradient if block.gradient > most else 0.0   # a weight that is never there whole
+            blocks.append(replace(block, gradient=0.0, spike=max(block.spike - split, 0.0), backward=backward))
         wide = max((block.gradient for block in again.blocks if not block.inside), default=0.0)
-        standing = DESKS * most + BUFFERS * min(4.0 * CHUNK, most) * share + 2 * BUFFERS * min(4.0 * CHUNK, wide) * (wide > most)
+        standing = UNIT_BUFFERS * most + BUFFERS * min(4.0 * CHUNK, most) * share + 2 * BUFFERS * min(4.0 * CHUNK, wide) * (wide > most)
         return replace(again, blocks=tuple(blocks), parameters=standing, optimizer=0.0, gradients=0.0, update=0.0, update_rise=0.0,
                        waiting=again.waiting + waiting, traffic=again.traffic + traffic,
                        disk_seconds=again.disk_seconds + traffic * ledger.per_streamed)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from shoestring.core.errors import Mistake
-from shoestring.core.private import DispatchMode, FakeTensor, tree_leaves
+from shoestring.core.private import DispatchMode, FakeTensor, storage_id, tree_leaves
 from shoestring.core.units import bytes_text
 
 SMALL = 1 << 16      # bytes: a smaller tensor stays in memory
@@ -30,7 +30,7 @@ class Large:
     def __init__(self, storage: Any) -> None:
         self.storage = weakref.ref(storage)
         self.bytes = storage.nbytes()
-        self.place: int | None = None     # in the file, once it was there
+        self.offset: int | None = None     # in the file, once it was there
         self.away = False
 
 
@@ -59,7 +59,7 @@ class Swap(DispatchMode):
     def touched(self, tensor: Tensor) -> int:
         """Bring a tensor to memory if it is away; gives the address of its storage."""
         storage = tensor.untyped_storage()
-        key = int(storage._cdata)
+        key = storage_id(storage)
         if key in self.known:
             self.known.move_to_end(key)
             if self.known[key].away:
@@ -76,15 +76,15 @@ class Swap(DispatchMode):
         self.held -= 0 if large.away else large.bytes
 
     def send(self, large: Large, storage: torch.UntypedStorage) -> None:
-        if large.place is None:
-            large.place, self.end = self.end, self.end + large.bytes
+        if large.offset is None:
+            large.offset, self.end = self.end, self.end + large.bytes
         view, done = as_bytes(storage), 0
         try:
             while done < large.bytes:
-                done += os.pwrite(self.file.fileno(), view[done:], large.place + done)
+                done += os.pwrite(self.file.fileno(), view[done:], large.offset + done)
         except OSError as error:
             raise Mistake(f"while a model that does not fit in memory is made, its weights wait in a file in {self.directory}, and after "
-                          f"{bytes_text(large.place + done)} that could not be written ({error.strerror}): free some space there, or name "
+                          f"{bytes_text(large.offset + done)} that could not be written ({error.strerror}): free some space there, or name "
                           f"another disk in the variable TMPDIR") from error
         del view
         storage.resize_(0)
@@ -92,11 +92,11 @@ class Swap(DispatchMode):
         self.held -= large.bytes
 
     def bring(self, large: Large, storage: torch.UntypedStorage) -> None:
-        assert large.place is not None, "what is away has a place"
+        assert large.offset is not None, "what is away was written"
         storage.resize_(large.bytes)
         view, done = as_bytes(storage), 0
         while done < large.bytes:
-            done += os.preadv(self.file.fileno(), [view[done:]], large.place + done)
+            done += os.preadv(self.file.fileno(), [view[done:]], large.offset + done)
         large.away = False
         self.held += large.bytes
 

@@ -24,6 +24,7 @@ from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import Ledger
 from shoestring.core.link import Link
+from shoestring.core.private import RUNNING_NORMS, write_count
 from shoestring.core.run import Part, Run, weighed
 from shoestring.core.training import MIXED, TrainingTechnique
 from shoestring.parallel.learning_rate import rate_times
@@ -158,11 +159,11 @@ class Statistics:
     def __init__(self, model: nn.Module, link: Link, counts: bool = False) -> None:
         self.link, self.dtype = link, torch.float64 if counts else torch.float32
         self.buffers = [buffer for buffer in model.buffers() if counts or buffer.is_floating_point()]
-        self.silent = {buffer for part in model.modules() if isinstance(part, nn.modules.batchnorm._NormBase)
+        self.silent = {buffer for part in model.modules() if isinstance(part, RUNNING_NORMS)
                        for buffer in part.buffers(recurse=False)}   # their kernels change them without a word
 
     def begin(self) -> None:
-        self.versions = [buffer._version for buffer in self.buffers]
+        self.versions = [write_count(buffer) for buffer in self.buffers]
 
     def norms(self) -> list[bool]:
         """Of each, whether it is a norm's, which changes in every step."""
@@ -170,7 +171,8 @@ class Statistics:
 
     def changed(self) -> list[bool]:
         """Of each, whether it changed since the step began."""
-        return [norm or buffer._version != version for norm, buffer, version in zip(self.norms(), self.buffers, self.versions, strict=True)]
+        return [norm or write_count(buffer) != version
+                for norm, buffer, version in zip(self.norms(), self.buffers, self.versions, strict=True)]
 
     def flat(self, which: Iterable[bool]) -> Tensor:
         """Some of them, one after the other."""

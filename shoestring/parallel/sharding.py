@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from shoestring.core.link import Done, Link, Sending
-from shoestring.core.private import resize_storage, tree_leaves
+from shoestring.core.private import resize_storage, storage_id, storage_id_of, tree_leaves
 from shoestring.core.run import Part, Run
 from shoestring.memory.recompute import patched
 from shoestring.memory.streaming import Guard
@@ -110,11 +110,11 @@ class Sharding(Part):
 
     def guard(self) -> AbstractContextManager[object]:
         """In a rehearsal, a weight that is used while it is not there is found."""
-        storages = {unit.whole.untyped_storage()._cdata: self.names[unit.members[0]] for unit in self.units if unit.parted}
+        storages = {storage_id_of(unit.whole): self.names[unit.members[0]] for unit in self.units if unit.parted}
 
         def absent(leaf: Tensor) -> str:
             storage = leaf.untyped_storage()
-            return "" if storage.nbytes() or not leaf.numel() else storages.get(storage._cdata, "")
+            return "" if storage.nbytes() or not leaf.numel() else storages.get(storage_id(storage), "")
 
         rehearsed = self.link.imagined and self.link.world > 1
         return Guard(absent, "use Shard(stage=1) or Shard(stage=2)") if rehearsed and storages else nullcontext()

@@ -12,6 +12,7 @@ from torch import nn
 
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
+from shoestring.core.private import own_buffers, own_parameters, transformers_initialiser
 from shoestring.runs.tensors import TensorFile, Unreadable
 
 
@@ -48,21 +49,21 @@ def from_file(model: nn.Module, path: Path) -> None:
             replaced(model, value, nn.Parameter(found.clone(), value.requires_grad))
         else:
             module, _, last = name.rpartition(".")
-            model.get_submodule(module)._buffers[last] = found.clone()
+            own_buffers(model.get_submodule(module))[last] = found.clone()
 
 
 def replaced(model: nn.Module, old: nn.Parameter, new: nn.Parameter) -> None:
     """Put a parameter into every place of another."""
     for module in model.modules():
-        for name, value in module._parameters.items():
+        for name, value in own_parameters(module).items():
             if value is old:
-                module._parameters[name] = new
+                own_parameters(module)[name] = new
 
 
 def initialise(model: nn.Module, module: nn.Module) -> None:
     """Give memory and values to what a module has on the meta device."""
     own: Any = getattr(module, "reset_parameters", None)
-    theirs: Any = getattr(model, "_init_weights", None)   # of transformers
+    theirs = transformers_initialiser(model)
     if own is None and theirs is None:
         raise Mistake(f"the model is made on the meta device, and {type(module).__name__} has no reset_parameters to give its weights "
                       f"values: add one, make the model as usual (one that does not fit in memory is made on disk), or give "

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from shoestring.core.errors import Mistake
+from shoestring.core.private import dense_parts
 from shoestring.core.run import Kept
 from shoestring.runs.tensors import TensorFile
 
@@ -22,7 +23,7 @@ def packed(value: Any, tensors: dict[str, Tensor | Kept], name: str) -> Any:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, Tensor) and value.layout is torch.sparse_coo:   # an optimizer's moments of sparse gradients
-        tensors[f"{name}/indices"], tensors[f"{name}/values"] = value.detach()._indices(), value.detach()._values()
+        tensors[f"{name}/indices"], tensors[f"{name}/values"] = dense_parts(value.detach())
         return {"sparse": name, "shape": list(value.shape), "coalesced": value.is_coalesced()}
     if isinstance(value, Tensor):
         tensors[name] = value.detach()

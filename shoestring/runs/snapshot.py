@@ -8,6 +8,7 @@ from torch import Tensor
 
 from shoestring.core import random_state as chance
 from shoestring.core.errors import Mistake
+from shoestring.core.private import storage_id_of
 from shoestring.core.run import Kept, Run, kept
 from shoestring.data.feed import Feed
 from shoestring.runs.checkpoints import Checkpoint
@@ -26,7 +27,7 @@ def taken(run: Run, feed: Feed, step: int, best: tuple[float, int] | None) -> Sn
         if not dense(value):
             other[name] = value
             continue
-        place = (value.untyped_storage()._cdata, value.storage_offset(), value.shape, value.stride())
+        place = (storage_id_of(value), value.storage_offset(), value.shape, value.stride())
         if value.numel() and place in seen:
             aliases[name] = seen[place]
         else:

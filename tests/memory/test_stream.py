@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy
 from torch import Tensor, nn
 
-from shoestring.core import random_state as chance
+from shoestring.core import random_state
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.run import Run, brought_home
@@ -25,15 +25,12 @@ from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.data.feed import Feed
 from shoestring.loop import steps
 from shoestring.measure.timeline import peak
-from shoestring.memory import disk_store as shelf
-from shoestring.memory import eight_bits, offload, stream, streaming
-from shoestring.memory import offloaded_optimizer as parked
-from shoestring.memory import row_split as cut
+from shoestring.memory import disk_store, eight_bits, offload, offloaded_optimizer, row_split, stream, streaming
 from shoestring.memory.accumulate import Accumulate
-from shoestring.memory.disk_store import PAGE, Shelf
+from shoestring.memory.disk_store import PAGE, DiskStore
 from shoestring.memory.fused import Fused
-from shoestring.memory.offload import Hosted, OffloadOptimizer
-from shoestring.memory.offloaded_optimizer import Habit
+from shoestring.memory.offload import HostOptimizer, OffloadOptimizer
+from shoestring.memory.offloaded_optimizer import AccessOrder
 from shoestring.memory.step_in_backward import StepInBackward
 from shoestring.memory.stream import Stream
 from shoestring.memory.swap import Swap
@@ -58,9 +55,9 @@ def apart(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     """So small that the smallest models are cut into chunks and rows."""
-    for module in (parked, offload, streaming):
+    for module in (offloaded_optimizer, offload, streaming):
         monkeypatch.setattr(module, "SMALL", 256)
-    for module in (parked, cut, stream, offload):
+    for module in (offloaded_optimizer, row_split, stream, offload):
         monkeypatch.setattr(module, "CHUNK", 4096)
 
 
@@ -95,9 +92,9 @@ def test_an_update_in_blocks_on_the_host_gives_the_same_bits(here: bool, monkeyp
     monkeypatch.setattr(offload, "BLOCK", 64)
     made = job("gpt2")
     model, other = seeded(made), seeded(made)
-    plain, hosted = made.optimizer(list(model.parameters())), Hosted(made.optimizer(list(other.parameters())))
+    plain, hosted = made.optimizer(list(model.parameters())), HostOptimizer(made.optimizer(list(other.parameters())))
     if not here:
-        monkeypatch.setattr(Hosted, "here", lambda self, parameter: False)
+        monkeypatch.setattr(HostOptimizer, "here", lambda self, parameter: False)
         monkeypatch.setattr(Tensor, "to", lambda tensor, place: tensor.clone())
     for number in range(3):
         for one, two in zip(model.parameters(), other.parameters(), strict=True):
@@ -112,17 +109,17 @@ def test_an_update_in_blocks_on_the_host_gives_the_same_bits(here: bool, monkeyp
 def test_a_large_head_and_a_tied_one_are_cut_and_stay_within_rounding(name: str, tiny: None) -> None:
     made = job(name)
     after, run = trained(made, (Stream(),))
-    assert run.state["stream"].cuts   # type: ignore[attr-defined]
+    assert run.state["stream"].row_splits   # type: ignore[attr-defined]
     assert apart(trained(made, ())[0], after) <= 1e-4
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
 def test_a_tied_head_in_one_slice_gives_the_same_bits(optimizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (parked, streaming):
+    for module in (offloaded_optimizer, streaming):
         monkeypatch.setattr(module, "SMALL", 256)
     made = job("gpt2", optimizer=lambda parameters: optimizer(parameters, lr=1e-3, fused=True))
     after, run = trained(made, (Stream(),))
-    (whole,) = run.state["stream"].cuts.values()   # type: ignore[attr-defined]
+    (whole,) = run.state["stream"].row_splits.values()   # type: ignore[attr-defined]
     assert len(whole.spans) == 1
     assert apart(trained(made, ())[0], after) == 0.0
 
@@ -130,9 +127,9 @@ def test_a_tied_head_in_one_slice_gives_the_same_bits(optimizer: Any, monkeypatc
 @given(st.integers(1, 100_000), st.integers(1, 1 << 24))
 def test_a_slice_is_whole_vectors_and_no_more_than_a_chunk(width: int, chunk: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cut, "CHUNK", chunk)
-        rows = cut.rows_of(nn.Parameter(torch.empty(3, width, device="meta")))
-    assert rows >= 1 and rows * width % cut.VECTOR == 0 and rows * width <= max(chunk, cut.VECTOR * width)
+        patch.setattr(row_split, "CHUNK", chunk)
+        rows = row_split.rows_at_once(nn.Parameter(torch.empty(3, width, device="meta")))
+    assert rows >= 1 and rows * width % row_split.VECTOR == 0 and rows * width <= max(chunk, row_split.VECTOR * width)
 
 
 def test_a_file_system_without_direct_input_and_output_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,7 +203,7 @@ def test_a_model_made_in_little_memory_has_the_values_of_one_made_in_much(monkey
     monkeypatch.setattr("shoestring.memory.swap.SMALL", 1024)
     made = job("bert")
     plain = seeded(made).state_dict()
-    chance.seed(made.seed)
+    random_state.seed(made.seed)
     with Swap(room=1 << 16) as swap:
         model = made.model()
         assert swap.held <= (1 << 16) + max(value.nbytes for value in plain.values())
@@ -233,9 +230,9 @@ def test_a_model_made_on_the_meta_device_has_the_values_of_one_made_as_usual(tmp
         with torch.device("meta"):
             return plain.model()
 
-    chance.seed(3)
+    random_state.seed(3)
     usual = plain.model().state_dict()
-    chance.seed(3)
+    random_state.seed(3)
     made_on_meta = valued(on_meta(), plain).state_dict()
     assert all(torch.equal(value, made_on_meta[name]) for name, value in usual.items())
     write_tensors(tmp_path / "weights.safetensors", usual)
@@ -251,47 +248,47 @@ def test_a_meta_model_is_planned_and_trained(tmp_path: Path) -> None:
             return nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)) for _ in range(4)), nn.Linear(64, 10))
 
     made = Job(model=on_meta, data=lambda: [(torch.ones(4, 64), torch.zeros(4, dtype=torch.long))] * 4, steps=3)
-    chance.seed(made.seed)
+    random_state.seed(made.seed)
     model = valued(on_meta(), made)
     assert peak(rehearse(made, (Stream(),))).bytes == peak(tracked(made, (Stream(),), model)).bytes
 
 
-# The shelf
+# The disk store
 
 @pytest.fixture
-def shelved(tmp_path: Path) -> Iterator[Shelf]:
-    made = Shelf(tmp_path / "state.bin", torch.empty(0))
-    made.place("first", 10_000)
-    made.place("second", 5_000)
+def store(tmp_path: Path) -> Iterator[DiskStore]:
+    made = DiskStore(tmp_path / "state.bin", torch.empty(0))
+    made.reserve("first", 10_000)
+    made.reserve("second", 5_000)
     made.open()
     yield made
     made.close()
 
 
-def put(made: Shelf, name: str, value: int) -> None:
+def put(made: DiskStore, name: str, value: int) -> None:
     buffer = made.buffer(10_000)
     buffer.bytes.fill_(value)
     made.write(name, buffer)
     buffer.wait()
 
 
-def got(made: Shelf, name: str) -> int:
+def got(made: DiskStore, name: str) -> int:
     buffer = made.buffer(10_000)
     made.read(name, buffer)
     buffer.wait()
     return int(buffer.bytes[0])
 
 
-def test_what_a_checkpoint_stands_on_is_never_written_over(shelved: Shelf, tmp_path: Path) -> None:
-    put(shelved, "first", 1)
-    state = shelved.state_dict()
-    shelved.pin()
+def test_what_a_checkpoint_stands_on_is_never_written_over(store: DiskStore, tmp_path: Path) -> None:
+    put(store, "first", 1)
+    state = store.state_dict()
+    store.pin()
     for value in (2, 3):
-        put(shelved, "first", value)
-    assert got(shelved, "first") == 3
-    again = Shelf(tmp_path / "state.bin", torch.empty(0))
-    again.place("first", 10_000)
-    again.place("second", 5_000)
+        put(store, "first", value)
+    assert got(store, "first") == 3
+    again = DiskStore(tmp_path / "state.bin", torch.empty(0))
+    again.reserve("first", 10_000)
+    again.reserve("second", 5_000)
     again.open()
     again.load_state_dict(state)
     assert got(again, "first") == 1
@@ -299,75 +296,75 @@ def test_what_a_checkpoint_stands_on_is_never_written_over(shelved: Shelf, tmp_p
     assert got(again, "first") == 4
 
 
-def test_a_flipped_bit_is_noticed_when_it_is_read(shelved: Shelf, tmp_path: Path) -> None:
-    put(shelved, "first", 1)
-    shelved.settle()
+def test_a_flipped_bit_is_noticed_when_it_is_read(store: DiskStore, tmp_path: Path) -> None:
+    put(store, "first", 1)
+    store.settle()
     with open(tmp_path / "state.bin", "r+b") as file:
-        file.seek(shelved.regions["first"].offset + 7_000)
+        file.seek(store.regions["first"].offset + 7_000)
         file.write(b"\x03")
     with pytest.raises(Mistake, match=r"first in .*state.bin is not what was written"):
-        got(shelved, "first")
+        got(store, "first")
 
 
-def test_damage_to_what_no_checkpoint_stands_on_leaves_the_checkpoint_to_go_on_from(shelved: Shelf, tmp_path: Path) -> None:
-    put(shelved, "first", 1)
-    state = shelved.state_dict()
-    shelved.pin()
-    put(shelved, "first", 2)
-    shelved.settle()
-    region = shelved.regions["first"]
+def test_damage_to_what_no_checkpoint_stands_on_leaves_the_checkpoint_to_go_on_from(store: DiskStore, tmp_path: Path) -> None:
+    put(store, "first", 1)
+    state = store.state_dict()
+    store.pin()
+    put(store, "first", 2)
+    store.settle()
+    region = store.regions["first"]
     with open(tmp_path / "state.bin", "r+b") as file:
         file.seek(region.offset + region.current * region.size + 7_000)
         file.write(b"\x03")
     with pytest.raises(Mistake, match="does not stand on that, and the same command goes on from there"):
-        got(shelved, "first")
-    shelved.load_state_dict(state)
+        got(store, "first")
+    store.load_state_dict(state)
     region.pending = None
-    assert got(shelved, "first") == 1
+    assert got(store, "first") == 1
 
 
-def test_a_shorter_file_is_noticed(shelved: Shelf, tmp_path: Path) -> None:
-    put(shelved, "first", 1)
+def test_a_shorter_file_is_noticed(store: DiskStore, tmp_path: Path) -> None:
+    put(store, "first", 1)
     os.truncate(tmp_path / "state.bin", PAGE)
     with pytest.raises(Mistake, match="shorter than it was"):
-        got(shelved, "first")
+        got(store, "first")
 
 
 def test_too_little_room_on_the_disk_is_said_before_anything_is_written(tmp_path: Path) -> None:
-    made = Shelf(tmp_path / "state.bin", torch.empty(0))
-    made.place("everything", 1 << 50)
+    made = DiskStore(tmp_path / "state.bin", torch.empty(0))
+    made.reserve("everything", 1 << 50)
     with pytest.raises(Mistake, match=r"needs .* on the disk of .* are free"):
         made.open()
     assert not (tmp_path / "state.bin").exists()
 
 
-def test_a_disk_that_fails_says_so_and_leaves_the_checkpoint_whole(shelved: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
-    put(shelved, "first", 1)
-    shelved.state_dict()
-    shelved.pin()
+def test_a_disk_that_fails_says_so_and_leaves_the_checkpoint_whole(store: DiskStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(store, "first", 1)
+    store.state_dict()
+    store.pin()
 
     def full(*_: Any) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(shelf.os, "pwrite", full)
+        patch.setattr(disk_store.os, "pwrite", full)
         with pytest.raises(Mistake, match="No space left on device; the last checkpoint is whole"):
-            put(shelved, "first", 2)
-    shelved.regions["first"].current = shelved.regions["first"].pinned or 0
-    shelved.regions["first"].pending = None
-    assert got(shelved, "first") == 1
+            put(store, "first", 2)
+    store.regions["first"].current = store.regions["first"].pinned or 0
+    store.regions["first"].pending = None
+    assert got(store, "first") == 1
 
 
-def test_another_layout_is_refused(shelved: Shelf, tmp_path: Path) -> None:
-    put(shelved, "first", 1)
-    other = Shelf(tmp_path / "state.bin", torch.empty(0))
-    other.place("first", 20_000)
+def test_another_layout_is_refused(store: DiskStore, tmp_path: Path) -> None:
+    put(store, "first", 1)
+    other = DiskStore(tmp_path / "state.bin", torch.empty(0))
+    other.reserve("first", 20_000)
     with pytest.raises(Mistake, match="laid out for another model"):
-        other.load_state_dict(shelved.state_dict())
+        other.load_state_dict(store.state_dict())
 
 
-def test_a_habit_says_what_comes_next() -> None:
-    habit = Habit(["a", "b", "c"])
-    assert habit.after("a", 2) == ["b", "c"] and habit.after("x", 1) == []
-    habit.turn()
-    assert habit.after("a", 1) == ["x"]
+def test_the_order_of_the_step_before_says_what_comes_next() -> None:
+    order = AccessOrder(["a", "b", "c"])
+    assert order.next_after("a", 2) == ["b", "c"] and order.next_after("x", 1) == []
+    order.begin_step()
+    assert order.next_after("a", 1) == ["x"]

@@ -19,8 +19,7 @@ from shoestring.data.feed import Feed
 from shoestring.loop import steps
 from shoestring.measure.blocks import blocks
 from shoestring.measure.timeline import peak
-from shoestring.memory import offload, streaming
-from shoestring.memory import offloaded_optimizer as parked
+from shoestring.memory import offload, offloaded_optimizer, streaming
 from shoestring.memory.accumulate import Accumulate
 from shoestring.memory.checkpoint import Checkpoint
 from shoestring.memory.fused import Fused
@@ -264,7 +263,7 @@ def complex_weights_after(made: Job, techniques: tuple[Technique, ...]) -> list[
 
 @pytest.mark.parametrize("technique", [OffloadOptimizer(), Stream(), StepInBackward(), Checkpoint(every=1), Spill()])
 def test_complex_weights_are_trained_to_the_same_bits(technique: Technique, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (parked, offload, streaming):
+    for module in (offloaded_optimizer, offload, streaming):
         monkeypatch.setattr(module, "SMALL", 256)   # so that the moments of real and of complex weights leave memory
     plain, other = complex_weights_after(spectral(), ()), complex_weights_after(spectral(), (technique,))
     assert all(torch.equal(one, two) for one, two in zip(plain, other, strict=True))

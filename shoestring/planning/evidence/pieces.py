@@ -25,7 +25,7 @@ from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.link import ALONE
-from shoestring.core.private import DispatchMode
+from shoestring.core.private import DispatchMode, arguments_of, operation_of
 from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.measure.tracker import really_draws
 from shoestring.memory.accumulate import Accumulate, scaled
@@ -170,17 +170,17 @@ class Settled(DispatchMode):
             return func(*args, **kwargs)
         found = settled(func, args, kwargs)
         if found is None:
-            self.left.add(func._overloadpacket.__name__)
+            self.left.add(operation_of(func).__name__)
             return func(*args, **kwargs)
         return found
 
 
 def settled(func: Any, args: Any, kwargs: Any) -> Tensor | None:
     """The result of an operation that draws, with one number for all that it would draw; None: nobody knows which."""
-    name = func._overloadpacket.__name__.rstrip("_").removesuffix("_like")
+    name = operation_of(func).__name__.rstrip("_").removesuffix("_like")
     if name not in KNOWN:
         return None
-    given = {argument.name: argument.default_value for argument in func._schema.arguments}
+    given = {argument.name: argument.default_value for argument in arguments_of(func)}
     given |= dict(zip(given, args, strict=False)) | kwargs
     source = given.get("self")
     chances = source.clone() if isinstance(source, Tensor) and source.is_floating_point() else None   # an operation in place overwrites it

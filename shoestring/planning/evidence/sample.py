@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from shoestring.core import random_state as chance
 from shoestring.core.job import Job
-from shoestring.core.private import FakeTensor, tree_leaves, tree_map
+from shoestring.core.private import FakeTensor, own_buffers, tree_leaves, tree_map
 from shoestring.measure.calls import as_calls
 from shoestring.measure.fake import Stage
 from shoestring.measure.process import forget_peak, status
@@ -69,9 +69,9 @@ def made_real(block: nn.Module, given: Any) -> tuple[nn.Module, Any]:
                                      else torch.zeros(old.shape, dtype=old.dtype), old.requires_grad) for old in block.parameters()}
     real = deepcopy(block, weights)
     for part in real.modules():
-        for name, buffer in part._buffers.items():
+        for name, buffer in own_buffers(part).items():
             if isinstance(buffer, FakeTensor):
-                part._buffers[name] = torch.zeros(buffer.shape, dtype=buffer.dtype)
+                own_buffers(part)[name] = torch.zeros(buffer.shape, dtype=buffer.dtype)
     args, kwargs = given
     return real, tree_map(real_like, (without_caches(args), {name: without_caches(value) for name, value in kwargs.items()}))
 
