@@ -77,7 +77,7 @@ class LocalSteps(TrainingTechnique):
         extra = ledger.parameters * (2 if self.outer else 0)
         made = replace(ledger, buffers=ledger.buffers + extra, update_rise=max(ledger.update_rise, min(BUCKET, ledger.parameters)))
         return with_traffic(made, 2 * (ledger.world - 1) / ledger.world * ledger.parameters / self.h,
-                    ledger.parameters / BUCKET / self.h + 1 / self.h)
+                            ledger.parameters / BUCKET / self.h + 1 / self.h)
 
     def apply(self, run: Run) -> Run:
         link = run.mesh.along(self.unites)
