@@ -120,7 +120,7 @@ def train(job: Job, plan: Plan | Outcome | Iterable[Technique] = (), model: nn.M
         if dtype in SHORT:   # Precision asks for itself
             require(SHORT[dtype])
     run = prepared(job, in_order(techniques), model)
-    for number, loss in enumerate(steps(run, islice(Feed(job), job.steps)), 1):
+    for number, loss in enumerate(steps(run, islice(Feed(job, run.assignment), job.steps)), 1):
         yield Step(number, finite(float(loss), number))
     brought_home(run)
 

@@ -1,16 +1,17 @@
 """A job: what the user wants trained. A job file is plain Python with one function `job(...) -> Job`."""
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from shoestring.core.batch import Batch, samples, split
 from shoestring.core.errors import Mistake
-from shoestring.core.link import ALONE, Link
+from shoestring.core.link import Link
+from shoestring.core.mesh import Mesh, on_one_axis
 
 
 def default_forward(model: nn.Module, batch: Batch) -> Any:
@@ -42,6 +43,16 @@ class Origin:
     flags: tuple[tuple[str, Any], ...] = ()
 
 
+class Sampler(Protocol):
+    """Chooses the samples of a map-style Dataset that make a batch; `data/samplers.py` has some."""
+
+    @property
+    def fills_batches(self) -> bool: ...                          # every batch has as many samples as the job asks for
+    def refusal(self, count: int, size: int) -> str: ...          # why it can't make batches of `size` of `count` samples; empty: it can
+    # The samples' numbers, of every batch from number `begin` on, for ever; they follow from the seed
+    def batches(self, count: int, size: int, seed: int, begin: int) -> Iterator[list[int]]: ...
+
+
 @dataclass(frozen=True)
 class Job:
     model: Callable[[], nn.Module]                       # a factory: planning builds it without memory
@@ -54,18 +65,24 @@ class Job:
     split: Callable[[Batch, int], Sequence[Batch]] | None = None
     optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] = default_optimizer
     batch: int = 8                                       # samples per step, used when data is a Dataset
+    sampler: Sampler | None = None                       # which samples of a Dataset make a batch; None: shuffled, every one once a round
     steps: int = 100
     seed: int = 0
     clip: float = 0.0                                    # largest global norm of the gradients; 0: no clipping
     weights: str = ""                                    # a safetensors file that the model begins from
     show: Callable[[nn.Module], str] | None = None       # something to look at after training
     origin: Origin | None = None                         # set when the job was read from a file
-    link: Link = ALONE                                   # set where its batches are split between workers
+    mesh: Mesh = field(default_factory=on_one_axis)      # set where several workers train it
 
     def __post_init__(self) -> None:
         for name, least in (("batch", 1), ("steps", 1), ("clip", 0)):
             if getattr(self, name) < least:
                 raise Mistake(f"{name}={getattr(self, name)} in the Job: give {least} or more")
+
+    @property
+    def link(self) -> Link:
+        """To all workers."""
+        return self.mesh.link
 
     def count(self, batch: Batch) -> int:
         """How much there is to split in a batch: samples, or what its weight counts where the job splits it itself."""

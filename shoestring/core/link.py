@@ -8,18 +8,16 @@
     send         n                       to one other worker, who receives it; not all take part
 
 This class imagines the group: nothing is sent, everything is counted. A rehearsal runs on it, so that the bytes of a step are
-predicted by the same program that sends them. `parallel/link.py` has the one that sends, `parallel/near.py` that of neighbours.
+predicted by the same program that sends them. `parallel/process_link.py` has the one that sends, `parallel/shared_memory_link.py` that of
+workers of one machine.
 """
 from __future__ import annotations
 
 import platform
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from shoestring.data.feed import Feed
 
 ORDERED = ("x86_64", "AMD64", "i686")   # where everybody sees what was written in the order in which it was
 ADDED = {torch.float32, torch.float64, torch.int64, torch.uint8}   # what can be added up in memory
@@ -36,21 +34,12 @@ class Done:
         pass
 
 
-class Lost(ConnectionError):
+class PeerLost(ConnectionError):
     """A worker of the group can't be reached any more."""
 
 
-class Over(Exception):
-    """The group has done what it was to do; raised in a worker that is not the one to count steps."""
-
-
-class Desk(Protocol):
-    """Where a worker of a loose group gets its work: whoever is free takes the next part of a batch."""
-
-    parts: int   # that a batch is cut into
-
-    def place(self, feed: Feed) -> tuple[int, int | None]: ...   # the next batch, and this worker's part of it; None: none of it
-    def end(self) -> None: ...                                   # all steps are done, or the data have ended
+class GroupDone(Exception):
+    """The group has done what it was to do; raised in an asynchronous worker that is not the one to count steps."""
 
 
 class Link:
@@ -58,38 +47,11 @@ class Link:
 
     imagined = True
 
-    def __init__(self, rank: int = 0, world: int = 1, near: bool = False, deadline: float = 300.0) -> None:
+    def __init__(self, rank: int = 0, world: int = 1, same_machine: bool = False, deadline: float = 300.0) -> None:
         self.rank, self.world = rank, world
-        self.near = near and platform.machine() in ORDERED   # all workers see the same memory
+        self.same_machine = same_machine and platform.machine() in ORDERED   # all workers see the same memory
         self.deadline = deadline   # seconds that a wait for others may take
-        self.sent = 0         # bytes so far
-        self.idle = False     # the batch of this step has fewer samples than there are workers, and none for this one
-        self.meets = True     # after this step workers agree on what to do; between two meetings each is on its own
-        self.desk: Desk | None = None   # of a loose group
-
-    @property
-    def loose(self) -> bool:
-        """Workers do not wait for each other: what all of them must do together is not done."""
-        return self.desk is not None
-
-    @property
-    def counts(self) -> bool:
-        """This worker's steps are those of the run."""
-        return self.rank == 0 or not self.loose
-
-    @property
-    def parts(self) -> int:
-        """Parts that a batch is cut into."""
-        return self.world if self.desk is None else self.desk.parts
-
-    def place(self, feed: Feed) -> tuple[int, int | None]:
-        """The batch that a feed is to go to, and the part of it that is this worker's."""
-        return (feed.taken, self.rank) if self.desk is None else self.desk.place(feed)
-
-    def end(self) -> None:
-        """The first worker is done, or there are no more data: a loose group ends."""
-        if self.desk is not None:
-            self.desk.end()
+        self.sent = 0              # bytes so far
 
     def sum(self, tensor: Tensor) -> Sending:
         """Add up a tensor over all workers, in place."""
@@ -131,16 +93,12 @@ class Link:
         """What each worker gave, for all of them; for small things at the beginning and when saving."""
         return [mine] * self.world
 
-    def at_end(self, mine: Any) -> list[Any]:
-        """The same when all workers are done, who in a loose group come together once for that."""
-        return self.objects(mine)
-
     def count(self, size: int) -> None:
         self.sent += size
 
     def in_memory(self, tensor: Tensor) -> bool:
         """Whether a tensor passes through memory that all workers see."""
-        return (self.near and self.world > 1 and tensor.nbytes > 0 and tensor.device.type == "cpu" and tensor.dtype in ADDED
+        return (self.same_machine and self.world > 1 and tensor.nbytes > 0 and tensor.device.type == "cpu" and tensor.dtype in ADDED
                 and tensor.is_contiguous())
 
     def begin_sum(self, tensor: Tensor) -> Sending:
@@ -173,9 +131,6 @@ class Received:
         if self.sending is not None:
             self.sending.wait()
         torch.sum(self.others.view(-1, len(self.part)), 0, out=self.part)
-
-
-ALONE = Link()
 
 
 def agreement(world: int) -> Tensor:

@@ -11,10 +11,12 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
+from shoestring.core.assignment import Assignment, OwnPart, own_part
 from shoestring.core.batch import Batch, moved, samples, split
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
-from shoestring.core.link import ALONE, Link
+from shoestring.core.link import Link
+from shoestring.core.mesh import Mesh, on_one_axis
 
 
 class Kept(Protocol):
@@ -93,12 +95,25 @@ class Run:
     count: Callable[[Batch], int] = samples             # how many pieces a batch has at most
     state: Mapping[str, Part] = field(default_factory=dict)   # what must survive a restart, beside model and optimizer
     usable: Callable[[], AbstractContextManager[object]] = nullcontext   # while inside, the model can be called outside of a step
-    link: Link = ALONE                                  # to the other workers, where there are some
+    mesh: Mesh = field(default_factory=on_one_axis)     # where this worker stands among the others, with links to them
+    assignment: Assignment = field(default_factory=OwnPart)   # the parts of batches that it trains on, for the feed
+    # Asked after a step: all workers are at the same step and have the same weights, so they may agree on what to do (save, stop)
+    synchronised: Callable[[], bool] = lambda: True
     last: bool = True                                   # no more gradients follow in this step
     clip: float = 0.0                                   # largest global norm of the gradients; 0: no clipping
     steps: int = 0                                      # that it is to take
     folder: Path | None = None                          # where files can be kept that must survive a restart
     resumed: bool = False                               # what is kept there is to be gone on with
+
+    @property
+    def link(self) -> Link:
+        """To all other workers."""
+        return self.mesh.link
+
+
+def gathered(run: Run, mine: Any) -> list[Any]:
+    """What each worker gave, for all of them; in an asynchronous group, where nobody waits for all, only one's own."""
+    return [mine] if run.assignment.asynchronous else run.link.objects(mine)
 
 
 def kept(run: Run) -> dict[str, Kept]:
@@ -164,4 +179,4 @@ def plain_run(job: Job, model: nn.Module, blocks: Mapping[str, nn.Module]) -> Ru
         raise Mistake(f"{type(optimizer).__name__} evaluates the loss itself, several times a step, and a step here is one forward and one "
                       f"backward: use another optimizer")
     return Run(model, optimizer, blocks, job.forward, job.loss, job.weight, gradients, backward, update,
-               job.pieces, job.count, link=job.link, clip=job.clip, steps=job.steps)
+               job.pieces, job.count, mesh=job.mesh, assignment=own_part(job.mesh), clip=job.clip, steps=job.steps)

@@ -8,33 +8,35 @@ between (dropout), and a run that was stopped can go on where it was:
     any other iterable                          fast-forwarded: its first batches are fetched and dropped
 
 In a group every worker gets its own samples of each batch, and all samples of it are somebody's. Of a Dataset only those are fetched;
-what is drawn on the way (augmentation) follows from the seed, the batch and the part of it. In a loose group a worker asks which part
-is next: it may get several of one batch, or none.
+what is drawn on the way (augmentation) follows from the seed, the batch and the part of it. Which part is a worker's next, its run's
+assignment says; which samples of a Dataset make a batch, the job's sampler.
 """
 from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
+from shoestring.core.assignment import Assignment, own_part
 from shoestring.core.batch import Batch, cuts
 from shoestring.core.errors import Mistake
+from shoestring.core.job import Job
 from shoestring.core.random_state import RandomStream
-
-if TYPE_CHECKING:
-    from shoestring.core.job import Job
+from shoestring.data.samplers import Shuffled
 
 APART = 0x9E3779B9   # added to the seed, so that data and model do not draw the same numbers
 
 
 class Feed:
-    """An iterator over a job's batches that knows its position."""
+    """An iterator over a job's batches that knows its position. Whoever trains a run gives that run's assignment."""
 
-    def __init__(self, job: Job) -> None:
-        self.job, self.link = job, job.link
+    def __init__(self, job: Job, assignment: Assignment | None = None) -> None:
+        self.job, self.assignment = job, assignment or own_part(job.mesh)
+        self.grouped = job.mesh.along("data").world > 1   # batches are divided between workers
+        self.sampler = job.sampler or Shuffled()
         self.taken = 0
         self.chance = RandomStream((job.seed + APART) % 2**32)
         with self.chance.drawing():
@@ -42,6 +44,9 @@ class Feed:
         self.stateful = hasattr(self.data, "state_dict") and hasattr(self.data, "load_state_dict")
         self.mapped = (hasattr(self.data, "__getitem__") and hasattr(self.data, "__len__")
                        and not isinstance(self.data, (list, tuple)) and not self.stateful)
+        if job.sampler is not None and not self.mapped:
+            raise Mistake(f"the job has a sampler and its data are a {type(self.data).__name__}, of which samples can't be chosen by "
+                          f"number: give a map-style Dataset, or leave the sampler out")
         self.source: Iterator[Any] | None = None   # of batches; of a Dataset, of the numbers of their samples
         self.whole: Any = None                     # what it gave last
         self.chosen: list[int] = []                # samples to fetch next
@@ -50,34 +55,39 @@ class Feed:
         return self
 
     def __next__(self) -> Batch:
-        return self.part(*self.link.place(self))
+        return self.part(*self.assignment.next(self))
 
     def part(self, number: int, part: int | None) -> Batch:
         """A part of the batch with this number, which is not before the last one; None: of nothing, only to stand there."""
-        if self.mapped and self.link.world > 1:
+        if self.mapped and self.grouped:
             self.chance = RandomStream(hash((self.job.seed, number, part or 0)) % 2**32)
         with self.chance.drawing():
             if self.source is None:
-                self.source = self.shuffled(0) if self.mapped else iter(self.data)
+                self.source = self.chosen_samples(0) if self.mapped else iter(self.data)
             while self.taken <= number:
                 self.whole = next(self.source)
                 self.taken += 1
             if part is None:
                 return None
             if self.mapped:
-                begin, end = cuts(len(self.whole), self.link.parts)[part]
+                begin, end = self.bounds(len(self.whole), part)
                 self.chosen = self.whole[begin:end]
                 return next(self.fetched)
-        return self.whole if self.link.world == 1 else self.own(self.whole, part)
+        return self.own(self.whole, part) if self.grouped else self.whole
+
+    def bounds(self, count: int, part: int) -> tuple[int, int]:
+        """Where a part of so many samples begins and ends. A worker that gets none takes part with one that does not count."""
+        self.assignment.idle = part >= count
+        return cuts(count, min(self.assignment.parts, count))[0 if self.assignment.idle else part]
 
     def own(self, batch: Batch, part: int) -> Batch:
         """A part of a batch. A worker that gets no sample takes part with one that does not count."""
         count = self.job.count(batch)
         if not count:
-            raise Mistake(f"batch {self.taken} of the job's data has no samples: there is nothing for {self.link.parts} workers to train "
-                          f"on; leave it out of the data")
-        self.link.idle = part >= count
-        return self.job.pieces(batch, min(self.link.parts, count))[0 if self.link.idle else part]
+            raise Mistake(f"batch {self.taken} of the job's data has no samples: there is nothing for {self.assignment.parts} workers to "
+                          f"train on; leave it out of the data")
+        self.assignment.idle = part >= count
+        return self.job.pieces(batch, min(self.assignment.parts, count))[0 if self.assignment.idle else part]
 
     @cached_property
     def fetched(self) -> Iterator[Batch]:
@@ -86,20 +96,15 @@ class Feed:
         own = torch.Generator().manual_seed(self.job.seed)
         return iter(DataLoader(self.data, batch_sampler=iter(lambda: self.chosen, None), generator=own))
 
-    def shuffled(self, skipped: int) -> Iterator[list[int]]:
-        """Of every batch of a Dataset its samples' numbers, shuffled anew each time round by the job's seed, for ever."""
-        count, size = len(self.data), self.job.batch
-        if count < size:
-            raise Mistake(f"a data set of {count} samples for batches of {size}: give more data or a smaller batch")
-        if size < self.link.parts:
-            raise Mistake(f"batches of {size} samples for {self.link.parts} workers: some would have none; "
-                          f"give a batch of {self.link.parts} samples or more, or fewer --devices")
-        order = torch.Generator().manual_seed(self.job.seed)
-        while True:
-            shuffled = torch.randperm(count, generator=order).tolist()
-            starts = range(0, count - size + 1, size)
-            yield from (shuffled[start:start + size] for start in starts[skipped:])
-            skipped = max(skipped - len(starts), 0)
+    def chosen_samples(self, begin: int) -> Iterator[list[int]]:
+        """Of every batch of a Dataset, from number `begin` on, its samples' numbers."""
+        count, size, parts = len(self.data), self.job.batch, self.assignment.parts
+        if reason := self.sampler.refusal(count, size):
+            raise Mistake(reason)
+        if self.sampler.fills_batches and size < parts:
+            raise Mistake(f"batches of {size} samples for {parts} workers: some would have none; "
+                          f"give a batch of {parts} samples or more, or fewer --devices")
+        yield from self.sampler.batches(count, size, self.job.seed, begin)
 
     @property
     def how(self) -> str:
@@ -118,7 +123,7 @@ class Feed:
                 if state["taken"]:   # what beginning draws was drawn before the state was taken
                     self.source = iter(self.data)
         elif self.mapped:
-            self.source = self.shuffled(state["taken"])
+            self.source = self.chosen_samples(state["taken"])
         elif state["taken"]:
             try:
                 self.part(state["taken"] - 1, None)

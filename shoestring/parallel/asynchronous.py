@@ -25,6 +25,7 @@ from torch import Tensor
 from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.ledger import Ledger, between
+from shoestring.core.link import Link
 from shoestring.core.run import Run
 from shoestring.core.training import TrainingTechnique
 from shoestring.parallel.average import alone, mixed_drift, trained
@@ -79,13 +80,14 @@ class Asynchronous(TrainingTechnique):
         return ledger if self.kind == "hogwild" else served(ledger)
 
     def apply(self, run: Run) -> Run:
-        check(run, "Asynchronous", 2)
+        link = run.mesh.along(self.unites)
+        check(run, link, "Asynchronous", 2)
         if self.kind == "hogwild":
-            return hogwild_run(run, self.delay, self.correct)
-        return client_run(run, Client(run)) if run.link.rank else self.server_run(run)
+            return hogwild_run(run, link, self.delay, self.correct)
+        return client_run(run, Client(run, link)) if link.rank else self.server_run(run, link)
 
-    def server_run(self, run: Run) -> Run:
-        run.link.desk = server = Server(run, Tickets(self.delay), Pushes(self.correct))
+    def server_run(self, run: Run, link: Link) -> Run:
+        server = Server(run, link, WorkQueue(self.delay), Pushes(self.correct))
         stale = 0   # of the push whose update is next
 
         def gradients(now: Run, batch: Batch) -> Tensor:
@@ -106,29 +108,29 @@ class Asynchronous(TrainingTechnique):
                 run.update(now)
             server.version += 1
 
-        return replace(run, gradients=gradients, update=update, state={**run.state, "pushes": server.pushes})
+        return replace(run, gradients=gradients, update=update, assignment=server, state={**run.state, "pushes": server.pushes})
 
 
-class Tickets:
+class WorkQueue:
     """Parts of batches, one after the other, to whoever asks; weights, as long as nobody's gradient can get too stale by it."""
 
     def __init__(self, delay: int) -> None:
         self.delay = delay
         self.next: int | None = None
 
-    def place(self, server: Server, rank: int) -> tuple[int, int]:
-        ticket = server.batch * server.parts if self.next is None else self.next
-        self.next = ticket + 1
-        return divmod(ticket, server.parts)
+    def next_part(self, server: Server, rank: int) -> tuple[int, int]:
+        number = server.batch * server.parts if self.next is None else self.next   # of all parts of all batches
+        self.next = number + 1
+        return divmod(number, server.parts)
 
-    def may(self, server: Server, rank: int, kind: int) -> bool:
+    def may_go_on(self, server: Server, rank: int, kind: int) -> bool:
         return kind == ASK or admits(server.version, server.out.values(), self.delay)
 
 
-def check(run: Run, name: str, least: int) -> None:
+def check(run: Run, link: Link, name: str, least: int) -> None:
     """Refuse a group that can't do it."""
-    if run.link.world < least:
-        raise Mistake(f"{name} needs {least} processes or more, and this group has {run.link.world}: give --devices {least}")
+    if link.world < least:
+        raise Mistake(f"{name} needs {least} processes or more, and this group has {link.world}: give --devices {least}")
     if any(weight.is_cuda for weight in trained(run)):
         raise Mistake(f"{name}: weights are on a GPU, and workers exchange them one by one between CPUs only: use Average")
 

@@ -58,11 +58,12 @@ class Average(TrainingTechnique):
 
     def cost(self, ledger: Ledger) -> Ledger:
         held = ledger.gradients + sum(block.gradient for block in ledger.blocks)
-        return told(with_buckets(ledger), 2 * (ledger.world - 1) / ledger.world * held, held / BUCKET + 3)
+        return with_traffic(with_buckets(ledger), 2 * (ledger.world - 1) / ledger.world * held, held / BUCKET + 3)
 
     def apply(self, run: Run) -> Run:
-        averaged = united(run, lambda bucket: run.link.sum(bucket.filled))
-        return paced(averaged, run.link.world, self.warmup) if self.linear else averaged
+        link = run.mesh.along(self.unites)
+        averaged = united(run, link, lambda bucket: link.sum(bucket.filled))
+        return paced(averaged, link.world, self.warmup) if self.linear else averaged
 
 
 def alone(ledger: Ledger) -> str:
@@ -89,7 +90,7 @@ def mixed_drift(ledger: Ledger) -> float:
     return MIXED if "mixes samples" in ledger.traits else 0.0
 
 
-def told(ledger: Ledger, sent: float, messages: float) -> Ledger:
+def with_traffic(ledger: Ledger, sent: float, messages: float) -> Ledger:
     """The ledger of a step that sends so many bytes in so many messages."""
     seconds = sent * ledger.per_sent + messages * ledger.per_message
     hidden = ledger.pieces * sum(block.backward for block in ledger.blocks) if ledger.hides else 0.0
@@ -106,11 +107,11 @@ def trained(run: Run) -> list[nn.Parameter]:
     return [parameter for group in run.optimizer.param_groups for parameter in group["params"] if parameter.requires_grad]
 
 
-def united(run: Run, send: Send, multiple: int = 1) -> Run:
-    """The run in which gradients are the sum over all workers. `send` is how a bucket, of a multiple of some size, gets to be that."""
+def united(run: Run, link: Link, send: Send, multiple: int = 1) -> Run:
+    """The run in which gradients are the sum over a link's workers. `send` is how a bucket, of a multiple of some size, gets to be that."""
     buckets = [Bucket(members, multiple, str(number)) for number, members in enumerate(bucketed(trained(run)))]
-    reducer = Reducer(buckets, run.link, send)
-    statistics = Statistics(run.model, run.link)
+    reducer = Reducer(buckets, link, send)
+    statistics = Statistics(run.model, link)
 
     def backward(now: Run, value: Tensor) -> None:
         if not now.last:
@@ -120,7 +121,7 @@ def united(run: Run, send: Send, multiple: int = 1) -> Run:
             run.backward(now, value)
 
     def gradients(now: Run, batch: Batch) -> Tensor:
-        share = share_of(now, batch)
+        share = share_of(now, link, batch)
         statistics.begin()
         loss = run.gradients(replace(now, loss=lambda output, part: weighed(now.loss(output, part), share())), batch)
         total, unused = reducer.tally(loss)
@@ -132,11 +133,11 @@ def united(run: Run, send: Send, multiple: int = 1) -> Run:
     return replace(run, gradients=gradients, backward=backward)
 
 
-def share_of(run: Run, batch: Batch) -> Callable[[], float]:
+def share_of(run: Run, link: Link, batch: Batch) -> Callable[[], float]:
     """This worker's share of the batch's weight, to be asked when it is needed: the others' weights are on their way meanwhile."""
-    own = 0.0 if run.link.idle else float(run.weight(batch))
+    own = 0.0 if run.assignment.idle else float(run.weight(batch))
     whole = torch.tensor([own], dtype=torch.float64)
-    sending = run.link.sum(whole)
+    sending = link.sum(whole)
     found: list[float] = []
 
     def share() -> float:

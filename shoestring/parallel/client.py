@@ -8,25 +8,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shoestring.core.assignment import Assignment, Batches
 from shoestring.core.batch import Batch
-from shoestring.core.link import Done, Over, Sending
+from shoestring.core.link import Done, GroupDone, Link, Sending
 from shoestring.core.private import number_of
 from shoestring.core.run import Part, Run
-from shoestring.data.feed import Feed
 from shoestring.parallel.average import Statistics, trained
 from shoestring.parallel.reducer import Bucket, Reducer, bucketed, part_of
 from shoestring.parallel.server import ASK, DONE, OVER, PULL, PUSH
 
 
-class Client(Part):
+class Client(Part, Assignment):
     """A worker's side. It keeps nothing: weights and optimizer are the server's."""
 
-    def __init__(self, run: Run) -> None:
-        self.link = run.link
-        self.parts = run.link.world - 1
+    asynchronous = True
+
+    def __init__(self, run: Run, link: Link) -> None:
+        self.link = link
+        self.parts = link.world - 1
         self.weights = trained(run)
-        self.reducer = Reducer([Bucket(members) for members in bucketed(self.weights)], run.link, self.keep)
-        self.statistics = Statistics(run.model, run.link, counts=True)
+        self.reducer = Reducer([Bucket(members) for members in bucketed(self.weights)], link, self.keep)
+        self.statistics = Statistics(run.model, link, counts=True)
         self.flats: list[Tensor] = []   # the gradients, when backward is done
         self.version = 0                # of the weights
         self.over = False
@@ -35,7 +37,11 @@ class Client(Part):
         self.flats.append(bucket.filled)
         return Done()
 
-    def place(self, feed: Feed) -> tuple[int, int | None]:
+    @property
+    def counts_steps(self) -> bool:
+        return False
+
+    def next(self, feed: Batches) -> tuple[int, int | None]:
         if self.link.imagined:
             self.say(ASK)
             return feed.taken, self.link.rank - 1
@@ -45,14 +51,14 @@ class Client(Part):
     def asked(self, kind: int) -> list[int]:
         """The server's answer. It may take its time; if it says that the group is done, that is raised."""
         if self.over:
-            raise Over
+            raise GroupDone
         self.say(kind)
         answer = torch.zeros(2, dtype=torch.int64)
         self.link.receive(answer, 0)
         found: list[int] = answer.tolist()
         if found[0] == OVER:
             self.over = True
-            raise Over
+            raise GroupDone
         return found
 
     def say(self, kind: int, loss: float = 0.0, weight: float = 0.0) -> None:
@@ -85,7 +91,7 @@ class Client(Part):
 
     def end(self) -> None:
         """Wait until the others are done."""
-        with suppress(Over):
+        with suppress(GroupDone):
             self.asked(DONE)
 
     # What survives a restart is the server's
@@ -96,7 +102,6 @@ class Client(Part):
 
 def client_run(run: Run, client: Client) -> Run:
     """The run of a worker that computes for a server."""
-    run.link.desk = client
 
     def backward(now: Run, value: Tensor) -> None:
         if not now.last:
@@ -107,7 +112,7 @@ def client_run(run: Run, client: Client) -> Run:
 
     def gradients(now: Run, batch: Batch) -> Tensor:
         client.pull()
-        if now.link.idle:
+        if client.idle:
             client.push(0.0, 0.0)
             return torch.zeros(())
         client.statistics.begin()
@@ -118,4 +123,4 @@ def client_run(run: Run, client: Client) -> Run:
     def update(now: Run) -> None:
         """The server's business."""
 
-    return replace(run, gradients=gradients, backward=backward, update=update, state={**run.state, "pushes": client})
+    return replace(run, gradients=gradients, backward=backward, update=update, assignment=client, state={**run.state, "pushes": client})

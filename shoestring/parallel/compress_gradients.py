@@ -3,12 +3,12 @@
     kind        sent a step, of g bytes of gradients and w workers     error stated
     fp16 bf16   (w - 1) / w  g                                         2^-11 2^-8 of each number
     int8        (w - 1) / w  g / 2                                     1/254 of the largest of 1,024 numbers
-    topk        (w - 1)  share g                                       all but the largest share of the moves wait
+    topk        (w - 1)  share g                                       all but the largest share of the updates wait
     powersgd    2 (w - 1) / w  r (rows + columns) of each matrix       all but r directions of each matrix wait
 
 Gradients go to the worker that adds up their part and come back as a sum, compressed both times (fp16, bf16, int8); or two thin matrices
-are added up (powersgd); or every worker steps for itself and everybody gets everybody's largest moves (topk). Each costs 4 bytes a weight
-of memory for what is kept back. Sources: codecs, feedback, moves and power_sgd.
+are added up (powersgd); or every worker steps for itself and all get the largest parts of everybody's updates (topk). Each costs 4 bytes
+a weight of memory for what is kept back. Sources: codecs, feedback, local_updates and power_sgd.
 """
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from shoestring.core.ledger import Ledger
 from shoestring.core.link import Link, Sending
 from shoestring.core.run import Part, Run
 from shoestring.core.training import TrainingTechnique
-from shoestring.parallel.average import alone, mixed_drift, told, united, with_buckets
+from shoestring.parallel.average import alone, mixed_drift, united, with_buckets, with_traffic
 from shoestring.parallel.codecs import CODECS, Codec, TopK
 from shoestring.parallel.feedback import ErrorFeedback
-from shoestring.parallel.moves import sharing_moves
+from shoestring.parallel.local_updates import sharing_updates
 from shoestring.parallel.power_sgd import PowerSGD
 from shoestring.parallel.reducer import BUCKET, Bucket
 
@@ -81,24 +81,25 @@ class CompressGradients(TrainingTechnique):
         else:
             sent = (world - 1) * self.codec.size(int(held / 4)) * (1 if self.kind == "topk" else 2 / world)
         made = replace(ledger, update_rise=max(ledger.update_rise, 2 * min(BUCKET, held))) if self.kind == "topk" else with_buckets(ledger)
-        return told(replace(made, gradients=made.gradients + held * (1 if self.kind in ("topk", "powersgd") else 1 + 1 / world)), sent,
-                    2 * held / BUCKET + 3)
+        kept_back = held * (1 if self.kind in ("topk", "powersgd") else 1 + 1 / world)
+        return with_traffic(replace(made, gradients=made.gradients + kept_back), sent, 2 * held / BUCKET + 3)
 
     def apply(self, run: Run) -> Run:
+        link = run.mesh.along(self.unites)
         if self.kind == "topk":
-            return sharing_moves(run, self.codec)
-        feedback = ErrorFeedback(run.link)
+            return sharing_updates(run, link, self.codec)
+        feedback = ErrorFeedback(link)
         parts: dict[str, Part] = {"feedback": feedback}
         if self.kind == "powersgd":
-            powers = Powers(self.rank)
-            parts["powers"] = powers
-            made = united(run, lambda bucket: Thin(bucket, powers.of(bucket), feedback, run.link))
+            factors = LowRankFactors(self.rank)
+            parts["powers"] = factors
+            made = united(run, link, lambda bucket: LowRankSum(bucket, factors.of(bucket), feedback, link))
         else:
-            made = united(run, lambda bucket: Short(bucket, self.codec, feedback, run.link), run.link.world * VECTOR)
+            made = united(run, link, lambda bucket: CompressedSum(bucket, self.codec, feedback, link), link.world * VECTOR)
         return replace(made, state={**run.state, **parts})
 
 
-class Short:
+class CompressedSum:
     """A bucket that goes to its adders and comes back, each number as a shorter one."""
 
     def __init__(self, bucket: Bucket, codec: Codec, feedback: ErrorFeedback, link: Link) -> None:
@@ -128,7 +129,7 @@ class Short:
             self.codec.add(self.of(self.incoming, rank, self.size), self.of(self.flat, rank, self.part))
 
 
-class Thin:
+class LowRankSum:
     """A bucket whose matrices are added up as products of thin ones."""
 
     def __init__(self, bucket: Bucket, power: PowerSGD, feedback: ErrorFeedback, link: Link) -> None:
@@ -147,7 +148,7 @@ class Thin:
         self.power.warm(second)
 
 
-class Powers(Part):
+class LowRankFactors(Part):
     """The thin matrices of every bucket."""
 
     def __init__(self, rank: int) -> None:

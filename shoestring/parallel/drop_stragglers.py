@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.ledger import Ledger
+from shoestring.core.link import Link
 from shoestring.core.run import Run
 from shoestring.core.training import TrainingTechnique
 from shoestring.parallel.asynchronous import check, served
@@ -68,11 +69,12 @@ class DropStragglers(TrainingTechnique):
         return replace(made, update_rise=made.update_rise + held)   # one gradient arrives while others are added up
 
     def apply(self, run: Run) -> Run:
-        check(run, "DropStragglers", self.backup + 2)
-        return client_run(run, Client(run)) if run.link.rank else self.server_run(run)
+        link = run.mesh.along(self.unites)
+        check(run, link, "DropStragglers", self.backup + 2)
+        return client_run(run, Client(run, link)) if link.rank else self.server_run(run, link)
 
-    def server_run(self, run: Run) -> Run:
-        run.link.desk = server = Server(run, Rounds(), Pushes(corrected=None))
+    def server_run(self, run: Run, link: Link) -> Run:
+        server = Server(run, link, OnePartPerRound(), Pushes(corrected=None))
 
         def gradients(now: Run, batch: Batch) -> Tensor:
             losses: list[tuple[float, float]] = []
@@ -98,7 +100,7 @@ class DropStragglers(TrainingTechnique):
             run.update(now)
             server.version += 1
 
-        return replace(run, gradients=gradients, update=update, state={**run.state, "pushes": server.pushes})
+        return replace(run, gradients=gradients, update=update, assignment=server, state={**run.state, "pushes": server.pushes})
 
 
 def add(total: list[Tensor], push: Push) -> None:
@@ -110,11 +112,11 @@ def add(total: list[Tensor], push: Push) -> None:
             total.append(flat.mul_(push.weight))
 
 
-class Rounds:
+class OnePartPerRound:
     """A part of the batch of this round to every worker that has none of it yet."""
 
-    def place(self, server: Server, rank: int) -> tuple[int, int]:
+    def next_part(self, server: Server, rank: int) -> tuple[int, int]:
         return server.batch, rank - 1
 
-    def may(self, server: Server, rank: int, kind: int) -> bool:
+    def may_go_on(self, server: Server, rank: int, kind: int) -> bool:
         return kind == PULL or server.given.get(rank) != server.version

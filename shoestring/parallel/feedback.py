@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoestring.core.link import ALONE, Link
+from shoestring.core.link import Link
 from shoestring.core.run import Part
 from shoestring.parallel.codecs import Codec
 from shoestring.parallel.process_link import Rows, own_row
@@ -27,8 +27,8 @@ class ErrorFeedback(Part):
     zero. Where what was owed is not finite, nothing is kept; a step that is skipped loses what it sent.
     """
 
-    def __init__(self, link: Link = ALONE) -> None:
-        self.link = link
+    def __init__(self, link: Link | None = None) -> None:
+        self.link = link or Link()
         self.rest: dict[str, Tensor] = {}
 
     def owed(self, bucket: str, gradient: Tensor) -> Tensor:

@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shoestring.core.assignment import Assignment, Batches
 from shoestring.core.batch import Batch
-from shoestring.core.link import Lost, Over
+from shoestring.core.link import GroupDone, Link, PeerLost
 from shoestring.core.private import number_of
 from shoestring.core.run import Part, Run
-from shoestring.data.feed import Feed
 from shoestring.parallel.average import trained
 from shoestring.parallel.learning_rate import rate_times
 from shoestring.parallel.pushes import Pushes, admits
@@ -30,7 +30,7 @@ IDLE = -1        # instead of the version that a worker computes on
 PAUSE = 0.0005   # seconds between two looks at what others do
 
 
-class Board:
+class SharedCounts:
     """What workers tell each other: bytes that all see."""
 
     def __init__(self, numbers: np.ndarray[Any, Any], world: int, delay: int) -> None:
@@ -50,59 +50,65 @@ class Board:
         return int(self.staleness.sum())
 
 
-class Hogwild(Part):
+class Hogwild(Part, Assignment):
     """One worker's side."""
 
-    def __init__(self, run: Run, delay: int, corrected: bool) -> None:
-        self.run, self.link, self.rank, self.parts, self.delay = run, run.link, run.link.rank, run.link.world, delay
+    asynchronous = True
+
+    def __init__(self, run: Run, link: Link, delay: int, corrected: bool) -> None:
+        self.run, self.link, self.rank, self.parts, self.delay = run, link, link.rank, link.world, delay
         self.before = Pushes(corrected)      # of the run up to the checkpoint that it goes on from
         statistics = [buffer for buffer in run.model.buffers() if buffer.is_floating_point()]   # counts stay each worker's own
-        self.shared = Shared(run.link, trained(run), Board.size(self.parts, delay))
+        self.shared = Shared(link, trained(run), SharedCounts.size(self.parts, delay))
         if statistics:
-            Shared(run.link, statistics)
-        self.board = Board(self.shared.numbers, self.parts, delay)
-        self.board.begun[:] = IDLE
-        self.feed: Feed | None = None        # where this worker's samples come from, from its first part on
+            Shared(link, statistics)
+        self.counts = SharedCounts(self.shared.numbers, self.parts, delay)
+        self.counts.begun[:] = IDLE
+        self.feed: Batches | None = None        # where this worker's samples come from, from its first part on
         self.stale: int | None = None        # of the gradient that waits for its update
         self.first, self.target = 0, 0       # the batch that it began with; the version at which the first worker's step is done
         self.seen, self.loss = np.zeros(2), 0.0
 
     # Parts
 
-    def place(self, feed: Feed) -> tuple[int, int | None]:
+    @property
+    def counts_steps(self) -> bool:
+        return self.rank == 0
+
+    def next(self, feed: Batches) -> tuple[int, int | None]:
         """The next part. None for the first worker, if the others have done all of this step meanwhile, or have its last parts."""
         if self.feed is None:
             self.feed, self.first = feed, feed.taken
-            self.board.head[0] = feed.taken * self.parts
-            self.meet()   # nobody begins while another one still loads a checkpoint into the weights
+            self.counts.head[0] = feed.taken * self.parts
+            self.wait_for_all()   # nobody begins while another one still loads a checkpoint into the weights
         if self.rank == 0:
             number = self.first + self.target // self.parts
             self.target += self.parts
-            if self.board.version >= self.target:
+            if self.counts.version >= self.target:
                 return number, None
             later, part = self.take(feed)
             with suppress(StopIteration):
                 feed.part(later, None)
                 return later, part
             return number, None
-        if self.board.head[1]:
-            raise Over
+        if self.counts.head[1]:
+            raise GroupDone
         return self.take(feed)
 
-    def take(self, feed: Feed) -> tuple[int, int]:
+    def take(self, feed: Batches) -> tuple[int, int]:
         if self.link.imagined:
             return feed.taken, self.rank
         with self.locked():
-            self.board.head[0] += 1
-            return divmod(int(self.board.head[0]) - 1, self.parts)
+            self.counts.head[0] += 1
+            return divmod(int(self.counts.head[0]) - 1, self.parts)
 
     def compute(self, now: Run, batch: Batch) -> Tensor:
         """The gradient of a part, and how stale it is. Without a sample there is none."""
         self.begin()
-        loss = torch.zeros(()) if self.link.idle else self.run.gradients(now, batch)
-        weight = 0.0 if self.link.idle else float(self.run.weight(batch))
-        self.board.losses[self.rank] += number_of(loss) * weight, weight
-        self.stale = self.board.version - int(self.board.begun[self.rank])
+        loss = torch.zeros(()) if self.idle else self.run.gradients(now, batch)
+        weight = 0.0 if self.idle else float(self.run.weight(batch))
+        self.counts.losses[self.rank] += number_of(loss) * weight, weight
+        self.stale = self.counts.version - int(self.counts.begun[self.rank])
         return loss
 
     def begin(self) -> None:
@@ -110,18 +116,18 @@ class Hogwild(Part):
         until = time.monotonic() + self.link.deadline
         while True:
             with self.locked():
-                out = [version for version in self.board.begun.tolist() if version != IDLE]
-                if admits(self.board.version, out, self.delay):
-                    self.board.begun[self.rank] = self.board.version
+                out = [version for version in self.counts.begun.tolist() if version != IDLE]
+                if admits(self.counts.version, out, self.delay):
+                    self.counts.begun[self.rank] = self.counts.version
                     return
             self.pause(until)
 
     def pause(self, until: float) -> None:
         """Wait a little for others, unless that has taken too long."""
         if time.monotonic() > until:
-            begun = {rank: version for rank, version in enumerate(self.board.begun.tolist()) if version != IDLE}
+            begun = {rank: version for rank, version in enumerate(self.counts.begun.tolist()) if version != IDLE}
             who = f"worker {min(begun, key=begun.__getitem__)}" if begun else "another worker"
-            raise Lost(f"{who} did not come with its gradient within {self.link.deadline:.0f} s")
+            raise PeerLost(f"{who} did not come with its gradient within {self.link.deadline:.0f} s")
         time.sleep(PAUSE)
 
     def update(self, now: Run) -> None:
@@ -131,8 +137,8 @@ class Hogwild(Part):
         with rate_times(now.optimizer, 1 / max(self.stale, 1) if self.before.corrected else 1.0):
             self.run.update(now)
         with self.locked():
-            self.board.staleness[self.rank, self.stale] += 1
-            self.board.begun[self.rank] = IDLE
+            self.counts.staleness[self.rank, self.stale] += 1
+            self.counts.begun[self.rank] = IDLE
         self.stale = None
 
     def step(self, now: Run, batch: Batch) -> Tensor:
@@ -140,7 +146,7 @@ class Hogwild(Part):
         if batch is not None:
             self.compute(now, batch)
         until = time.monotonic() + self.link.deadline
-        while self.board.version + (self.stale is not None) < self.target and not self.link.imagined:
+        while self.counts.version + (self.stale is not None) < self.target and not self.link.imagined:
             now.update(now)
             now.optimizer.zero_grad(set_to_none=True)
             assert self.feed is not None, "a step begins with a part"
@@ -148,7 +154,7 @@ class Hogwild(Part):
                 self.compute(now, self.feed.part(*self.take(self.feed)))
             except StopIteration:   # the others have the last parts
                 self.pause(until)
-        losses, weights = (total := self.board.losses.sum(0)) - self.seen
+        losses, weights = (total := self.counts.losses.sum(0)) - self.seen
         if weights > 0:
             self.seen, self.loss = total, losses / weights
         return torch.tensor(self.loss)
@@ -166,24 +172,24 @@ class Hogwild(Part):
         finally:
             fcntl.flock(self.shared.file, fcntl.LOCK_UN)
 
-    def meet(self) -> None:
+    def wait_for_all(self) -> None:
         """Wait for all. What is sent for that belongs to no step."""
         self.link.begin_sum(torch.zeros(1)).wait()
 
     def end(self) -> None:
-        """Over, if the first worker says so. All have stopped when they meet."""
+        """Over, if the first worker says so. All have stopped when they are here."""
         if self.rank == 0:
-            self.board.head[1] = 1
+            self.counts.head[1] = 1
         if self.feed is None:   # there was nothing to do
-            self.meet()
-        self.meet()
+            self.wait_for_all()
+        self.wait_for_all()
 
     # What survives a restart
 
     def state_dict(self) -> dict[str, Any]:
         whole = Pushes(self.before.corrected)
         whole.load_state_dict(self.before.state_dict())
-        for rank, row in enumerate(self.board.staleness.tolist()):
+        for rank, row in enumerate(self.counts.staleness.tolist()):
             for staleness, count in enumerate(row):
                 whole.add(rank, staleness, count)
         return whole.state_dict()
@@ -192,8 +198,7 @@ class Hogwild(Part):
         self.before.load_state_dict(state)
 
 
-def hogwild_run(run: Run, delay: int, corrected: bool) -> Run:
-    engine = Hogwild(run, delay, corrected)
-    run.link.desk = engine
-    return replace(run, gradients=engine.compute if run.link.rank else engine.step, update=engine.update,
+def hogwild_run(run: Run, link: Link, delay: int, corrected: bool) -> Run:
+    engine = Hogwild(run, link, delay, corrected)
+    return replace(run, gradients=engine.compute if link.rank else engine.step, update=engine.update, assignment=engine,
                    state={**run.state, "pushes": engine})

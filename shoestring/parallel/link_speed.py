@@ -16,7 +16,7 @@ SIZE = 16 << 20     # bytes that are added up at once
 DEADLINE = 60.0     # seconds
 
 
-def cable(rank: int, world: int, near: bool, store: str) -> tuple[float, float, float]:
+def link_speed(rank: int, world: int, same_machine: bool, store: str) -> tuple[float, float, float]:
     """Seconds per byte sent and per message, and bytes of the process; every worker calls it, with a file that they share."""
     kind = "nccl" if torch.cuda.is_available() and torch.cuda.device_count() >= world else "gloo"
     device = torch.device("cuda", rank) if kind == "nccl" else torch.device("cpu")
@@ -25,7 +25,7 @@ def cable(rank: int, world: int, near: bool, store: str) -> tuple[float, float, 
     try:
         dist.all_reduce(small)
         before = status("VmRSS")
-        link = joined(rank, world, near)
+        link = joined(rank, world, same_machine)
         slow, quick = (median(seconds(link, tensor) for _ in range(7)) for tensor in (large, small))
         return (slow - quick) / (2 * (world - 1) * SIZE / world), quick, float(max(status("VmRSS") - before, 0))
     finally:

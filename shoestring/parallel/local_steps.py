@@ -1,13 +1,13 @@
 """LocalSteps: every worker takes h steps on its own samples, then all weights are averaged.
 
-    sent      2 (w - 1) / w  p / h  a step        p: bytes of the weights; a step between two meetings sends nothing
+    sent      2 (w - 1) / w  p / h  a step        p: bytes of the weights; a step in between sends nothing
 
-They meet after the last step too. With `after`, the first steps average gradients (post-local SGD). With `outer`, what the workers
+They are averaged after the last step too. With `after`, the first steps average gradients (post-local SGD). With `outer`, what the workers
 moved on average is a gradient for a second optimizer, SGD with Nesterov momentum (DiLoCo):
 
     d = x - mean_r x_r        m = momentum m + d        x = x - outer (d + momentum m)
 
-Inexact: workers go apart between meetings. Each keeps its own moments.
+Inexact: workers go apart in between. Each keeps its own moments.
 Stich: Local SGD Converges Fast and Communicates Little, 2018, arXiv 1805.09767; Lin et al.: Don't Use Large Mini-Batches, Use Local SGD,
 2018, arXiv 1808.07217; Douillard et al.: DiLoCo, 2023, arXiv 2311.08105.
 """
@@ -23,10 +23,11 @@ from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import Ledger
+from shoestring.core.link import Link
 from shoestring.core.run import Part, Run
 from shoestring.core.training import TrainingTechnique
-from shoestring.parallel.average import Statistics, alone, mixed_drift, told, trained, united
-from shoestring.parallel.moves import joint, load_own_state, own_gradients, own_state, put
+from shoestring.parallel.average import Statistics, alone, mixed_drift, trained, united, with_traffic
+from shoestring.parallel.local_updates import joint, load_own_state, own_gradients, own_state, put
 from shoestring.parallel.reducer import BUCKET, bucketed
 
 LONG = 1 << 60   # steps: more than any run has
@@ -34,7 +35,7 @@ LONG = 1 << 60   # steps: more than any run has
 
 @dataclass(frozen=True)
 class LocalSteps(TrainingTechnique):
-    h: int = 8               # steps from one meeting to the next
+    h: int = 8               # steps from one averaging of the weights to the next
     after: int = 0           # steps of averaged gradients before the first that a worker takes on its own
     outer: float = 0.0       # rate of the second optimizer; 0: weights are averaged. 0.7 is DiLoCo's
     momentum: float = 0.9    # of the second optimizer
@@ -54,7 +55,7 @@ class LocalSteps(TrainingTechnique):
         return 1 / self.h
 
     def talking(self, steps: int) -> dict[TrainingTechnique, int]:
-        """The steps in which workers talk: at the meetings, and the first ones, which add up gradients."""
+        """The steps in which workers talk: those in which weights are averaged, and the first ones, which add up gradients."""
         alone = max(steps - self.after, 0)
         return {replace(self, h=1, after=0): -(-alone // self.h), replace(self, h=1, after=LONG): min(self.after, steps)}
 
@@ -75,38 +76,41 @@ class LocalSteps(TrainingTechnique):
     def cost(self, ledger: Ledger) -> Ledger:
         extra = ledger.parameters * (2 if self.outer else 0)
         made = replace(ledger, buffers=ledger.buffers + extra, update_rise=max(ledger.update_rise, min(BUCKET, ledger.parameters)))
-        return told(made, 2 * (ledger.world - 1) / ledger.world * ledger.parameters / self.h,
-                    ledger.parameters / BUCKET / self.h + 1 / self.h)
+        return with_traffic(made, 2 * (ledger.world - 1) / ledger.world * ledger.parameters / self.h,
+                            ledger.parameters / BUCKET / self.h + 1 / self.h)
 
     def apply(self, run: Run) -> Run:
-        together = united(run, lambda bucket: run.link.sum(bucket.filled))
-        meetings = Meetings(run, self)
-        statistics = Statistics(run.model, run.link)
+        link = run.mesh.along(self.unites)
+        together = united(run, link, lambda bucket: link.sum(bucket.filled))
+        averaging = WeightAveraging(run, link, self)
+        statistics = Statistics(run.model, link)
 
         def gradients(now: Run, batch: Batch) -> Tensor:
-            meetings.begin()
-            if not meetings.apart:
+            averaging.begin()
+            if not averaging.apart:
                 return together.gradients(now, batch)
             statistics.begin()
             return own_gradients(run, now, batch)
 
         def update(now: Run) -> None:
             run.update(now)
-            if meetings.apart and now.link.meets:
-                meetings.meet()
+            if averaging.apart and averaging.due:
+                averaging.average()
                 statistics.average()
 
-        return replace(together, gradients=gradients, update=update, state={**run.state, "meetings": meetings})
+        return replace(together, gradients=gradients, update=update, synchronised=lambda: averaging.due,
+                       state={**run.state, "meetings": averaging})
 
 
-class Meetings(Part):
-    """When workers meet, and what they do then."""
+class WeightAveraging(Part):
+    """When the workers' weights are averaged, and how."""
 
-    def __init__(self, run: Run, knobs: LocalSteps) -> None:
-        self.run, self.link, self.knobs = run, run.link, knobs
+    def __init__(self, run: Run, link: Link, knobs: LocalSteps) -> None:
+        self.run, self.link, self.knobs = run, link, knobs
         self.step = 0
+        self.due = True      # after this step all workers have the same weights
         self.groups = bucketed(trained(run))
-        self.before: list[Tensor] = []      # the weights at the last meeting, where a second optimizer wants to know,
+        self.before: list[Tensor] = []      # the weights when they were averaged last, where a second optimizer wants to know,
         self.moments: list[Tensor] = []     # and its momentum
         if knobs.outer:
             self.before = [joint(members) for members in self.groups]
@@ -115,7 +119,7 @@ class Meetings(Part):
     def begin(self) -> None:
         """A step begins."""
         self.step += 1
-        self.link.meets = not self.apart or (self.step - self.knobs.after) % self.knobs.h == 0 or self.step >= self.run.steps
+        self.due = not self.apart or (self.step - self.knobs.after) % self.knobs.h == 0 or self.step >= self.run.steps
 
     @property
     def apart(self) -> bool:
@@ -123,7 +127,7 @@ class Meetings(Part):
         return self.step > self.knobs.after
 
     @torch.no_grad()
-    def meet(self) -> None:
+    def average(self) -> None:
         for number, members in enumerate(self.groups):
             flat = joint(members)
             self.link.sum(flat).wait()
@@ -133,18 +137,18 @@ class Meetings(Part):
             put(members, flat)
 
     def led(self, number: int, mean: Tensor) -> Tensor:
-        """Where the second optimizer goes from the last meeting's weights."""
+        """Where the second optimizer goes from the weights averaged last."""
         before, moment = self.before[number], self.moments[number]
         way = before - mean
         moment.mul_(self.knobs.momentum).add_(way)
         return before.sub_(way.add_(moment, alpha=self.knobs.momentum), alpha=self.knobs.outer)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"step": self.step, "before": self.before, "moments": self.moments, "own": own_state(self.run)}
+        return {"step": self.step, "before": self.before, "moments": self.moments, "own": own_state(self.run, self.link)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.step = state["step"]
         for mine, saved in ((self.before, state["before"]), (self.moments, state["moments"])):
             for tensor, value in zip(mine, saved, strict=True):
                 tensor.copy_(value)
-        load_own_state(self.run, state["own"])
+        load_own_state(self.run, self.link, state["own"])

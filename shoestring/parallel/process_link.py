@@ -11,60 +11,66 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from shoestring.core.link import Link, Lost, Received, Sending
+from shoestring.core.link import Link, PeerLost, Received, Sending
 from shoestring.core.private import all_gather
 
 
-class Joined(Link):
-    """This process's place in the default process group."""
+class ProcessLink(Link):
+    """This process's place in a process group; None: the one of all processes. Ranks are those in the group."""
 
     imagined = False
 
+    def __init__(self, rank: int, world: int, same_machine: bool = False, deadline: float = 300.0,
+                 group: dist.ProcessGroup | None = None) -> None:
+        super().__init__(rank, world, same_machine, deadline)
+        self.group = group
+
     def begin_sum(self, tensor: Tensor) -> Sending:
-        return Expected(lambda: dist.all_reduce(tensor, async_op=True))
+        return Expected(lambda: dist.all_reduce(tensor, group=self.group, async_op=True))
 
     def begin_scatter(self, whole: Tensor, part: Tensor) -> Sending:
         others = torch.empty_like(whole)
         return Received(others, part, self.begin_exchange(whole, others))
 
     def begin_gather(self, part: Tensor, whole: Tensor) -> Sending:
-        return Expected(lambda: all_gather(whole, part, async_op=True))
+        return Expected(lambda: all_gather(whole, part, group=self.group, async_op=True))
 
     def begin_exchange(self, outgoing: Tensor, incoming: Tensor) -> Sending:
-        return Expected(lambda: dist.all_to_all_single(incoming, outgoing, async_op=True))
+        return Expected(lambda: dist.all_to_all_single(incoming, outgoing, group=self.group, async_op=True))
 
     def begin_send(self, tensor: Tensor, to: int) -> Sending:
-        return Expected(lambda: dist.isend(tensor, to))
+        return Expected(lambda: dist.isend(tensor, group=self.group, group_dst=to))
 
     def receive(self, tensor: Tensor, source: int | None = None) -> int:
         try:
-            return dist.recv(tensor, source)
+            if source is not None:
+                dist.recv(tensor, group=self.group, group_src=source)
+                return source
+            found = dist.recv(tensor, group=self.group)
+            return found if self.group is None else dist.get_group_rank(self.group, found)
         except RuntimeError as error:
-            raise Lost(str(error)) from error
+            raise PeerLost(str(error)) from error
 
     def objects(self, mine: Any) -> list[Any]:
-        return [mine] if self.loose else self.at_end(mine)
-
-    def at_end(self, mine: Any) -> list[Any]:
         found: list[Any] = [None] * self.world
-        dist.all_gather_object(found, mine)
+        dist.all_gather_object(found, mine, group=self.group)
         return found
 
 
 class Expected:
-    """A collective that was begun. A worker that is gone shows as Lost, whatever words the library has for it."""
+    """A collective that was begun. A worker that is gone shows as PeerLost, whatever words the library has for it."""
 
     def __init__(self, begin: Any) -> None:
         try:
             self.work = begin()
         except RuntimeError as error:
-            raise Lost(str(error)) from error
+            raise PeerLost(str(error)) from error
 
     def wait(self) -> None:
         try:
             self.work.wait()
         except RuntimeError as error:
-            raise Lost(str(error)) from error
+            raise PeerLost(str(error)) from error
 
 
 class Rows:

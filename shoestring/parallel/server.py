@@ -17,9 +17,10 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from shoestring.core.assignment import Assignment, Batches
 from shoestring.core.errors import Mistake
+from shoestring.core.link import Link
 from shoestring.core.run import Run
-from shoestring.data.feed import Feed
 from shoestring.parallel.average import Statistics, trained
 from shoestring.parallel.pushes import Pushes
 from shoestring.parallel.reducer import Bucket, bucketed, part_of
@@ -43,19 +44,21 @@ class Push:
 class Rule(Protocol):
     """Who gets which part of which batch, and who has to wait."""
 
-    def place(self, server: Server, rank: int) -> tuple[int, int]: ...
-    def may(self, server: Server, rank: int, kind: int) -> bool: ...
+    def next_part(self, server: Server, rank: int) -> tuple[int, int]: ...
+    def may_go_on(self, server: Server, rank: int, kind: int) -> bool: ...
 
 
-class Server:
+class Server(Assignment):
     """The first worker's side."""
 
-    def __init__(self, run: Run, rule: Rule, pushes: Pushes) -> None:
-        self.run, self.rule, self.link, self.pushes = run, rule, run.link, pushes
-        self.parts = run.link.world - 1
+    asynchronous = True
+
+    def __init__(self, run: Run, link: Link, rule: Rule, pushes: Pushes) -> None:
+        self.run, self.rule, self.link, self.pushes = run, rule, link, pushes
+        self.parts = link.world - 1
         self.weights = trained(run)
         self.buckets = [Bucket(members) for members in bucketed(self.weights)]
-        self.statistics = Statistics(run.model, run.link, counts=True)
+        self.statistics = Statistics(run.model, link, counts=True)
         self.version = 0                         # of the weights
         self.batch = 0                           # that the loop stands at
         self.out: dict[int, int] = {}            # who computes now, and on which version
@@ -63,7 +66,7 @@ class Server:
         self.held: list[tuple[int, int]] = []    # who waits for an answer to what
         self.loss: float | None = None           # of the last step
 
-    def place(self, feed: Feed) -> tuple[int, int | None]:
+    def next(self, feed: Batches) -> tuple[int, int | None]:
         """The server needs no samples, but stands where the workers do, so that a checkpoint says where to go on."""
         self.batch = feed.taken
         return feed.taken, None
@@ -81,11 +84,11 @@ class Server:
     def answer(self) -> None:
         """Answer those who may go on."""
         for rank, kind in list(self.held):
-            if kind == DONE or not self.rule.may(self, rank, kind):
+            if kind == DONE or not self.rule.may_go_on(self, rank, kind):
                 continue
             self.held.remove((rank, kind))
             if kind == ASK:
-                self.reply(rank, *self.rule.place(self, rank))
+                self.reply(rank, *self.rule.next_part(self, rank))
                 self.held += [(rank, PULL)] if self.link.imagined else []
                 continue
             self.out[rank] = self.version
@@ -162,5 +165,3 @@ class Server:
                 self.received(rank, version, loss, weight)
             else:
                 self.held.append((rank, kind))
-
-

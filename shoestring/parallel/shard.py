@@ -25,7 +25,7 @@ from shoestring.core.ledger import Ledger
 from shoestring.core.run import Run, weighed
 from shoestring.core.training import TrainingTechnique
 from shoestring.memory.offloaded_optimizer import ELEMENTWISE
-from shoestring.parallel.average import Statistics, alone, mixed_drift, share_of, split_exactness, told
+from shoestring.parallel.average import Statistics, alone, mixed_drift, share_of, split_exactness, with_traffic
 from shoestring.parallel.sharding import Sharding
 
 STAGES = (1, 2, 3)
@@ -72,13 +72,14 @@ class Shard(TrainingTechnique):
             update_rise=ledger.update_rise * share, gradients=ledger.gradients * (share if self.stage > 1 else 1.0),
             parameters=ledger.parameters * share + gathered if self.stage == 3 else ledger.parameters,
         )
-        return told(made, sent, 3 * len(ledger.blocks))
+        return with_traffic(made, sent, 3 * len(ledger.blocks))
 
     def apply(self, run: Run) -> Run:
         if not isinstance(getattr(run.optimizer, "optimizer", run.optimizer), ELEMENTWISE):
             raise Mistake(f"Shard: {type(run.optimizer).__name__} looks at whole weights, and workers would step parts of them: use "
                           f"Average, or an optimizer that looks at every number alone (Adam, AdamW, SGD, ...)")
-        sharding, statistics = Sharding(run, self.stage), Statistics(run.model, run.link)
+        link = run.mesh.along(self.unites)
+        sharding, statistics = Sharding(run, link, self.stage), Statistics(run.model, link)
 
         def forward(model: nn.Module, batch: Batch) -> Any:
             with sharding.forward():
@@ -89,7 +90,7 @@ class Shard(TrainingTechnique):
                 run.backward(now, value)
 
         def gradients(now: Run, batch: Batch) -> Tensor:
-            share = share_of(now, batch)
+            share = share_of(now, link, batch)
             statistics.begin()
             sharding.come()
             loss = run.gradients(replace(now, loss=lambda output, part: weighed(now.loss(output, part), share())), batch)

@@ -75,10 +75,10 @@ class Unit(Bucket):
 class Sharding(Part):
     """A run's weights in units, and what a run says of them."""
 
-    def __init__(self, run: Run, stage: int) -> None:
-        self.run, self.stage, self.link = run, stage, run.link
+    def __init__(self, run: Run, link: Link, stage: int) -> None:
+        self.run, self.stage, self.link = run, stage, link
         self.names = {parameter: name for name, parameter in reversed(list(run.model.named_parameters(remove_duplicate=False)))}
-        self.units = [Unit(members, run.link, block, stage == 3) for block, members in cut_up(run, stage)]
+        self.units = [Unit(members, link, block, stage == 3) for block, members in cut_up(run, stage)]
         self.frozen = [unit for unit in self.units if not unit.members[0].requires_grad]
         moving = [unit for unit in self.units if unit.members[0].requires_grad]
         self.unit_of = {parameter: unit for unit in self.units for parameter in unit.members}
@@ -86,7 +86,7 @@ class Sharding(Part):
         for unit in self.units:
             if unit.block is not None:
                 self.of_block.setdefault(unit.block, []).append(unit)
-        self.reducer = Reducer(moving, run.link, self.send, stays=False)
+        self.reducer = Reducer(moving, link, self.send, stays=False)
         self.sending: Sending = Done()
         self.backing = False       # backward runs
         self.groups = [list(group["params"]) for group in run.optimizer.param_groups]

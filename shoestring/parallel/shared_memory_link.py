@@ -1,4 +1,4 @@
-"""Near: workers of one machine pass numbers through memory that all see; gloo carries the rest.
+"""The shared-memory link: workers of one machine pass numbers through memory that all see; gloo carries the rest.
 
     a chunk     everybody puts its numbers into its slot  |  all are there  |  everybody takes what it needs from all slots
 
@@ -19,9 +19,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch import distributed as dist
 
-from shoestring.core.link import Link, Lost, Sending
-from shoestring.parallel.process_link import Joined
+from shoestring.core.link import Link, PeerLost, Sending
+from shoestring.parallel.process_link import ProcessLink
 from shoestring.parallel.shared_memory import offered
 
 SLOT = 2 << 20    # bytes, about; what all put there should fit into a cache
@@ -32,12 +33,12 @@ KINDS: dict[torch.dtype, Any] = {torch.float32: np.float32, torch.float64: np.fl
 Numbers = np.ndarray[Any, Any]
 
 
-class Near(Joined):
+class SharedMemoryLink(ProcessLink):
     """This process's place among workers who all see the same memory."""
 
-    def __init__(self, rank: int, world: int, deadline: float, memory: Numbers) -> None:
-        super().__init__(rank, world, near=True, deadline=deadline)
-        self.ticks = memory[:LINE * world].view(np.int64)[::LINE // 8]   # how often each worker came to where all meet
+    def __init__(self, rank: int, world: int, deadline: float, memory: Numbers, group: dist.ProcessGroup | None = None) -> None:
+        super().__init__(rank, world, same_machine=True, deadline=deadline, group=group)
+        self.ticks = memory[:LINE * world].view(np.int64)[::LINE // 8]   # how often each worker came to where all wait for each other
         self.slots = memory[LINE * world:].reshape(2, world, -1)
         self.turn = 0
         self.begun: deque[tuple[Callable[..., None], tuple[Tensor, ...]]] = deque()
@@ -45,24 +46,24 @@ class Near(Joined):
     # What is begun is done, in that order, when anything is waited for
 
     def begin_sum(self, tensor: Tensor) -> Sending:
-        return self.later(self.add_up, tensor) if self.in_memory(tensor) else Behind(self, super().begin_sum(tensor))
+        return self.later(self.add_up, tensor) if self.in_memory(tensor) else AfterMemory(self, super().begin_sum(tensor))
 
     def begin_scatter(self, whole: Tensor, part: Tensor) -> Sending:
-        return self.later(self.add_up_parts, whole, part) if self.in_memory(whole) else Behind(self, super().begin_scatter(whole, part))
+        if self.in_memory(whole):
+            return self.later(self.add_up_parts, whole, part)
+        return AfterMemory(self, super().begin_scatter(whole, part))
 
     def begin_gather(self, part: Tensor, whole: Tensor) -> Sending:
-        return self.later(self.put_together, part, whole) if self.in_memory(whole) else Behind(self, super().begin_gather(part, whole))
+        if self.in_memory(whole):
+            return self.later(self.put_together, part, whole)
+        return AfterMemory(self, super().begin_gather(part, whole))
 
     def begin_exchange(self, outgoing: Tensor, incoming: Tensor) -> Sending:
-        return Behind(self, super().begin_exchange(outgoing, incoming))
+        return AfterMemory(self, super().begin_exchange(outgoing, incoming))
 
     def objects(self, mine: Any) -> list[Any]:
         self.wait()
         return super().objects(mine)
-
-    def at_end(self, mine: Any) -> list[Any]:
-        self.wait()
-        return super().at_end(mine)
 
     def later(self, do: Callable[..., None], *tensors: Tensor) -> Sending:
         self.begun.append((do, tensors))
@@ -81,7 +82,7 @@ class Near(Joined):
             own = parts[self.rank]
             total([slot[own] for slot in slots], chunk[own])
             slots[self.rank][own] = chunk[own]
-            self.tell()
+            self.wait_for_all()
             for rank, part in enumerate(parts):
                 if rank != self.rank:
                     chunk[part] = slots[rank][part]
@@ -107,10 +108,10 @@ class Near(Joined):
         self.turn = 1 - self.turn
         slots = [slot[:mine.nbytes].view(mine.dtype).reshape(mine.shape) for slot in self.slots[self.turn]]
         slots[self.rank][...] = mine
-        self.tell()
+        self.wait_for_all()
         return slots
 
-    def tell(self) -> None:
+    def wait_for_all(self) -> None:
         """Go on when all are here."""
         self.ticks[self.rank] += 1
         now, looks, until = self.ticks[self.rank], 0, time.monotonic() + self.deadline
@@ -119,13 +120,13 @@ class Near(Joined):
             if looks > LOOKS:
                 time.sleep(PAUSE)
             if time.monotonic() > until:
-                raise Lost(f"worker {int(self.ticks.argmin())} of {self.world} did not come within {self.deadline:.0f} s")
+                raise PeerLost(f"worker {int(self.ticks.argmin())} of {self.world} did not come within {self.deadline:.0f} s")
 
 
-class Behind:
+class AfterMemory:
     """What gloo carries, of which nobody is to wait for one who has not done what was begun before."""
 
-    def __init__(self, link: Near, sending: Sending) -> None:
+    def __init__(self, link: SharedMemoryLink, sending: Sending) -> None:
         self.link, self.sending = link, sending
 
     def wait(self) -> None:
@@ -157,14 +158,14 @@ def slot_size(world: int) -> int:
     return max(SLOT // (LINE * world), 1) * LINE * world
 
 
-def joined(rank: int, world: int, near: bool = True, deadline: float = 300.0) -> Link:
-    """The link of this process, whose process group is there; `near`: all of it is on this machine. Without room, gloo carries all."""
-    link = Joined(rank, world, deadline=deadline)
-    if not Link(rank, world, near).near or world == 1:
+def joined(rank: int, world: int, same_machine: bool = True, deadline: float = 300.0, group: dist.ProcessGroup | None = None) -> Link:
+    """The link of this process, whose process group is there; `same_machine`: all of it. Without room in memory, gloo carries all."""
+    link = ProcessLink(rank, world, deadline=deadline, group=group)
+    if not Link(rank, world, same_machine).same_machine or world == 1:
         return link
     size = LINE * world + 2 * world * slot_size(world)
     with offered(link, size) as path:
         seen = link.objects(bool(path) and os.path.exists(path))
         memory = np.memmap(path, np.uint8, "r+", shape=(size,)) if all(seen) else None
         link.objects("all have it")
-    return Near(rank, world, deadline, memory) if memory is not None else link
+    return SharedMemoryLink(rank, world, deadline, memory, group) if memory is not None else link

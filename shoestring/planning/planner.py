@@ -17,7 +17,8 @@ from shoestring.core.exactness import Exactness, allowed
 from shoestring.core.hardware import Hardware
 from shoestring.core.job import Job
 from shoestring.core.ledger import Ledger
-from shoestring.core.link import ALONE, Link, agreement_bytes
+from shoestring.core.link import Link, agreement_bytes
+from shoestring.core.mesh import on_one_axis
 from shoestring.core.technique import described, in_order, text, total_cost
 from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.core.training import environment
@@ -109,7 +110,7 @@ class Planner:
         self.begun = time.perf_counter()
         if self.devices > 1:
             near = self.devices == self.here and not self.hardware.described
-            self.job = replace(self.job, link=Link(largest_worker(self.job, self.devices), self.devices, near))
+            self.job = replace(self.job, mesh=on_one_axis(Link(largest_worker(self.job, self.devices), self.devices, near)))
         self.real = False               # whether rehearsals need real tensors
         self.guessed = ""               # why fake tensors can't run the model
         self.measured: set[tuple[Technique, ...]] = set()   # plans that were rehearsed on real tensors
@@ -131,10 +132,10 @@ class Planner:
         if rank is None and any(technique.serves for technique in techniques):
             rank = place.world - 1
         if rank is not None:
-            place = Link(rank, place.world, place.near)
+            place = Link(rank, place.world, place.same_machine)
         if not self.real:
             try:
-                return rehearse(replace(self.job, link=place), techniques, model=self.model)
+                return rehearse(replace(self.job, mesh=on_one_axis(place)), techniques, model=self.model)
             except Mistake:
                 raise
             except Exception as error:
@@ -144,9 +145,9 @@ class Planner:
                 self.real = not techniques   # what plain steps can do on fake tensors, other plans can
         self.measured.add(techniques)
         if self.worker is not None:
-            task = self.task("rehearse", techniques, place=(place.rank, place.world, place.near))
+            task = self.task("rehearse", techniques, place=(place.rank, place.world, place.same_machine))
             return Log.from_json(self.worker(task, following().environment))
-        return self.log_here(replace(self.job, link=place), techniques)
+        return self.log_here(replace(self.job, mesh=on_one_axis(place)), techniques)
 
     def log_here(self, job: Job, techniques: tuple[Technique, ...]) -> Log:
         """The log of real steps in this process, of a copy of the model; refused where that might not fit."""
@@ -170,7 +171,7 @@ class Planner:
         assert self.job.origin is not None, "only a job from a file can be made again in a child process"
         return {"task": name, "file": self.job.origin.file, "flags": dict(self.job.origin.flags),
                 "techniques": [described(technique) for technique in techniques],
-                "place": (self.job.link.rank, self.job.link.world, self.job.link.near)} | more
+                "place": (self.job.link.rank, self.job.link.world, self.job.link.same_machine)} | more
 
     def anchors(self, plain: Log, precisions: tuple[Precision, ...]) -> tuple[dict[str, Anchor], dict[str, str]]:
         """Measured steps by precision ("" is plain), and what failed."""
@@ -303,7 +304,7 @@ class Planner:
             with chance.kept():
                 model = self.made_here()
                 chance.seed(self.job.seed)
-                self.again = why_not_again(replace(self.job, link=ALONE), model)
+                self.again = why_not_again(replace(self.job, mesh=on_one_axis()), model)
         if self.again:
             self.traits.add("can't be recomputed")
             self.reasons["can't be recomputed"] = self.again

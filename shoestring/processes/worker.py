@@ -19,6 +19,7 @@ from shoestring.data.feed import Feed
 
 if TYPE_CHECKING:
     from shoestring.core.link import Link
+    from shoestring.core.run import Run
     from shoestring.measure.tracker import Log
     from shoestring.runs.keeper import Keeper
 
@@ -32,10 +33,11 @@ def job_of(task: dict[str, Any], link: Link | None = None) -> Any:
     from dataclasses import replace
 
     from shoestring.core.link import Link
+    from shoestring.core.mesh import on_one_axis
     from shoestring.jobfile import loaded_job
 
     job = loaded_job(Path(task["file"]), task["flags"])
-    return replace(job, link=link or Link(*task.get("place", (0, 1))), steps=task.get("steps", job.steps))
+    return replace(job, mesh=on_one_axis(link or Link(*task.get("place", (0, 1)))), steps=task.get("steps", job.steps))
 
 
 def fresh_model(job: Any) -> Any:
@@ -122,7 +124,7 @@ def train(task: dict[str, Any], send: Send, link: Link | None = None) -> dict[st
     keeper = Keeper(task, send, link) if "folder" in task else None
     tracker = Tracker()
     run = made(job, techniques, keeper, tracker)
-    feed = Feed(job)
+    feed = Feed(job, run.assignment)
     number = keeper.resume(run, feed) if keeper else 0
     losses: list[float] = []
     events: list[dict[str, Any]] = []   # where no folder keeps them
@@ -145,18 +147,18 @@ def train(task: dict[str, Any], send: Send, link: Link | None = None) -> dict[st
         begun = time.perf_counter()
         return more
 
-    batches = islice(feed, task["steps"] - number) if link.counts else feed
+    batches = islice(feed, task["steps"] - number) if run.assignment.counts_steps else feed
     going = until_stopped(tracked_steps(watched(run, tracker), islice(batches, 2), tracker), go_on)
     if losses:
-        tensors = highest_of(tracker.log, link, len(losses))
-        if keeper and not link.loose:   # there the others tell of theirs at the end
+        tensors = highest_of(tracker.log, run, len(losses))
+        if keeper and not run.assignment.asynchronous:   # there the others tell of theirs at the end
             keeper.tell("measured", **tensors)
-    elif not number and link.counts:
+    elif not number and run.assignment.counts_steps:
         raise Mistake("the job's data yields no batch: nothing to train on")
     going = going and until_stopped(steps(run, batches), go_on)
-    link.end()
-    workers = link.at_end(tensors | {"process_bytes": status("VmHWM"), "steps": meter.steps, "sent": meter.sent})
-    if keeper and link.loose and losses:
+    run.assignment.end()
+    workers = link.objects(tensors | {"process_bytes": status("VmHWM"), "steps": meter.steps, "sent": meter.sent})
+    if keeper and run.assignment.asynchronous and losses:
         keeper.tell("measured", **of_group(workers))
     lost = keeper.end(run, feed) if keeper else ""
     if not going and number < task["steps"]:
@@ -180,12 +182,13 @@ def figures(keeper: Keeper | None, events: list[dict[str, Any]], workers: list[d
     return measured(fold)
 
 
-def highest_of(log: Log, link: Link, steps: int) -> dict[str, Any]:
+def highest_of(log: Log, run: Run, steps: int) -> dict[str, Any]:
     """The highest point of the first steps; where workers wait for each other, that of the one which needs most."""
+    from shoestring.core.run import gathered
     from shoestring.measure.timeline import peak
 
     highest = peak(log)
-    return {"peak_bytes": max(link.objects(highest.bytes)), "flops": sum(log.flops.values()) / steps, "where": str(highest.moment),
+    return {"peak_bytes": max(gathered(run, highest.bytes)), "flops": sum(log.flops.values()) / steps, "where": str(highest.moment),
             "parts": dict(highest.parts)}
 
 
@@ -234,9 +237,9 @@ def same_weights(model: Any, link: Link) -> None:
 
 def until_stopped(losses: Iterable[Any], go_on: Callable[[Any], bool]) -> bool:
     """Whether all steps were done. The loss of a step lives until the next is done, as in any loop."""
-    from shoestring.core.link import Over
+    from shoestring.core.link import GroupDone
 
-    with suppress(Over):   # the first worker has counted them
+    with suppress(GroupDone):   # the first worker has counted them
         for loss in losses:   # a generator would let go of the loss earlier, and the peak would be lower than planned
             if not go_on(loss):
                 return False
@@ -270,9 +273,9 @@ def shown(task: dict[str, Any], job: Any, run: Any) -> dict[str, Any]:
 
 
 def cable(task: dict[str, Any], send: Send, link: Link | None = None) -> dict[str, Any]:
-    from shoestring.parallel.link_speed import cable
+    from shoestring.parallel.link_speed import link_speed
 
-    return {"cable": cable(task["rank"], task["world"], task["near"], task["store"])}
+    return {"cable": link_speed(task["rank"], task["world"], task["near"], task["store"])}
 
 
 def doctor(task: dict[str, Any], send: Send, link: Link | None = None) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from shoestring.core.link import ALONE, Link, agreement, agreement_bytes
-from shoestring.core.run import Run, traffic
+from shoestring.core.link import Link, agreement, agreement_bytes
+from shoestring.core.run import Run, gathered, traffic
 from shoestring.core.units import bytes_text
 from shoestring.data.feed import Feed
 from shoestring.runs.checkpoints import Checkpoint, clear_drafts, move_aside, newest_good
@@ -25,8 +25,8 @@ NEAR = 0.97   # of the budget: a process this large is told of
 class Keeper:
     """Keeps one run. `send` brings events to whoever launched it, as long as there is one."""
 
-    def __init__(self, task: Mapping[str, Any], send: Callable[[dict[str, Any]], None], link: Link = ALONE) -> None:
-        self.link = link
+    def __init__(self, task: Mapping[str, Any], send: Callable[[dict[str, Any]], None], link: Link | None = None) -> None:
+        self.link = link = link or Link()
         self.folder = Folder(Path(task["folder"]))
         self.steps, self.budget, self.predicted = task["steps"], task.get("memory"), task.get("predicted") or 0
         self.send = send
@@ -85,9 +85,9 @@ class Keeper:
     def after(self, run: Run, feed: Feed, event: dict[str, Any]) -> bool:
         """A step is done; gives whether to go on."""
         self.step = event["step"]
-        meets = self.link.meets
-        stop, due = meets and bool(self.stop) and self.link.counts, meets and self.saver.due(self.step)
-        if meets and self.link.world > 1 and not self.link.loose:
+        synchronised = run.synchronised()
+        stop, due = synchronised and bool(self.stop) and run.assignment.counts_steps, synchronised and self.saver.due(self.step)
+        if synchronised and self.link.world > 1 and not run.assignment.asynchronous:
             stop, due = self.agreed(stop, due, event)
         self.saver.losses.append(event["loss"])
         self.tell("step", **event)
@@ -97,7 +97,7 @@ class Keeper:
                                       f"{self.step}, more than the {bytes_text(self.predicted)} that were predicted: "
                                       f"it may run out of memory")
         last = stop or self.step >= self.steps
-        if (due or last) and not (last and self.link.loose):   # a loose group saves at the end, when nobody computes any more
+        if (due or last) and not (last and run.assignment.asynchronous):   # those save at the end, when nobody computes any more
             self.save(run, feed)
         return not stop
 
@@ -118,7 +118,7 @@ class Keeper:
 
         if self.link.rank == 0:
             self.saver.save(take)
-        elif not self.link.loose:
+        elif not run.assignment.asynchronous:
             take_part(take())
             self.saver.saved_step = self.step
 
@@ -126,10 +126,10 @@ class Keeper:
         """The last step is done, or a signal came: finish the checkpoint and say how it ended. Gives why the last weights of a run that
         is done could not be saved; empty if they are."""
         self.saver.wait()
-        if any(self.link.objects(self.saver.saved_step != self.step)):   # the data ended early, or a save was not possible before
+        if any(gathered(run, self.saver.saved_step != self.step)):   # the data ended early, or a save was not possible before
             self.save(run, feed)
         self.saver.close()
-        lost: str = self.link.objects(self.unsaved() if self.saver.saved_step != self.step else "")[0]   # the first worker's word
+        lost: str = gathered(run, self.unsaved() if self.saver.saved_step != self.step else "")[0]   # the first worker's word
         if self.stop and self.step < self.steps:
             saved = "" if self.saver.saved_step == self.step else f"; the last checkpoint is of step {self.saver.saved_step}"
             self.tell("stopped", step=self.step, text=f"stopped after step {self.step} of {self.steps}, {self.stop}{saved}")
@@ -158,13 +158,13 @@ class Meter:
 
     def begin(self) -> None:
         """A step begins; what was moved and sent since the last one was for a checkpoint."""
-        self.before = traffic(self.run), self.run.link.sent
+        self.before = traffic(self.run), self.run.mesh.sent
 
     def step(self) -> dict[str, int]:
         """What the step that is done took; what workers then agree on belongs to it."""
         moved, world = traffic(self.run), self.run.link.world
-        agreed = agreement_bytes(world) if self.run.link.meets and not self.run.link.loose else 0
-        sent = self.run.link.sent - self.before[1] + agreed
+        agreed = agreement_bytes(world) if self.run.synchronised() and not self.run.assignment.asynchronous else 0
+        sent = self.run.mesh.sent - self.before[1] + agreed
         self.steps, self.sent = self.steps + 1, self.sent + sent
         return ({"moved": moved - self.before[0]} if moved else {}) | ({"sent": sent} if world > 1 else {})
 

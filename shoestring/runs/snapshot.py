@@ -9,7 +9,7 @@ from torch import Tensor
 from shoestring.core import random_state as chance
 from shoestring.core.errors import Mistake
 from shoestring.core.private import storage_id_of
-from shoestring.core.run import Kept, Run, kept
+from shoestring.core.run import Kept, Run, gathered, kept
 from shoestring.data.feed import Feed
 from shoestring.runs.checkpoints import Checkpoint
 from shoestring.runs.saver import Snapshot
@@ -41,7 +41,7 @@ def taken(run: Run, feed: Feed, step: int, best: tuple[float, int] | None) -> Sn
             weights[name] = one
     state = {
         "step": step, "model": other, "optimizer": optimizer_state(run), "feed": feed.state_dict(),
-        "chances": run.link.objects(chance.state()), "parts": {name: part.state_dict() for name, part in run.state.items()}, "best": best,
+        "chances": gathered(run, chance.state()), "parts": {name: part.state_dict() for name, part in run.state.items()}, "best": best,
         "on_disk": on_disk(run),
     }
     return Snapshot(step, weights, aliases, state)

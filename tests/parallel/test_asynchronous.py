@@ -4,6 +4,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from shoestring import Job
+from shoestring.core.assignment import Assignment
 from shoestring.core.errors import Mistake
 from shoestring.core.ledger import Block, Ledger
-from shoestring.core.link import Link, Lost
+from shoestring.core.link import Link, PeerLost
+from shoestring.core.mesh import on_one_axis
 from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.data.feed import Feed
 from shoestring.jobfile import loaded_job
@@ -133,9 +136,7 @@ def test_rehearsed_on_fake_tensors_it_is_as_it_is(technique: Technique, pieces: 
     results = trained(tmp_path, 3, technique, 12, *more)
     for rank, found in enumerate(results):
         job = loaded_job(JOB, {})
-        link = Link(rank, 3)
-        log = rehearse(Job(**{**vars(job), "link": link}), (technique, *more))
-        assert not link.loose, "a rehearsal leaves nothing behind"
+        log = rehearse(replace(job, mesh=on_one_axis(Link(rank, 3))), (technique, *more))
         assert found["steps"] > 1, "the optimizer's state is there from the second step on"
         own = results[0]["workers"][rank]
         if rank or technique != Asynchronous("hogwild"):
@@ -170,7 +171,7 @@ def test_a_group_that_is_too_small_is_told() -> None:
     job = loaded_job(JOB, {})
     for technique, world in ((Asynchronous(), 1), (Asynchronous("hogwild"), 1), (DropStragglers(), 2)):
         with pytest.raises(Mistake, match="--devices"):
-            prepared(Job(**{**vars(job), "link": Link(0, world)}), [technique], job.model())
+            prepared(replace(job, mesh=on_one_axis(Link(0, world))), [technique], job.model())
         assert "--devices" in technique.refusal(Ledger((), world=world)) and not technique.refusal(Ledger((), world=world + 1))
 
 
@@ -213,18 +214,19 @@ def test_the_rate_of_a_stale_step_is_divided_by_its_staleness(kind: str, correct
 
     def loss(output: Tensor, batch: Any) -> Tensor:
         if kind == "hogwild":
-            link.desk.board.staleness[0, 0] += stale
+            engine.counts.staleness[0, 0] += stale
         return output.sum()
 
-    job = Job(model=lambda: nn.Linear(1, 1, bias=False), data=lambda: [torch.ones(2, 1)], loss=loss, weight=len, link=link,
+    job = Job(model=lambda: nn.Linear(1, 1, bias=False), data=lambda: [torch.ones(2, 1)], loss=loss, weight=len, mesh=on_one_axis(link),
               optimizer=lambda weights: torch.optim.SGD(weights, lr=0.8))
     model = job.model()
     run = prepared(job, [Asynchronous(kind, correct=correct)], model)
+    engine: Any = run.assignment
     before = model.weight.item()
     if kind == "server":
-        link.desk.version = 9
-        link.desk.heard = lambda: (1, PUSH, 9 - stale, 0.5, 2.0)
-    losses = [float(one.detach()) for one in steps(run, Feed(job))]
+        engine.version = 9
+        engine.heard = lambda: (1, PUSH, 9 - stale, 0.5, 2.0)
+    losses = [float(one.detach()) for one in steps(run, Feed(job, run.assignment))]
     assert losses == [0.5 if kind == "server" else pytest.approx(before)]
     assert model.weight.item() == pytest.approx(before - 0.8 / divisor) and run.optimizer.param_groups[0]["lr"] == 0.8
     assert run.state["pushes"].state_dict()["staleness"][str(stale)] >= 1
@@ -232,36 +234,34 @@ def test_the_rate_of_a_stale_step_is_divided_by_its_staleness(kind: str, correct
 
 def test_hogwild_does_not_wait_for_ever_for_a_worker_that_beats_and_never_comes() -> None:
     link = Link(1, 2, deadline=0.05)
-    job = Job(model=lambda: nn.Linear(1, 1), data=lambda: [torch.ones(2, 1)], loss=lambda output, batch: output.sum(), link=link)
+    job = Job(model=lambda: nn.Linear(1, 1), data=lambda: [torch.ones(2, 1)], loss=lambda output, batch: output.sum(),
+              mesh=on_one_axis(link))
     run = prepared(job, [Asynchronous("hogwild", delay=1)], job.model())
-    desk: Any = link.desk
-    desk.board.begun[0] = 0
-    desk.board.staleness[0, 0] += 1   # a step later, one more would make worker 0's gradient too stale
-    with pytest.raises(Lost, match="worker 0 did not come"):
-        list(steps(run, Feed(job)))
+    engine: Any = run.assignment
+    engine.counts.begun[0] = 0
+    engine.counts.staleness[0, 0] += 1   # a step later, one more would make worker 0's gradient too stale
+    with pytest.raises(PeerLost, match="worker 0 did not come"):
+        list(steps(run, Feed(job, run.assignment)))
 
 
 def test_a_feed_gives_whatever_part_it_is_asked_for() -> None:
     """Several parts of a batch or none, of a data set and of an iterable; the same samples that workers who wait get."""
     wanted = [(0, 1), (0, 2), (1, None), (3, 0), (3, 2), (4, 1)]
 
-    class Asked:
+    class Asked(Assignment):
         parts = 3
 
         def __init__(self) -> None:
             self.left = list(wanted)
 
-        def place(self, feed: Any) -> tuple[int, int | None]:
+        def next(self, feed: Any) -> tuple[int, int | None]:
             return self.left.pop(0)
-
-        def end(self) -> None: ...
 
     rows = torch.utils.data.TensorDataset(torch.arange(40))
     for data in (lambda: rows, lambda: [torch.arange(7) + 7 * number for number in range(5)]):
-        link = Link(1, 3)
-        link.desk = Asked()
-        feed = Feed(Job(model=nn.Identity, data=data, batch=7, link=link))
-        waiting = [Feed(Job(model=nn.Identity, data=data, batch=7, link=Link(rank, 3))) for rank in range(3)]
+        jobs = [Job(model=nn.Identity, data=data, batch=7, mesh=on_one_axis(Link(rank, 3))) for rank in range(3)]
+        feed = Feed(jobs[1], Asked())
+        waiting = [Feed(jobs[rank]) for rank in range(3)]
         expected = [[next(one) for one in waiting] for _ in range(5)]
         for number, part in wanted:
             found = next(feed)

@@ -10,6 +10,7 @@ import torch
 from shoestring import Job, Mistake
 from shoestring.core.batch import split
 from shoestring.core.link import Link
+from shoestring.core.mesh import on_one_axis
 from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.data.feed import Feed
 from shoestring.parallel.average import Average
@@ -35,7 +36,7 @@ def test_weights_that_are_frozen_in_the_middle_of_a_run_are_frozen_in_a_group_to
 
 def test_an_empty_batch_in_a_group_is_told_with_its_number() -> None:
     full = MODELS["chain"][1]()
-    made = Job(model=MODELS["chain"][0], data=lambda: [full, tuple(part[:0] for part in full)], link=Link(0, 2))
+    made = Job(model=MODELS["chain"][0], data=lambda: [full, tuple(part[:0] for part in full)], mesh=on_one_axis(Link(0, 2)))
     feed = Feed(made)
     next(feed)
     with pytest.raises(Mistake, match="batch 2 of the job's data has no samples: there is nothing for 2 workers to train on"):

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import distributed as dist
 
-from shoestring.core.link import Lost
-from shoestring.parallel.shared_memory_link import Near, joined, slot_size
+from shoestring.core.link import PeerLost
+from shoestring.parallel.shared_memory_link import SharedMemoryLink, joined, slot_size
 
 COUNTS = (1 << 14, 100_003, 3_000_000)   # numbers: less than a slot, uneven, several rounds of both slots
 
@@ -28,7 +28,7 @@ def worker(rank: int, world: int, folder: str, roomy: bool) -> None:
         import shoestring.parallel.shared_memory as module
         module.made = lambda size: None
     near, far = joined(rank, world), joined(rank, world, near=False)
-    assert isinstance(near, Near) is roomy and near.near is roomy and not far.near
+    assert isinstance(near, SharedMemoryLink) is roomy and near.same_machine is roomy and not far.same_machine
     results = []
     for count, dtype in product(COUNTS, (torch.float32, torch.float64, torch.uint8, torch.bfloat16)):
         count = count // world * world
@@ -46,7 +46,7 @@ def worker(rank: int, world: int, folder: str, roomy: bool) -> None:
     assert len({tuple(one) for one in far.objects(results)}) == 1, "all have the same bits"
     if roomy and rank == 0:   # the other one has no part in it, and never comes
         near.deadline = 0.05
-        with pytest.raises(Lost, match="worker 1 of"):
+        with pytest.raises(PeerLost, match="worker 1 of"):
             near.sum(torch.ones(1 << 20)).wait()
     Path(folder, f"done-{rank}").touch()
     dist.barrier()

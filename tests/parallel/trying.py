@@ -21,6 +21,7 @@ from torch import distributed as dist
 
 from shoestring.core.job import Job
 from shoestring.core.link import Link
+from shoestring.core.mesh import on_one_axis
 from shoestring.core.run import brought_home
 from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.data.feed import Feed
@@ -43,7 +44,7 @@ def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
 def trained(made: Job, techniques: tuple[Technique, ...]) -> tuple[Tensor, list[float]]:
     """Weights and losses after a few steps."""
     run = prepared(made, techniques, seeded(made))
-    losses = [float(loss) for loss in steps(run, islice(Feed(made), STEPS))]
+    losses = [float(loss) for loss in steps(run, islice(Feed(made, run.assignment), STEPS))]
     brought_home(run)
     return flat(run.model), losses
 
@@ -55,12 +56,12 @@ def flat(model: nn.Module) -> Tensor:
 
 def tried(made: Job, techniques: tuple[Technique, ...], begun: Tensor, plain: Tensor) -> dict[str, Any]:
     rank, world, near = dist.get_rank(), dist.get_world_size(), "far" not in sys.argv
-    grouped = replace(made, link=joined(rank, world, near))
+    grouped = replace(made, mesh=on_one_axis(joined(rank, world, near)))
     after, losses = trained(grouped, techniques)
     before = on_the_wire()
-    measured = tracked(replace(made, link=joined(rank, world, near)), techniques, seeded(made))
+    measured = tracked(replace(made, mesh=on_one_axis(joined(rank, world, near))), techniques, seeded(made))
     wire = on_the_wire() - before
-    predicted = rehearse(replace(made, link=Link(rank, world, near)), techniques)
+    predicted = rehearse(replace(made, mesh=on_one_axis(Link(rank, world, near))), techniques)
     told = grouped.link.objects({
         "apart": float((after - plain).abs().max()), "drift": float((after - plain).norm() / (plain - begun).norm()),
         "losses": losses, "peaks": (peak(predicted).bytes, peak(measured).bytes),
@@ -74,14 +75,15 @@ def drawn(made: Job, techniques: tuple[Technique, ...]) -> dict[str, Any]:
     """The finished model's loss on the whole batch, without dropout, over seeds: of one process and of the group."""
     rank, world = dist.get_rank(), dist.get_world_size()
     return {"plain": [judged(made, (), 1000 + seed) for seed in range(SEEDS)],
-            "group": [judged(replace(made, link=joined(rank, world)), techniques, 2000 + SEEDS * rank + seed) for seed in range(SEEDS)]}
+            "group": [judged(replace(made, mesh=on_one_axis(joined(rank, world))), techniques, 2000 + SEEDS * rank + seed)
+                      for seed in range(SEEDS)]}
 
 
 def judged(made: Job, techniques: tuple[Technique, ...], seed: int) -> float:
     model = seeded(made)
     torch.manual_seed(seed)
     run = prepared(made, techniques, model)
-    for _ in steps(run, islice(Feed(made), STEPS)):
+    for _ in steps(run, islice(Feed(made, run.assignment), STEPS)):
         pass
     batch = next(iter(made.data()))
     model.eval()

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from shoestring import Job, Mistake
 from shoestring.core.hardware import Hardware
 from shoestring.core.link import Link
+from shoestring.core.mesh import on_one_axis
 from shoestring.data.feed import Feed
 from shoestring.loop import steps
 from shoestring.measure.timeline import peak
@@ -100,7 +101,7 @@ def test_a_graph_batch_is_planned_with_pieces_where_the_job_can_split_it_and_wit
 
 
 def test_every_worker_of_a_group_gets_its_own_graphs() -> None:
-    parts = [next(Feed(replace(job(), link=Link(rank, 3)))) for rank in range(3)]
+    parts = [next(Feed(replace(job(), mesh=on_one_axis(Link(rank, 3))))) for rank in range(3)]
     assert [len(part["y"]) for part in parts] == [2, 2, 3]
     assert all(int(part["edges"].max()) == len(part["x"]) - 1 and int(part["edges"].min()) == 0 for part in parts)
     assert largest_worker(job(), 3) == 2

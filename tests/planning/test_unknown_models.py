@@ -13,6 +13,7 @@ from shoestring import Job, Mistake
 from shoestring.core.hardware import Hardware
 from shoestring.core.ledger import Ledger
 from shoestring.core.link import Link
+from shoestring.core.mesh import on_one_axis
 from shoestring.core.run import Run, brought_home
 from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.data.feed import Feed
@@ -379,6 +380,6 @@ def test_a_technique_that_was_asked_for_and_saves_nothing_says_so() -> None:
 
 @pytest.mark.parametrize("name", JOBS)
 def test_a_group_can_part_the_weights_of_what_is_nested_or_called_by_another_method(name: str) -> None:
-    grouped = replace(JOBS[name](), link=Link(0, 2))   # the rehearsal refuses a weight that is used while it is not there
+    grouped = replace(JOBS[name](), mesh=on_one_axis(Link(0, 2)))   # the rehearsal refuses a weight that is used while it is not there
     whole, parted = (peak(rehearse(grouped, (Shard(stage=stage),))).bytes for stage in (1, 3))
     assert parted < whole

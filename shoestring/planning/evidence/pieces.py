@@ -24,7 +24,7 @@ from shoestring.core import random_state as chance
 from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
-from shoestring.core.link import ALONE
+from shoestring.core.mesh import on_one_axis
 from shoestring.core.private import DispatchMode, arguments_of, operation_of
 from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.measure.tracker import really_draws
@@ -62,7 +62,7 @@ def tried_in_pieces(job: Job, make: Callable[[], nn.Module], techniques: Iterabl
     try:
         batch = first_batch(job)
         if job.count(batch) < 2:
-            batch = first_batch(replace(job, link=ALONE))
+            batch = first_batch(replace(job, mesh=on_one_axis()))
         for technique in techniques:
             if isinstance(technique, Accumulate):
                 batch = job.pieces(batch, technique.pieces)[-1]
@@ -75,7 +75,7 @@ def tried_in_pieces(job: Job, make: Callable[[], nn.Module], techniques: Iterabl
     except (Mistake, ZeroDivisionError) as error:
         return {"not tried": str(error)}
     used = [technique for technique in techniques if not isinstance(technique, Accumulate)]
-    alone = replace(job, link=ALONE)
+    alone = replace(job, mesh=on_one_axis())
     with chance.kept():
         try:
             once = passed(alone, used, make(), [(batch, 1.0)])

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from copy import copy
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -53,18 +52,17 @@ def acted(job: Job, techniques: Iterable[Technique], batches: Iterable[Batch] | 
 
 def tracked(job: Job, techniques: Iterable[Technique], model: nn.Module, batches: Iterable[Batch] | None = None,
             stage: Stage | None = None) -> Log:
-    """The log of the first steps of a model, fake (on a stage) or real. What techniques do to its link is forgotten afterwards."""
-    job = replace(job, link=copy(job.link))
+    """The log of the first steps of a model, fake (on a stage) or real."""
     tracker = Tracker(stage)
     with tracker:
         run = watched(prepared(job, techniques, model), tracker)
     tracker.log.stored = stored(run)
     generators = generators_of(model)
-    before, sent = traffic(run), run.link.sent
-    for _ in tracked_steps(run, islice(batches if batches is not None else Feed(job), STEPS), tracker):
+    before, sent = traffic(run), run.mesh.sent
+    for _ in tracked_steps(run, islice(batches if batches is not None else Feed(job, run.assignment), STEPS), tracker):
         tracker.log.moved.append(traffic(run) - before)
-        tracker.log.sent.append(run.link.sent - sent)
-        before, sent = traffic(run), run.link.sent
+        tracker.log.sent.append(run.mesh.sent - sent)
+        before, sent = traffic(run), run.mesh.sent
     tracker.log.draws |= not all(one.same() for one in generators)   # the tracker sees what torch draws, and nothing else
     return tracker.log
 

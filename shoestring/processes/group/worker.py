@@ -108,10 +108,10 @@ def lost(error: BaseException | None) -> bool:
     """Whether an error says that another worker can't be reached any more."""
     from torch import distributed
 
-    from shoestring.core.link import Lost
+    from shoestring.core.link import PeerLost
 
     while error is not None:
-        if isinstance(error, (Lost, distributed.DistError)) or "gloo/transport" in str(error):
+        if isinstance(error, (PeerLost, distributed.DistError)) or "gloo/transport" in str(error):
             return True
         error = error.__cause__ or error.__context__
     return False

@@ -9,7 +9,7 @@ import torch
 from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.parallel.average import Average
 from shoestring.parallel.compress_gradients import CompressGradients
-from shoestring.parallel.moves import normalizes
+from shoestring.parallel.local_updates import normalizes
 from tests.parallel.test_uneven import trained
 
 SIZES = ",".join(["6"] * 12)

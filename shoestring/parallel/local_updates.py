@@ -1,4 +1,4 @@
-"""Moves: every worker steps on its own samples with its own optimizer, and tells the others where its weights went furthest.
+"""Local updates: every worker steps on its own samples with its own optimizer, and sends the others the largest parts of its updates.
 
     own weights    x_r = y + d_r                 y: the shared weights; d_r: where worker r went and has not told of
     a step         d_r = d_r + its optimizer's step        m_r = codec(d_r)
@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from shoestring.core.batch import Batch
+from shoestring.core.link import Link
 from shoestring.core.run import Part, Run, weighed
 from shoestring.parallel.average import Statistics, share_of, trained
 from shoestring.parallel.codecs import Codec
@@ -29,61 +30,61 @@ from shoestring.parallel.process_link import Rows, own_row
 from shoestring.parallel.reducer import bucketed
 
 
-def sharing_moves(run: Run, codec: Codec) -> Run:
-    """The run in which workers step on their own and tell each other of their moves, as messages of a codec."""
-    moves = Moves(run, codec)
-    statistics = Statistics(run.model, run.link)
+def sharing_updates(run: Run, link: Link, codec: Codec) -> Run:
+    """The run in which workers step on their own and send each other their updates, as messages of a codec."""
+    updates = LocalUpdates(run, link, codec)
+    statistics = Statistics(run.model, link)
 
     def gradients(now: Run, batch: Batch) -> Tensor:
-        share = share_of(now, batch)
+        share = share_of(now, link, batch)
         statistics.begin()
         loss = own_gradients(run, now, batch) * share()
-        told = loss.detach().reshape(1).float()
-        now.link.sum(told).wait()
-        return told[0]
+        total = loss.detach().reshape(1).float()
+        link.sum(total).wait()
+        return total[0]
 
     def update(now: Run) -> None:
         run.update(now)
-        moves.tell()
+        updates.share()
         statistics.average()
 
-    return replace(run, gradients=gradients, update=update, state={**run.state, "moves": moves})
+    return replace(run, gradients=gradients, update=update, state={**run.state, "moves": updates})
 
 
 def own_gradients(run: Run, now: Run, batch: Batch) -> Tensor:
     """The loss and the gradients of a worker's own samples, which are zero where it has none."""
-    idle = replace(now, loss=lambda output, part: weighed(now.loss(output, part), 0.0)) if now.link.idle else now
+    idle = replace(now, loss=lambda output, part: weighed(now.loss(output, part), 0.0)) if now.assignment.idle else now
     return run.gradients(replace(idle, backward=run.backward), batch)
 
 
-class Moves(Part):
+class LocalUpdates(Part):
     """What one worker knows of the shared weights, in buckets: 4 bytes a weight."""
 
-    def __init__(self, run: Run, codec: Codec) -> None:
-        self.run, self.link, self.codec = run, run.link, codec
+    def __init__(self, run: Run, link: Link, codec: Codec) -> None:
+        self.run, self.link, self.codec = run, link, codec
         self.step = 0
         self.groups = bucketed(trained(run))
         self.shared = [joint(members).float() for members in self.groups]
         self.weight = (sqrt(self.link.world) if normalizes(run.optimizer) else 1.0) / self.link.world
 
     @torch.no_grad()
-    def tell(self) -> None:
-        """After the own step: tell of it, and hear of the others'."""
+    def share(self) -> None:
+        """After the own step: send it, and apply the others'."""
         self.step += 1
         for members, shared in zip(self.groups, self.shared, strict=True):
             own = joint(members).float().sub_(shared)
             message = own.new_empty(self.codec.size(len(own)), dtype=torch.uint8)
             self.codec.encode(own, message)
             self.codec.add(message, own, times=-1.0)
-            heard = message.new_empty(len(message) * self.link.world)
-            self.link.gather(message, heard).wait()
-            for told in heard.split(len(message)):
-                self.codec.add(told, shared, times=self.weight)
+            received = message.new_empty(len(message) * self.link.world)
+            self.link.gather(message, received).wait()
+            for update in received.split(len(message)):
+                self.codec.add(update, shared, times=self.weight)
             put(members, shared if self.step >= self.run.steps else own.add_(shared))
 
     def state_dict(self) -> dict[str, Any]:
         return {"step": self.step, "shared": self.shared, "weights": [Rows(self.link, joint(members)) for members in self.groups],
-                "own": own_state(self.run)}
+                "own": own_state(self.run, self.link)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """With another number of workers, what was not told of is lost: all begin from the shared weights."""
@@ -92,7 +93,7 @@ class Moves(Part):
             shared.copy_(saved)
             own = own_row(rows, self.link)
             put(members, shared if own is None else own)
-        load_own_state(self.run, state["own"])
+        load_own_state(self.run, self.link, state["own"])
 
 
 def normalizes(optimizer: torch.optim.Optimizer) -> bool:
@@ -114,16 +115,16 @@ def put(members: Iterable[nn.Parameter], flat: Tensor) -> None:
         start += parameter.numel()
 
 
-def own_state(run: Run) -> dict[int, dict[str, Rows]]:
+def own_state(run: Run, link: Link) -> dict[int, dict[str, Rows]]:
     """Of every weight, what this worker's optimizer keeps."""
     states = [run.optimizer.state.get(parameter, {}) for parameter in trained(run)]
-    return {number: {key: Rows(run.link, value) for key, value in state.items() if isinstance(value, Tensor)}
+    return {number: {key: Rows(link, value) for key, value in state.items() if isinstance(value, Tensor)}
             for number, state in enumerate(states)}
 
 
-def load_own_state(run: Run, state: dict[int, dict[str, Any]]) -> None:
+def load_own_state(run: Run, link: Link, state: dict[int, dict[str, Any]]) -> None:
     for number, parameter in enumerate(trained(run)):
         for key, rows in state[number].items():
-            row = own_row(rows, run.link)
+            row = own_row(rows, link)
             if row is not None:
                 run.optimizer.state[parameter][key].copy_(row)

@@ -1,0 +1,53 @@
+"""The assignment: which part of which batch a worker trains on next. A feed asks it.
+
+Every worker that computes gets one part of every batch, unless a technique hands out work in another way: workers that do not wait for
+each other take the next part from a queue when they are free, so one may get several parts of a batch, or none.
+"""
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, Protocol
+
+from shoestring.core.mesh import Mesh
+
+
+class Batches(Protocol):
+    """What an assignment may ask of the feed."""
+
+    taken: int   # batches that it has gone through
+
+    def part(self, number: int, part: int | None) -> Any: ...   # goes to the batch with this number; gives a part of it, None: nothing
+
+
+class Assignment(ABC):
+    asynchronous: ClassVar[bool] = False   # workers do not wait for each other: what all must do together is not done while they train
+    parts: int                             # that a batch is cut into
+    idle: bool = False                     # set by the feed: this worker's part is empty, because the batch has fewer samples than parts
+
+    @abstractmethod
+    def next(self, feed: Batches) -> tuple[int, int | None]:
+        """The number of the next batch, and this worker's part of it; None: it trains on nothing of it."""
+
+    @property
+    def counts_steps(self) -> bool:
+        """Whether this worker's steps are those of the run."""
+        return True
+
+    def end(self) -> None:
+        """This worker has done its last step. Asynchronous workers wait here until all have."""
+
+
+class OwnPart(Assignment):
+    """The same part of every batch."""
+
+    def __init__(self, part: int = 0, parts: int = 1) -> None:
+        self.number, self.parts = part, parts
+
+    def next(self, feed: Batches) -> tuple[int, int | None]:
+        return feed.taken, self.number
+
+
+def own_part(mesh: Mesh) -> OwnPart:
+    """The part of a worker of this mesh: batches are divided along its data axis."""
+    link = mesh.along("data")
+    return OwnPart(link.rank, link.world)

@@ -1,0 +1,105 @@
+"""The mesh: the axes along which the workers of a group stand, with a link for each.
+
+    data     workers train the same weights on different samples
+    stage    workers hold different layers
+    tensor   workers hold different parts of the same layers
+
+Ranks count along the last axis first, so with {"data": 2, "stage": 3} the workers 0, 1, 2 differ only in their stage, and 0 and 3 only in
+their samples. Such a row of workers that differ in one axis only is a *line*; a link along an axis connects the workers of one line.
+"""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
+from shoestring.core.link import Link
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """One worker's place among all. `on_one_axis` and `imagined_mesh` make one; `parallel/process_mesh` that of real processes."""
+
+    link: Link                 # to all workers
+    axes: Mapping[str, Link]   # of every axis: to the workers of this one's line
+
+    def __post_init__(self) -> None:
+        own = {axis: link.rank for axis, link in self.axes.items()}
+        assert prod(self.sizes.values()) == self.link.world, f"{self.sizes} are not {self.link.world} workers"
+        assert self.coordinates(self.link.rank) == own, f"worker {self.link.rank} of {self.sizes} does not stand at {own}"
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Workers along every axis."""
+        return {axis: link.world for axis, link in self.axes.items()}
+
+    @property
+    def world(self) -> int:
+        return self.link.world
+
+    def along(self, axis: str) -> Link:
+        """To the workers that differ from this one only in this axis; where the mesh does not have it, the worker is alone there."""
+        return self.axes[axis] if axis in self.axes else Link()
+
+    def coordinates(self, rank: int) -> dict[str, int]:
+        return coordinates(self.sizes, rank)
+
+    def rank_at(self, place: Mapping[str, int]) -> int:
+        return rank_at(self.sizes, place)
+
+    def ranks_along(self, axis: str) -> list[int]:
+        """The ranks of this worker's line, in order."""
+        return next(line for line in lines(self.sizes, axis) if self.link.rank in line)
+
+    @property
+    def sent(self) -> int:
+        """Bytes that this worker has sent so far, over all links."""
+        links = {id(link): link for link in (self.link, *self.axes.values())}
+        return sum(link.sent for link in links.values())
+
+
+def coordinates(sizes: Mapping[str, int], rank: int) -> dict[str, int]:
+    """Where a worker stands on each axis.
+
+    >>> coordinates({"data": 2, "stage": 3}, 4)
+    {'data': 1, 'stage': 1}
+    """
+    found = {}
+    for axis in reversed(list(sizes)):
+        rank, found[axis] = divmod(rank, sizes[axis])
+    return {axis: found[axis] for axis in sizes}
+
+
+def rank_at(sizes: Mapping[str, int], place: Mapping[str, int]) -> int:
+    """The rank of the worker that stands there.
+
+    >>> rank_at({"data": 2, "stage": 3}, {"data": 1, "stage": 1})
+    4
+    """
+    rank = 0
+    for axis, size in sizes.items():
+        rank = rank * size + place[axis]
+    return rank
+
+
+def lines(sizes: Mapping[str, int], axis: str) -> list[list[int]]:
+    """All lines along an axis: every worker is in one of them.
+
+    >>> lines({"data": 2, "stage": 3}, "data")
+    [[0, 3], [1, 4], [2, 5]]
+    """
+    places = [coordinates(sizes, rank) for rank in range(prod(sizes.values()))]
+    return [[rank_at(sizes, {**place, axis: number}) for number in range(sizes[axis])] for place in places if place[axis] == 0]
+
+
+def on_one_axis(link: Link | None = None, axis: str = "data") -> Mesh:
+    """The mesh of workers that all stand on one axis; without a link that of a worker who is alone."""
+    only = link or Link()
+    return Mesh(only, {axis: only})
+
+
+def imagined_mesh(sizes: Mapping[str, int], rank: int = 0, same_machine: bool = False) -> Mesh:
+    """The mesh of a worker whose group is imagined: nothing is sent, everything is counted, along every axis."""
+    link = Link(rank, prod(sizes.values()), same_machine)
+    places = coordinates(sizes, rank)
+    return Mesh(link, {axis: link if size == link.world else Link(places[axis], size, same_machine) for axis, size in sizes.items()})

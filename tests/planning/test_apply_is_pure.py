@@ -1,0 +1,49 @@
+"""Applying a technique makes another run: that which it was given, its job and its links stay as they were."""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoestring.core.link import Link
+from shoestring.core.mesh import on_one_axis
+from shoestring.core.run import plain_run
+from shoestring.core.training import TrainingTechnique as Technique
+from shoestring.measure.blocks import blocks
+from shoestring.memory.accumulate import Accumulate
+from shoestring.parallel.asynchronous import Asynchronous
+from shoestring.parallel.compress_gradients import CompressGradients
+from shoestring.parallel.local_steps import LocalSteps
+from shoestring.parallel.shard import Shard
+from shoestring.planning.catalogue import CATALOGUE
+from tests.models import job, seeded
+
+REQUIRED: dict[type[Technique], dict[str, Any]] = {Accumulate: {"pieces": 2}}   # knobs without a default
+MORE = (Asynchronous("hogwild"), CompressGradients("topk"), CompressGradients("powersgd"), LocalSteps(outer=0.7), Shard(1), Shard(3))
+
+
+def snapshot(value: Any) -> dict[str, Any]:
+    """The fields of a value, and what is in those that are mappings."""
+    found = {field.name: value.__dict__[field.name] for field in fields(value)}
+    return found | {f"in {name}": dict(one) for name, one in found.items() if isinstance(one, Mapping)}
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("technique", [*(kind(**REQUIRED.get(kind, {})) for kind in CATALOGUE), *MORE], ids=str)
+def test_apply_leaves_what_it_was_given_alone(technique: Technique, rank: int, tmp_path: Path) -> None:
+    made = replace(job("chain"), mesh=on_one_axis(Link(rank, 3)))
+    model = seeded(made)
+    run = replace(plain_run(made, model, blocks(model)), folder=tmp_path)
+    before = snapshot(run), snapshot(made), dict(vars(run.link)), dict(vars(run.assignment))
+    applied = technique.apply(run)
+    assert (snapshot(run), snapshot(made), vars(run.link), vars(run.assignment)) == before
+    assert run.link is made.link and applied.link is run.link
+
+
+def test_defaults_are_made_per_use() -> None:
+    one, other = job("chain"), job("chain")
+    assert one.link is not other.link and one.mesh is not other.mesh
+    assert plain_run(one, seeded(one), {}).assignment is not plain_run(one, seeded(one), {}).assignment
