@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from shoestring.core import random_state as chance
 from shoestring.core.batch import Batch
+from shoestring.core.budget import Budget
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness, allowed
 from shoestring.core.files import temporary_folder
@@ -22,19 +23,20 @@ from shoestring.core.run import brought_home
 from shoestring.core.technique import in_order, parsed, text
 from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.core.training import environment
-from shoestring.core.units import parse_bytes
 from shoestring.data.feed import Feed
 from shoestring.jobfile import job_path, loaded_job
 from shoestring.loop import finite, steps
 from shoestring.measure.instructions import require
 from shoestring.measure.probe import known_hardware, remember
-from shoestring.memory.precision import DTYPES, Precision
-from shoestring.parallel.average import Average
-from shoestring.planning.catalogue import CATALOGUE
+from shoestring.memory.precision import DTYPES
+from shoestring.planning.catalogue import CATALOGUE, TOGETHER
 from shoestring.planning.earlier import chosen_earlier, place_of, remember_choice
+from shoestring.planning.evidence.gather import ledger_of_traits
+from shoestring.planning.evidence.rehearsals import Rehearsals, Worker
 from shoestring.planning.evidence.rehearse import prepared
+from shoestring.planning.outcome import Outcome
 from shoestring.planning.plan import Plan
-from shoestring.planning.planner import Outcome, Planner, Worker
+from shoestring.planning.planner import Planner
 from shoestring.processes.group.launch import run_group, threads
 from shoestring.processes.launch import run_worker
 from shoestring.runs.initial_weights import valued
@@ -67,21 +69,20 @@ def plan(job: Job | str | Path, memory: str | int | None = None, use: Iterable[T
     forced = None if use is None else tuple(
         parsed(one, CATALOGUE) if isinstance(one, str) else one for one in use)
     if forced is not None and devices > 1 and not any(one.unites for one in forced):
-        forced = (*forced, Average())
+        forced = (*forced, TOGETHER)
     if hardware is not None:
         machine, worker = cluster(Path(hardware), devices), None
     else:
-        machine = known_hardware(dtypes=inexact or any(isinstance(one, Precision) for one in forced or ()))
+        machine = known_hardware(dtypes=inexact or any(one.computes_in for one in forced or ()))
         machine, worker = in_group(machine, devices, here or devices), workers(here or devices) if made.origin is not None else None
     planner = Planner(made, machine, worker, model, inexact=inexact, exact=exact, wanted=forced or (), devices=devices,
                       here=here or devices)
-    budget = None if memory is None else parse_bytes(memory)
+    budget = Budget.parsed(memory=memory).memory
     if made.origin is None or forced is not None or hardware is not None:
         return planner.outcome(budget, forced)
     place = place_of(made.origin.file, {"flags": dict(made.origin.flags), "memory": budget, "inexact": inexact, "exact": exact,
                                         "devices": devices, "here": planner.here})
-    planner.earlier = chosen_earlier(place)
-    outcome = planner.outcome(budget)
+    outcome = replace(planner, earlier=chosen_earlier(place)).outcome(budget)
     remember_choice(place, outcome.chosen)
     return outcome
 
@@ -183,11 +184,11 @@ ROUNDED = 1e-4   # of a loss: how far sums in another order may lead in a few st
 def verified(job: Job, plan: Plan, count: int) -> dict[str, Any]:
     """Plain training, each technique alone and the whole plan, each in a process of its own, side by side."""
     assert job.origin is not None, "only a job from a file can be made again in a child process"
-    planner = Planner(job, known_hardware(), run_worker, wanted=plan.techniques)
-    ledger = planner.ledger_traits()
+    rehearsals = Rehearsals(job, known_hardware(), run_worker)
+    ledger = ledger_of_traits(rehearsals, plan.techniques)
     with temporary_folder() as folder:
         def trained(techniques: tuple[Technique, ...], name: str) -> dict[str, Any]:
-            task = planner.task("train", techniques, steps=count, weights=f"{folder}/{name}")
+            task = rehearsals.task("train", techniques, steps=count, weights=f"{folder}/{name}")
             result = run_worker(task, worker_environment(techniques))
             return result | {"weights": dict(TensorFile(Path(folder, name)).items())}
 

@@ -40,7 +40,7 @@ ROUNDS = 20
 
 
 def measured(planner: Planner, plan: Plan) -> dict[str, Any]:
-    task = planner.task("train", plan.techniques, steps=STEPS)
+    task = planner.rehearsals.task("train", plan.techniques, steps=STEPS)
     return run_worker(task, worker_environment(plan.techniques))["measured"]
 
 

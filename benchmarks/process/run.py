@@ -29,8 +29,10 @@ from shoestring.jobfile import loaded_job
 from shoestring.measure.probe import known_hardware
 from shoestring.planning.catalogue import CATALOGUE
 from shoestring.planning.plan import Plan
-from shoestring.planning.planner import Planner, kind_of
-from shoestring.planning.search import Candidate, candidates
+from shoestring.planning.planner import Planner
+from shoestring.planning.predict import Combination
+from shoestring.planning.room import families
+from shoestring.planning.training_room import combinations
 from shoestring.processes.launch import run_worker
 
 HERE = Path(__file__).parent
@@ -39,18 +41,18 @@ STEPS = 8
 BUDGETS = 2
 
 
-def drawn(found: Sequence[Candidate], count: int, draw: random.Random) -> list[Candidate]:
+def drawn(found: Sequence[Combination], count: int, draw: random.Random) -> list[Combination]:
     """Random candidates: a kind of plan, then one of that kind; no kind twice while there are others."""
     kinds = defaultdict(list)
     for one in found:
-        kinds[kind_of(one.techniques)].append(one)
+        kinds[families(one.techniques)].append(one)
     names = sorted(kinds, key=sorted)
     draw.shuffle(names)
     return [draw.choice(kinds[names[k % len(names)]]) for k in range(count)]
 
 
 def measured(planner: Planner, plan: Plan) -> int:
-    task = planner.task("train", plan.techniques, steps=STEPS)
+    task = planner.rehearsals.task("train", plan.techniques, steps=STEPS)
     return int(run_worker(task, worker_environment(plan.techniques))["measured"]["process_bytes"])
 
 
@@ -59,10 +61,10 @@ def problem_rows(name: str, count: int) -> dict[str, Any]:
     job = loaded_job(HERE.parent / "planner" / "problems.py", {"problem": name, "steps": STEPS})
     planner = Planner(job, known_hardware(), run_worker)
     ledger = planner.ledger()
-    found = list(candidates(ledger, CATALOGUE, Exactness.DRAWS))
+    found = list(combinations(ledger, CATALOGUE, Exactness.DRAWS))
     rows = []
     for one in drawn(found, count, draw):
-        plan = planner.rehearsed(one)
+        plan = planner.predictor.plan(one)
         rows.append({"plan": str(plan), "predicted": plan.process_bytes, "measured": measured(planner, plan), "how": plan.sure,
                      "tensors": plan.peak_bytes})
         print(name, plan, f"{rows[-1]['predicted'] / rows[-1]['measured'] - 1:+.1%}", file=sys.stderr, flush=True)

@@ -119,7 +119,7 @@ def planned(options: Namespace, job: Job, memory: int | None) -> tuple[Plan, dic
     crew = team(options)
     outcome = make_plan(job, memory, options.use, options.inexact, devices=crew.world, here=crew.devices,
                         hardware=getattr(options, "hardware", None), exact=options.exact)
-    return outcome.chosen, outcome.as_json() | {"blocks": outcome.chosen.blocks}
+    return outcome.chosen, outcome.as_json()
 
 
 def within(plan: Plan, exact: str | None) -> Plan:
@@ -232,6 +232,7 @@ def cadence_of(options: Namespace) -> dict[str, Any]:
 def settled_plan(options: Namespace, job: Job, held: Opened) -> Plan:
     """The plan of a run: the one that is there, the one that follows from what was measured, or a new one."""
     from shoestring.core.units import bytes_text
+    from shoestring.planning.outcome import plan_file
     from shoestring.planning.plan import plan_in
     from shoestring.runs.events import note
     from shoestring.show.terminal import plan_text
@@ -279,19 +280,6 @@ def kept_plan(folder: Folder, adopt: bool) -> Plan | None:
         raise Unusable(f"{error}; {CURES['plan.json']}") from error
 
 
-def plan_file(chosen: Plan, outcome: dict[str, Any]) -> dict[str, Any]:
-    """A plan as the run keeps it: replayed by --plan, shown by its page."""
-    reasons = whys()
-    return {
-        "shoestring": 1, "chosen": chosen.as_json(), "plain": outcome.get("plain", {}), "blocks": outcome.get("blocks", ()),
-        "predicted": {"peak_bytes": chosen.peak_bytes, "process_bytes": chosen.process_bytes, "step_seconds": chosen.step_seconds,
-                      "traffic_bytes": chosen.traffic, "sent_bytes": chosen.sent, "sent_by_others_bytes": chosen.sent_by_others},
-        "techniques": [one | {"why": reasons.get(one["name"], "")} for one in chosen.as_json()["techniques"]],
-        "runners_up": [one | {"text": plan_line(one)} for one in outcome.get("runners_up", ())], "sure": chosen.sure,
-        "exactness": chosen.exactness.word,
-    }
-
-
 def team(options: Namespace) -> Team:
     """Who trains together, from what the user wrote, or from what torchrun or SLURM put into the environment."""
     from shoestring.processes.nodes import Team, team_of
@@ -331,6 +319,8 @@ def trained(options: Namespace, path: Path, held: Opened, cadence: dict[str, Any
             meeting: Meeting | None) -> int:
     """Train in a folder that this process holds."""
     from shoestring.api import worker_environment
+    from shoestring.planning.outcome import plan_file
+    from shoestring.planning.quantities import told_of
     from shoestring.processes.launch import OutOfMemory, run_worker
     from shoestring.runs.story import story
     from shoestring.runs.tensorboard import Board
@@ -369,7 +359,7 @@ def trained(options: Namespace, path: Path, held: Opened, cadence: dict[str, Any
     told = story(folder.path)
     if "stopped" in result or "unsaved" in result:
         return unfinished(options, folder.path, told, result)
-    plan = plan_file(chosen, {})
+    plan = told_of(plan_file(chosen, {}))
     report = {
         "run": str(folder.path), "job": options.job, "flags": held.asked["flags"], "steps": told["step"], "losses": told["losses"],
         "budget": {"memory": memory}, "predicted": plan["predicted"],
@@ -408,7 +398,7 @@ def require_means(chosen: Plan, crew: Team, folder: Path) -> None:
     if crew.world > 1 and not any(one.unites for one in chosen.techniques):
         raise Mistake(f"{chosen} is a plan for one worker, with nothing that unites {crew.world}: they would train apart; plan for them "
                       f"(--devices without --plan, --fresh in a folder that has a plan), or train with one")
-    require_room(folder, chosen.stored, sum(file.stat().st_blocks * 512 for file in folder.glob("*.bin")))
+    require_room(folder, chosen.stored_bytes, sum(file.stat().st_blocks * 512 for file in folder.glob("*.bin")))
 
 
 def meeting_of(crew: Team) -> AbstractContextManager[Meeting | None]:
@@ -495,7 +485,7 @@ def after_memory_ran_out(options: Namespace, job: Job, held: Opened, chosen: Pla
                             devices=crew.world, here=crew.devices, exact=held.asked.get("exact"))
     except (Mistake, OverBudget) as error:   # nothing fits, or planning, which trains a few steps, met the same
         return f"{said}; planning again led to nothing: {error}"
-    held.folder.write("plan-next.json", plan_file(outcome.chosen, outcome.as_json() | {"blocks": outcome.chosen.blocks}))
+    held.folder.write("plan-next.json", outcome.as_file())
     return (f"{said}. A plan with more room is ready, {outcome.chosen} at {bytes_text(outcome.chosen.process_bytes)}: "
             f"go on with it by the same command and --run {held.folder.path} --replan")
 
@@ -572,12 +562,6 @@ def export(options: Namespace) -> int:
     told = {"path": str(made), "step": checkpoint.step} | ({"warning": more} if more else {})
     print(json.dumps(told) if options.json else f"written: {made}, the weights after step {checkpoint.step}")
     return DONE
-
-
-def plan_line(plan: dict[str, Any]) -> str:
-    from shoestring.show.terminal import plan_name
-
-    return plan_name(plan)
 
 
 VERDICTS = {True: "kept", False: "NOT KEPT", None: "not checked"}

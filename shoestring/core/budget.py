@@ -6,13 +6,14 @@ phone, the latency of an answer), it is the same check.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from shoestring.core.errors import Mistake
 from shoestring.core.units import parse_bytes, parse_seconds, unit_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
 
 def limit(figure: str, unit: str, least: bool = False) -> Any:
@@ -47,12 +48,9 @@ class Budget:
         entries: dict[str, Any] = {name: value_of(name, units[name], one) for name, one in written.items() if one is not None}
         return cls(**entries)
 
-    def limits(self) -> Iterator[Limit]:
+    def limits(self) -> tuple[Limit, ...]:
         """The limits that were set."""
-        for one in fields(self):
-            value = getattr(self, one.name)
-            if one.metadata and value is not None:
-                yield Limit(one.name, one.metadata["figure"], one.metadata["unit"], value, one.metadata["least"])
+        return limits_of(self)
 
     def broken(self, numbers: Mapping[str, float | None], slack: float = 1.0) -> list[Excess]:
         """The limits that these figures, by name, do not keep; with `slack` they may be exceeded by this factor.
@@ -62,6 +60,23 @@ class Budget:
         """
         found = ((limit, numbers.get(limit.figure)) for limit in self.limits())
         return [Excess(limit, value) for limit, value in found if value is not None and not limit.keeps(value, slack)]
+
+    def used(self, numbers: Mapping[str, float | None]) -> float:
+        """The largest share of a limit that these figures take; above 1 one is broken.
+
+        >>> Budget(memory=1000, quality=0.9).used({"process_bytes": 500, "quality": 0.95}).__round__(3)
+        0.947
+        """
+        found = ((limit, numbers.get(limit.figure)) for limit in self.limits())
+        return max((limit.used(value) for limit, value in found if value is not None), default=0.0)
+
+
+@cache
+def limits_of(budget: Budget) -> tuple[Limit, ...]:
+    """Kept, because a ranking asks for each of thousands of candidates."""
+    values = ((one, vars(budget)[one.name]) for one in fields(budget) if one.metadata)
+    return tuple(Limit(one.name, one.metadata["figure"], one.metadata["unit"], value, one.metadata["least"])
+                 for one, value in values if value is not None)
 
 
 @dataclass(frozen=True)
@@ -74,6 +89,11 @@ class Limit:
 
     def keeps(self, found: float, slack: float = 1.0) -> bool:
         return found * slack >= self.value if self.least else found <= self.value * slack
+
+    def used(self, found: float) -> float:
+        """The share of it that is taken; of what must be a least, the share of what is there that is needed."""
+        whole, part = (found, self.value) if self.least else (self.value, found)
+        return part / whole if whole else (1.0 if part == whole else float("inf"))
 
 
 @dataclass(frozen=True)

@@ -112,6 +112,12 @@ class Ledger:
         top = alive + self.update_rise
         yield top, above + top * share + self.update_scratch
 
+    def numbers(self) -> dict[str, float]:
+        """What is ranked and limited, by the names of their figures."""
+        tensors, process = map(max, zip(*self.tops(), strict=True))
+        return {"peak_bytes": tensors, "process_bytes": process, "step_seconds": self.seconds, "world": self.world,
+                "traffic_bytes": self.traffic, "sent_bytes": self.sent}
+
     @property
     def peak(self) -> float:
         """Highest number of tensor bytes alive at once."""

@@ -50,10 +50,25 @@ class Technique(ABC, Generic[S, C]):
         """Of one that is `changed`: how far it may lead. Infinitely far: it states nothing. What it is a share of, the room says."""
         return float("inf")
 
+    @classmethod
+    def explained(cls, cost: C, /) -> tuple[Self, ...]:
+        """The settings of which the user is told why they can't be used, where no setting can."""
+        return cls.choices(cost)
+
     @property
     def label(self) -> str:
         """What the table of conflicts calls this setting; its name stands for all settings."""
         return text(self)
+
+    @property
+    def called(self) -> tuple[str, ...]:
+        """All that the table of conflicts calls it: its name first, and what a room has for several techniques at once."""
+        return (type(self).__name__, self.label)
+
+    @property
+    def family(self) -> str:
+        """Settings of one family differ by a knob: they fail for the same reason, and one of them is enough in a list of plans."""
+        return type(self).__name__
 
 
 def drift(technique: Technique[Any, C], cost: C) -> float:

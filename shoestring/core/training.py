@@ -2,14 +2,17 @@
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import ClassVar
+from typing import ClassVar, Self
+
+from torch.optim import Optimizer
 
 from shoestring.core.ledger import Ledger
 from shoestring.core.run import Run
-from shoestring.core.technique import Technique
+from shoestring.core.technique import Technique, text
 
+UNITING = "what unites workers"   # all such techniques, in the table of conflicts
 MIXED = 1.0   # the drift of layers that mix samples (batch norm), where they see a part of the batch only
 
 
@@ -24,6 +27,46 @@ class TrainingTechnique(Technique[Run, Ledger], ABC):
     saves_memory: ClassVar[bool] = False   # it is there to save memory of tensors: where it saves none, that is told
     splits_batch: ClassVar[bool] = False   # it computes a part of a batch at a time
     unites: ClassVar[str] = ""             # the axis of the mesh along which it makes workers train one model; empty: none
+
+    @property
+    def called(self) -> tuple[str, ...]:
+        return (*super().called, UNITING, f"{UNITING} along {self.unites}") if self.unites else super().called
+
+    @classmethod
+    def easing(cls, samples: int) -> tuple[Self, ...]:
+        """Settings under which one real step of so many samples needs less memory, the mildest first: the planner measures a step under
+        them where a plain one does not fit this machine. None: it is not for that."""
+        return ()
+
+    @classmethod
+    def variants(cls) -> tuple[Self, ...]:
+        """Settings under which a step is measured on its own, because no arithmetic on the plain step says what it costs."""
+        return ()
+
+    @property
+    def key(self) -> str:
+        """Of such a setting: its step's name in `Ledger.under`."""
+        return text(self)
+
+    @property
+    def computes_in(self) -> str:
+        """The dtype that it has the model compute in, which not every machine can; empty: the model's own."""
+        return ""
+
+    @classmethod
+    def noted(cls, optimizer: Optimizer) -> frozenset[str]:
+        """Traits of the job's optimizer that it cares about."""
+        return frozenset()
+
+    @classmethod
+    def probes(cls, run: Run) -> Mapping[str, AbstractContextManager[Callable[[], object]]]:
+        """What it needs to know the seconds of, by the name in `Anchor.probes`: timed after real steps of a plain run."""
+        return {}
+
+    @property
+    def parts(self) -> int:
+        """Of one that splits the batch: into so many parts."""
+        return 1
 
     @property
     def agrees(self) -> float:

@@ -75,3 +75,11 @@ def put(given: Mapping[nn.Module, Mapping[str, Any]]) -> None:
                 module.__dict__.pop(name, None)
             else:
                 module.__dict__[name] = value
+
+
+def without_caches(value: Any) -> Any:
+    """Key-value caches are for generating; one that is filled twice would be wrong, and training has no use for it."""
+    if isinstance(value, tuple):
+        items = [without_caches(item) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    return None if type(value).__name__.endswith("Cache") else value

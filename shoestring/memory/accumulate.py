@@ -44,6 +44,14 @@ class Accumulate(TrainingTechnique):
     def choices(cls, ledger: Ledger) -> tuple[Accumulate, ...]:
         return tuple(cls(pieces) for pieces in (2, 3, 4, 6, 8, 12, 16, 24, 32, 64) if pieces <= ledger.batch)
 
+    @classmethod
+    def easing(cls, samples: int) -> tuple[Accumulate, ...]:
+        return tuple(cls(pieces) for pieces in (2, 4, 8, 16, 32) if pieces <= samples)
+
+    @property
+    def parts(self) -> int:
+        return self.pieces
+
     def refusal(self, ledger: Ledger) -> str:
         if "can't be split" in ledger.traits:
             return ledger.reasons.get("can't be split", "the batch can't be split into samples")

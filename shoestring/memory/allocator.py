@@ -28,6 +28,7 @@ from typing import ClassVar
 from shoestring.core.errors import Mistake
 from shoestring.core.ledger import Ledger
 from shoestring.core.run import Run
+from shoestring.core.technique import text
 from shoestring.core.training import TrainingTechnique
 
 PINNED = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
@@ -78,6 +79,10 @@ class Allocator(TrainingTechnique):
     @classmethod
     def choices(cls, ledger: Ledger) -> tuple[Allocator, ...]:
         return tuple(cls(kind) for kind in installed() if kind not in ("default", "pinned" if has_huge_pages() else "huge"))
+
+    @property
+    def family(self) -> str:
+        return text(self)   # they differ by more than a knob
 
     def refusal(self, ledger: Ledger) -> str:
         if self.kind in LIBRARIES and not library(self.kind):

@@ -56,6 +56,10 @@ class Checkpoint(TrainingTechnique):
         uniform = [cls(every=k) for k in range(1, count // 2 + 1) if k <= 4 or k % 2 == 0][:8]
         return (*uniform, cls(groups=-1), *(cls(schedule=written(schedule)) for schedule in optimal(ledger)))
 
+    @classmethod
+    def easing(cls, samples: int) -> tuple[Checkpoint, ...]:
+        return (cls(every=1),)
+
     def refusal(self, ledger: Ledger) -> str:
         if "no block runs" in ledger.traits:
             return NO_BLOCK_RUNS

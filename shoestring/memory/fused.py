@@ -6,6 +6,8 @@ The same formula in another order of rounding: equal to plain training within 1e
 """
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -26,6 +28,16 @@ class Fused(TrainingTechnique):
     order: ClassVar[int] = 45
     exact: ClassVar[bool] = True
     why: ClassVar[str] = "one kernel per parameter, no temporaries in the update"
+
+    @classmethod
+    def noted(cls, optimizer: torch.optim.Optimizer) -> frozenset[str]:
+        if not isinstance(optimizer, HAS_KERNEL):
+            return frozenset()
+        return frozenset({"fused already" if optimizer.param_groups[0].get("fused") else "has a fused kernel"})
+
+    @classmethod
+    def probes(cls, run: Run) -> dict[str, AbstractContextManager[Callable[[], object]]]:
+        return {"fused": fused_update(run)} if isinstance(run.optimizer, HAS_KERNEL) else {}
 
     def refusal(self, ledger: Ledger) -> str:
         if "fused already" in ledger.traits:
@@ -55,6 +67,18 @@ class Fused(TrainingTechnique):
             run.update(now)
 
         return replace(run, update=update)
+
+
+@contextmanager
+def fused_update(run: Run) -> Iterator[Callable[[], object]]:
+    """The run's update by the kernel, for a while."""
+    before = [{name: group.get(name) for name in ("fused", "foreach")} for group in run.optimizer.param_groups]
+    fused = Fused().apply(run)
+    try:
+        yield lambda: fused.update(fused)
+    finally:
+        for group, knobs in zip(run.optimizer.param_groups, before, strict=True):
+            group.update(knobs)
 
 
 def begin_late(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> None:

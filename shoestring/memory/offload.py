@@ -24,7 +24,7 @@ from shoestring.core.run import Run
 from shoestring.core.training import TrainingTechnique
 from shoestring.memory import eight_bits
 from shoestring.memory.disk_store import DiskStore, OnDisk
-from shoestring.memory.offloaded_optimizer import BUFFERS, CHUNK, SMALL, OffloadedOptimizer, OptimizerProxy, offload_refusal
+from shoestring.memory.offloaded_optimizer import BUFFERS, CHUNK, ELEMENTWISE, SMALL, OffloadedOptimizer, OptimizerProxy, offload_refusal
 from shoestring.memory.step_in_backward import only
 
 PLACES = ("disk", "host")
@@ -49,6 +49,14 @@ class OffloadOptimizer(TrainingTechnique):
     @classmethod
     def choices(cls, ledger: Ledger) -> tuple[OffloadOptimizer, ...]:
         return (*(cls(to) for to in PLACES), cls(moments="8bit"))
+
+    @classmethod
+    def noted(cls, optimizer: torch.optim.Optimizer) -> frozenset[str]:
+        return frozenset() if isinstance(optimizer, ELEMENTWISE) else frozenset({"optimizer looks at whole weights"})
+
+    @property
+    def label(self) -> str:
+        return f"OffloadOptimizer({self.to})"
 
     def exactness(self, ledger: Ledger) -> Exactness:
         return Exactness.CHANGED if self.moments else Exactness.BITS

@@ -45,7 +45,23 @@ class Precision(TrainingTechnique):
 
     @classmethod
     def choices(cls, ledger: Ledger) -> tuple[Precision, ...]:
-        return tuple(choice for choice in (cls("bf16"), cls("fp16"), cls("bf16", "bf16")) if choice.key in ledger.under)
+        return tuple(choice for choice in cls.variants() if choice.key in ledger.under)
+
+    @classmethod
+    def variants(cls) -> tuple[Precision, ...]:
+        return cls("bf16"), cls("fp16"), cls("bf16", "bf16")
+
+    @classmethod
+    def explained(cls, ledger: Ledger) -> tuple[Precision, ...]:
+        return cls.choices(ledger) or (cls(),)
+
+    @property
+    def label(self) -> str:
+        return f"Precision({self.dtype})"
+
+    @property
+    def computes_in(self) -> str:
+        return self.dtype
 
     @property
     def key(self) -> str:

@@ -27,8 +27,9 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from shoestring.core import random_state
-from shoestring.core.errors import Mistake
+from shoestring.core.errors import ABOUT_A_BLOCK, Mistake
 from shoestring.core.private import storage_id_of, tree_flatten, tree_leaves, tree_unflatten
+from shoestring.measure.calls import without_caches
 from shoestring.memory.block_state import BlockState, Frozen, version
 from shoestring.memory.fingerprint import Fingerprint, fingerprint, matches
 
@@ -53,7 +54,6 @@ class Earlier(NamedTuple):
 
 
 HELD = object()   # an argument that the call holds itself
-ABOUT_A_BLOCK = "the block "   # how both messages begin
 CHANGED = (f"{ABOUT_A_BLOCK}{{}} of the model computes something else when it runs again on the same input: it keeps something from one "
            "call to the next where nobody else can see it, such as a cache, a counter or a random generator outside of the block, so it "
            "can't be recomputed; keep that in an attribute of the block, switch it off (use_cache=False in models of transformers), or use "
@@ -350,14 +350,6 @@ class Recorder:
             return slot
 
         return pack
-
-
-def without_caches(value: Any) -> Any:
-    """Key-value caches are for generating; one that is filled twice would be wrong, and training has no use for it."""
-    if isinstance(value, tuple):
-        items = [without_caches(item) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
-    return None if type(value).__name__.endswith("Cache") else value
 
 
 @contextmanager

@@ -54,6 +54,10 @@ class Spill(TrainingTechnique):
         count = len(ledger.inside)
         return (cls(), *(cls(blocks=count * k // 4) for k in (1, 2, 3) if count * k // 4 > 0)) if count > 1 else ()
 
+    @classmethod
+    def explained(cls, ledger: Ledger) -> tuple[Spill, ...]:
+        return cls.choices(ledger) or (cls(),)
+
     def refusal(self, ledger: Ledger) -> str:
         return NO_BLOCK_RUNS if "no block runs" in ledger.traits else ""
 

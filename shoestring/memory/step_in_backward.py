@@ -8,8 +8,8 @@ Lv et al.: Full Parameter Fine-tuning for Large Language Models with Limited Res
 """
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -28,6 +28,11 @@ class StepInBackward(TrainingTechnique):
     exact: ClassVar[bool] = True
     saves_memory: ClassVar[bool] = True
     why: ClassVar[str] = "no full set of gradients ever exists"
+
+    @classmethod
+    def probes(cls, run: Run) -> dict[str, AbstractContextManager[Callable[[], object]]]:
+        smallest = min((p for p in run.model.parameters() if p.grad is not None), key=lambda p: p.numel(), default=None)
+        return {} if smallest is None else {"call": lone_step(run, smallest)}   # little more than calling the optimizer
 
     def refusal(self, ledger: Ledger) -> str:
         if "clips" in ledger.traits:
@@ -61,6 +66,14 @@ class StepInBackward(TrainingTechnique):
                     hook.remove()
 
         return replace(run, gradients=gradients, update=lambda now: None)
+
+
+@contextmanager
+def lone_step(run: Run, parameter: Tensor) -> Iterator[Callable[[], object]]:
+    """The update of one weight alone."""
+    group = next(group for group in run.optimizer.param_groups if any(p is parameter for p in group["params"]))
+    with only(run.optimizer, parameter, group):
+        yield run.optimizer.step
 
 
 @contextmanager

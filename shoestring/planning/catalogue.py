@@ -1,9 +1,14 @@
-"""The one list of techniques. A new one is a new file and a line here."""
+"""The one list of techniques. A new one is a new file and a line here.
+
+It is the only file of planning that knows any technique by name; the few that the planner needs for something of its own are below.
+"""
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.memory.accumulate import Accumulate
-from shoestring.memory.allocator import Allocator
+from shoestring.memory.allocator import Allocator, following
 from shoestring.memory.checkpoint import Checkpoint
 from shoestring.memory.fused import Fused
 from shoestring.memory.offload import OffloadOptimizer
@@ -35,3 +40,11 @@ CATALOGUE: tuple[type[Technique], ...] = (
     DropStragglers,
     Allocator,
 )
+
+TOGETHER: Technique = Average()                  # how workers train together where nothing else is asked for
+ALL_BLOCKS_AGAIN: Technique = Checkpoint(every=1)   # one step under it shows whether blocks can be computed again
+
+
+def close_environment() -> Mapping[str, str]:
+    """Variables of a worker whose process follows its tensors, so that its size tells of them."""
+    return following().environment

@@ -1,11 +1,17 @@
-"""Pairs of techniques that can't be combined, each with the reason. The planner reads it and the user sees it."""
+"""Pairs of techniques that can't be combined, each with the reason. The planner reads it and the user sees it.
+
+A technique stands here under any of the names that it is `called` by: its own, that of one of its settings (its label), or one that
+several techniques share.
+"""
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import cache
+from functools import cache, lru_cache
 from itertools import combinations
+from typing import Any
 
-from shoestring.core.training import TrainingTechnique as Technique
+from shoestring.core.technique import Technique
+from shoestring.core.training import UNITING
 
 CONFLICTS: dict[frozenset[str], str] = {
     frozenset({"StepInBackward", "Accumulate"}):
@@ -32,41 +38,38 @@ CONFLICTS: dict[frozenset[str], str] = {
     )},
     frozenset({"Stream", "Precision(fp16)"}):
         "fp16 must look at all gradients for overflow before any weight moves; Stream moves them block by block",
+    **{frozenset({f"{UNITING} along {axis}"}): "both unite the workers: choose one" for axis in ("data", "stage", "tensor")},
+    frozenset({UNITING, "StepInBackward"}):
+        "a gradient is whole only when all workers have added theirs; StepInBackward moves a weight before",
+    frozenset({UNITING, "Stream"}):
+        "a gradient is whole only when all workers have added theirs; Stream moves a block before",
+    frozenset({UNITING, "OffloadOptimizer(disk)"}):
+        "the state on disk is one worker's; Shard divides the optimizer's state between workers instead",
 }
 
-
-# Techniques that can't be combined with any that unites workers
-APART = {
-    "StepInBackward": "a gradient is whole only when all workers have added theirs; StepInBackward moves a weight before",
-    "Stream": "a gradient is whole only when all workers have added theirs; Stream moves a block before",
-    "OffloadOptimizer(disk)": "the state on disk is one worker's; Shard divides the optimizer's state between workers instead",
-}
+KNOWN = frozenset(name for pair in CONFLICTS for name in pair)
 
 
-def label(technique: Technique) -> str:
-    """What a technique is called in the table when its dtype or place matters."""
-    return f"{type(technique).__name__}({getattr(technique, 'dtype', '') or getattr(technique, 'to', '')})"
-
-
-def clash(one: Technique, other: Technique) -> str:
+def clash(one: Technique[Any, Any], other: Technique[Any, Any]) -> str:
     """Why two techniques can't be combined; empty if they can."""
-    if one.unites and other.unites and type(one) is not type(other):
-        return "both unite the workers: choose one"
-    if one.unites or other.unites:
-        alone = one if other.unites else other
-        if (reason := APART.get(type(alone).__name__, "") or APART.get(label(alone), "")):
-            return reason
-    return known_clash(type(one).__name__, label(one), type(other).__name__, label(other))
+    return known_clash(names(one), names(other))
+
+
+@lru_cache(1 << 16)   # a search asks with every step that it takes
+def names(technique: Technique[Any, Any]) -> tuple[str, ...]:
+    """A technique's own name, and those of its others that are in the table."""
+    own, *others = technique.called
+    return own, *(name for name in others if name in KNOWN)
 
 
 @cache
-def known_clash(one: str, one_label: str, other: str, other_label: str) -> str:
-    if one == other:
-        return f"{one} twice: choose one of its settings"
-    pairs = (frozenset({a, b}) for a in (one, one_label) for b in (other, other_label))
+def known_clash(one: tuple[str, ...], other: tuple[str, ...]) -> str:
+    if one[0] == other[0]:
+        return f"{one[0]} twice: choose one of its settings"
+    pairs = (frozenset({a, b}) for a in one for b in other)
     return next((CONFLICTS[pair] for pair in pairs if pair in CONFLICTS), "")
 
 
-def conflict(techniques: Iterable[Technique]) -> str:
+def conflict(techniques: Iterable[Technique[Any, Any]]) -> str:
     """Why these can't be combined; empty if they can."""
     return next(filter(None, (clash(one, other) for one, other in combinations(techniques, 2))), "")

@@ -1,19 +1,33 @@
-"""A plan: an ordered tuple of techniques and what they lead to. Saves as JSON and replays."""
+"""A plan: an ordered tuple of techniques and the figures they lead to. Saves as JSON and replays."""
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness, stated_in
+from shoestring.core.figures import Figures, figures
 from shoestring.core.files import write_whole
 from shoestring.core.regular import read_regular
 from shoestring.core.seal import Damaged, unsealed
-from shoestring.core.technique import built, described, in_order, text
+from shoestring.core.technique import built, described, in_order
 from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.planning.catalogue import CATALOGUE
+from shoestring.planning.quantities import QUANTITIES, VERSION
+from shoestring.planning.room import named
+
+
+@dataclass(frozen=True)
+class RankFigures:
+    """What is predicted of some workers of a group, which are alike."""
+
+    ranks: tuple[int, ...]
+    peak_bytes: int
+    sent_bytes: float    # in its last rehearsed step
 
 
 @dataclass(frozen=True)
@@ -24,28 +38,46 @@ class Plan:
     step_seconds: float = 0.0
     exactness: Exactness = Exactness.BITS   # how close its weights are to those of plain training
     flops: float = 0.0             # operations of a step
-    traffic: float = 0.0           # bytes to and from disk per step
-    sent: float = 0.0              # bytes that a worker sends to others per step; of a server, at most
+    traffic_bytes: float = 0.0     # to and from disk per step
+    sent_bytes: float = 0.0        # that a worker sends to others per step; of a server, at most
     world: int = 1                 # workers that train together; the figures are those of the largest
     where: str = ""                # the moment of the peak
     parts: tuple[tuple[str, int], ...] = ()   # what the peak is made of
     sure: str = ""                 # how these figures were found
-    stored: int = 0                # bytes of state that stay on the disk
+    stored_bytes: int = 0          # of state, that stay on the disk
     disk_speed: float = 0.0        # bytes per second, measured, at which the traffic passes; 0: there is none
-    sent_by_others: float = 0.0    # bytes that each worker but the first, which is a server, sends per step of its own; 0: the same
+    sent_by_others_bytes: float = 0.0   # that each worker but the first, which is a server, sends per step of its own; 0: the same
+    drift: float = 0.0             # how far its techniques may lead, as they state (core/training.py); infinite: one states nothing
+    ranks: tuple[RankFigures, ...] = field(default=(), compare=False)        # of a group, every kind of worker; of chosen plans only
     blocks: tuple[tuple[str, int], ...] = field(default=(), compare=False)   # highest bytes while each block runs
 
     def __str__(self) -> str:
-        return " + ".join(map(text, self.techniques)) or "plain"
+        return named(self.techniques)
+
+    def numbers(self) -> dict[str, float]:
+        """All that is predicted, by name."""
+        return {one.name: vars(self)[one.name] for one in QUANTITIES} | {"world": self.world}
+
+    @property
+    def figures(self) -> Figures:
+        return figures(QUANTITIES, self.numbers(), basis=self.sure)
 
     def as_json(self) -> dict[str, Any]:
         return {
             "techniques": [described(technique) for technique in self.techniques], "peak_bytes": self.peak_bytes,
             "process_bytes": self.process_bytes, "step_seconds": self.step_seconds, "exactness": self.exactness.word,
-            "exact": self.exactness <= Exactness.ROUNDING, "flops": self.flops,
-            "traffic_bytes": self.traffic, "disk_bytes_per_second": self.disk_speed, "stored_bytes": self.stored, "sent_bytes": self.sent,
-            "sent_by_others_bytes": self.sent_by_others, "world": self.world,
+            "exact": self.exactness <= Exactness.ROUNDING, "flops": self.flops, "traffic_bytes": self.traffic_bytes,
+            "disk_bytes_per_second": self.disk_speed, "stored_bytes": self.stored_bytes, "sent_bytes": self.sent_bytes,
+            "sent_by_others_bytes": self.sent_by_others_bytes, "world": self.world,
             "where": self.where, "parts": dict(self.parts), "sure": self.sure,
+        }
+
+    def as_file(self) -> dict[str, Any]:
+        """The same with what only a run's own file has."""
+        return self.as_json() | {
+            "techniques": [described(technique) | {"why": technique.why} for technique in self.techniques],
+            "drift": self.drift if math.isfinite(self.drift) else None, "blocks": [list(one) for one in self.blocks],
+            "ranks": [{"ranks": list(one.ranks), "peak_bytes": one.peak_bytes, "sent_bytes": one.sent_bytes} for one in self.ranks],
         }
 
     def save(self, path: Path) -> None:
@@ -72,19 +104,24 @@ def load_plan(path: Path) -> Plan:
 SAVE = "save one with: shoestring plan JOB --memory 2GiB --save {}"
 
 
-def plan_in(data: dict[str, Any], path: Path) -> Plan:
-    """The plan that a file holds."""
+def plan_in(data: Mapping[str, Any], path: Path) -> Plan:
+    """The plan that a file holds, of this version or one before: until 2, `blocks` stood beside the plan and not in it."""
     try:
+        if (version := data.get("shoestring", 1)) > VERSION:
+            raise Mistake(f"{path} is of version {version}, and this shoestring reads up to {VERSION}: use a newer one")
         chosen = data.get("chosen", data)
         stated = stated_in(chosen)
         if stated is None:
             raise KeyError("exactness")
+        drift = chosen.get("drift", 0.0)
         return Plan(
             techniques_in(chosen["techniques"]), chosen["peak_bytes"], chosen["process_bytes"], chosen["step_seconds"],
-            stated, flops=chosen.get("flops", 0.0), traffic=chosen.get("traffic_bytes", 0.0), where=chosen.get("where", ""),
-            parts=tuple(chosen.get("parts", {}).items()), sure=chosen.get("sure", ""), sent=chosen.get("sent_bytes", 0.0),
-            disk_speed=chosen.get("disk_bytes_per_second", 0.0), world=chosen.get("world", 1), stored=chosen.get("stored_bytes", 0),
-            sent_by_others=chosen.get("sent_by_others_bytes", 0.0),
+            stated, flops=chosen.get("flops", 0.0), traffic_bytes=chosen.get("traffic_bytes", 0.0), where=chosen.get("where", ""),
+            parts=tuple(chosen.get("parts", {}).items()), sure=chosen.get("sure", ""), sent_bytes=chosen.get("sent_bytes", 0.0),
+            disk_speed=chosen.get("disk_bytes_per_second", 0.0), world=chosen.get("world", 1), stored_bytes=chosen.get("stored_bytes", 0),
+            sent_by_others_bytes=chosen.get("sent_by_others_bytes", 0.0), drift=math.inf if drift is None else drift,
+            blocks=tuple((name, size) for name, size in chosen.get("blocks", data.get("blocks", ()))),
+            ranks=tuple(RankFigures(tuple(one["ranks"]), one["peak_bytes"], one["sent_bytes"]) for one in chosen.get("ranks", ())),
         )
     except Mistake:
         raise

@@ -40,8 +40,8 @@ CURES = {
 REQUIRED: dict[str, dict[str, Any]] = {
     "run.json": {"job": str, "source": str, "flags": dict, "memory": (int, NoneType), "use": (list, NoneType), "inexact": bool,
                  "plan": (str, NoneType), "environment": dict},
-    "plan.json": {"chosen": dict, "predicted": dict, "techniques": list},
-    "plan-next.json": {"chosen": dict, "predicted": dict, "techniques": list},
+    "plan.json": {"chosen": dict},
+    "plan-next.json": {"chosen": dict},
     "report.json": {"losses": list, "predicted": dict, "measured": dict, "steps": int, "shown": str, "weights_sha256": str},
 }
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from shoestring.core.units import seconds_text
+from shoestring.planning.quantities import told_of
 from shoestring.runs.events import NAME
 from shoestring.runs.fold import ENDS, Fold
 from shoestring.runs.folder import Folder, Unusable, holder
@@ -56,8 +57,7 @@ def story(path: Path, fold: Fold | None = None) -> dict[str, Any]:
         "events": fold.others + [{"event": "warning", "time": fold.last, "text": one} for one in damage],
         "begun": fold.begun, "last": fold.last, "now": time.time(),
     }
-    planned = {key: value for key, value in plan.items() if key in PLANNED}
-    return told | ({"measured": measured(fold)} if fold.steps else {}) | planned | (report if state == "finished" else {})
+    return told | ({"measured": measured(fold)} if fold.steps else {}) | told_of(plan) | (report if state == "finished" else {})
 
 
 def read_files(folder: Folder, *names: str) -> tuple[list[dict[str, Any]], list[str]]:
@@ -86,5 +86,3 @@ def silence(seconds: float, paces: list[float], pid: int | None) -> str:
         return ""
     return f"No step for {seconds_text(seconds)}, though its process {pid} is there: it may hang, be suspended, or wait for its data."
 
-
-PLANNED = ("predicted", "plain", "techniques", "blocks", "runners_up", "exactness", "exact", "sure")   # `exact`: of old plans

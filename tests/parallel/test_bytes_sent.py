@@ -48,9 +48,9 @@ def test_every_way_to_unite_workers_is_here() -> None:
 @pytest.mark.parametrize(("technique", "world"), marked(TOGETHER, (2, 3)))
 def test_each_worker_sends_the_bytes_a_step_that_were_planned(technique: Technique, world: int, tmp_path: Path) -> None:
     plan, first = planned(technique, world), Group(tmp_path, world, JOB, [technique], STEPS, flags=FLAGS).results()[0]
-    assert plan.sent_by_others == 0.0
-    assert first["measured"]["sent_bytes"] == pytest.approx(plan.sent, rel=1e-12)
-    assert all(one["sent"] / one["steps"] == pytest.approx(plan.sent, rel=1e-12) for one in first["workers"] if one["steps"])
+    assert plan.sent_by_others_bytes == 0.0
+    assert first["measured"]["sent_bytes"] == pytest.approx(plan.sent_bytes, rel=1e-12)
+    assert all(one["sent"] / one["steps"] == pytest.approx(plan.sent_bytes, rel=1e-12) for one in first["workers"] if one["steps"])
 
 
 @pytest.mark.parametrize(("technique", "world"), [*marked(SERVED, (3,)), *marked(SERVED[:1], (2,)), *marked(SERVED, (4,))])
@@ -58,14 +58,14 @@ def test_those_who_do_not_wait_send_the_bytes_of_their_own_steps_and_the_server_
         technique: Technique, world: int, tmp_path: Path) -> None:
     plan, first = planned(technique, world), Group(tmp_path, world, JOB, [technique], STEPS, flags=FLAGS).results()[0]
     server, *others = first["workers"]
-    assert all(one["sent"] == plan.sent_by_others * one["steps"] for one in others)
-    assert first["measured"]["sent_by_others_bytes"] == plan.sent_by_others
+    assert all(one["sent"] == plan.sent_by_others_bytes * one["steps"] for one in others)
+    assert first["measured"]["sent_by_others_bytes"] == plan.sent_by_others_bytes
     tallies = first["state"]["pushes"]
     pushed = sum(tallies["applied"].values()) + sum(tallies["dropped"].values())
-    pull = plan.sent / (world - 1)   # planned as if all were as fast: every worker pulls once a step
+    pull = plan.sent_bytes / (world - 1)   # planned as if all were as fast: every worker pulls once a step
     pulls, rest = divmod(server["sent"], pull)
     assert pushed <= pulls <= pushed + world - 1 and rest in range(0, 16 * world, 16), "a pull for every push, or on its way"
     if isinstance(technique, Asynchronous):
-        assert 0 <= first["measured"]["sent_bytes"] - plan.sent <= plan.sent / STEPS, "what is on its way at the end"
+        assert 0 <= first["measured"]["sent_bytes"] - plan.sent_bytes <= plan.sent_bytes / STEPS, "what is on its way at the end"
     else:
-        assert first["measured"]["sent_bytes"] <= plan.sent * (1 + 1 / STEPS), "at most"
+        assert first["measured"]["sent_bytes"] <= plan.sent_bytes * (1 + 1 / STEPS), "at most"

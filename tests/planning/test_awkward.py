@@ -85,14 +85,14 @@ def outcome(name: str, technique: Technique) -> str:
     made = AWKWARD[name].job()
     try:
         reset()
-        predicted = peak(asked.log((technique,))).bytes
+        predicted = peak(asked.rehearsals.log((technique,))).bytes
         reset()
         measured = peak(tracked(made, (technique,), seeded(made))).bytes
         after = weights_after(name, (technique,))
     except Mistake as error:
         return f"refused: {error}"
     slack = 0.001 * measured if isinstance(technique, Precision) else 0
-    assert abs(predicted - measured) <= slack or (technique,) in asked.measured, (predicted, measured)
+    assert abs(predicted - measured) <= slack or (technique,) in asked.rehearsals.measured, (predicted, measured)
     level, plain = technique.exactness(ledger), weights_after(name, ())
     if level is Exactness.BITS:
         assert torch.equal(after, plain), (after - plain).abs().max()
@@ -105,7 +105,7 @@ def outcome(name: str, technique: Technique) -> str:
 def test_awkward_models_keep_the_promises_of_techniques_or_these_are_refused(name: str) -> None:
     made = AWKWARD[name].job()
     reset()
-    assert peak(planner(name)[0].log(())).bytes == peak(tracked(made, (), seeded(made))).bytes
+    assert peak(planner(name)[0].rehearsals.log(())).bytes == peak(tracked(made, (), seeded(made))).bytes
     for technique in QUICK:
         outcome(name, technique)
 

@@ -40,7 +40,7 @@ def test_past_one_machine_the_network_is_what_counts(tmp_path: Path) -> None:
 
 def test_a_plan_for_machines_that_are_not_here(tmp_path: Path) -> None:
     fast = shoestring.plan(job("llama"), devices=4, hardware=described(tmp_path))
-    assert fast.chosen.world == 4 and fast.chosen.sent > 0 and "the hardware is not here" in fast.chosen.sure
+    assert fast.chosen.world == 4 and fast.chosen.sent_bytes > 0 and "the hardware is not here" in fast.chosen.sure
     assert fast.chosen.process_bytes <= fast.memory == int(0.9 * (80 << 30))
     slow = shoestring.plan(job("llama"), devices=4, use=["Average()"], hardware=described(tmp_path, link="1MB", latency=0.01))
     assert slow.chosen.step_seconds > 10 * fast.chosen.step_seconds

@@ -14,7 +14,8 @@ from shoestring.memory.offload import OffloadOptimizer
 from shoestring.memory.spill import Spill
 from shoestring.memory.stream import Stream
 from shoestring.planning.plan import load_plan
-from shoestring.planning.planner import Planner, disk_speed
+from shoestring.planning.planner import Planner
+from shoestring.planning.predict import disk_speed
 from shoestring.show.terminal import plan_text
 from tests.models import job
 

@@ -23,8 +23,9 @@ from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.memory.accumulate import Accumulate
 from shoestring.memory.allocator import Allocator
 from shoestring.memory.fused import Fused
+from shoestring.planning.outcome import Outcome
 from shoestring.planning.plan import Plan, load_plan
-from shoestring.planning.planner import Outcome, Planner
+from shoestring.planning.planner import Planner
 from shoestring.runs.folder import differences
 from shoestring.runs.resume import overruled
 from shoestring.show.page.telling import plan as plan_section

@@ -1,17 +1,24 @@
 """The process is its tensors and an overhead; what a plan does to the tensors must not change the overhead."""
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from shoestring.core.budget import Budget
 from shoestring.core.hardware import Hardware
 from shoestring.core.job import Origin
+from shoestring.core.ledger import Ledger
+from shoestring.measure.tracker import Log
 from shoestring.memory.allocator import following
 from shoestring.memory.fused import Fused
+from shoestring.planning.evidence.gather import Evidence
+from shoestring.planning.evidence.rehearsals import Rehearsals
 from shoestring.planning.plan import Plan
-from shoestring.planning.planner import Planner
+from shoestring.planning.predict import Predictor
 from shoestring.processes.launch import run_worker
 from tests.models import job
 
@@ -48,8 +55,10 @@ def test_a_workspace_that_its_kernel_leaves_half_empty_does_not_make_the_rest_of
 def test_a_plan_near_its_budget_is_tried_again_and_the_largest_trial_counts(sizes: list[int], largest: int, trials: int) -> None:
     """Runs of one plan under glibc's allocator differ by some percent; one trial that came out small led to a run over its budget."""
     left = list(sizes)
-    planner = Planner(replace(job("chain"), origin=Origin("net.py")), Hardware(),
-                      lambda task, environment: {"measured": {"process_bytes": left.pop(0)}})
+    def worker(task: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
+        return {"measured": {"process_bytes": left.pop(0)}}
+
     plan = Plan((Fused(),), process_bytes=980, sure="process from a trial of 4 steps")
-    assert planner.tried_again(plan, 1000).process_bytes == largest and planner.trials == trials
-    assert planner.tried_again(plan, 2000) == plan, "far below its budget nothing is tried"
+    predictor = Predictor(Rehearsals(replace(job("chain"), origin=Origin("net.py")), Hardware(), worker), Evidence(Ledger(()), Log()))
+    assert predictor.tried_again(plan, Budget(memory=1000)).process_bytes == largest and predictor.trials == trials
+    assert predictor.tried_again(plan, Budget(memory=2000)) == plan, "far below its budget nothing is tried"

@@ -12,6 +12,7 @@ import pytest
 
 import shoestring.commands.cli
 import shoestring.show.terminal
+from shoestring.core.budget import Budget
 from shoestring.core.exactness import Exactness
 from shoestring.core.hardware import Hardware
 from shoestring.core.ledger import Ledger
@@ -23,12 +24,14 @@ from shoestring.memory.fused import Fused
 from shoestring.memory.step_in_backward import StepInBackward
 from shoestring.memory.stream import Stream
 from shoestring.planning.catalogue import CATALOGUE
+from shoestring.planning.choose import LENIENT, NOISE, asked_for, best_first
 from shoestring.planning.earlier import chosen_earlier, place_of, remember_choice
 from shoestring.planning.evidence.rehearse import rehearse
 from shoestring.planning.evidence.step import Anchor, half_log, plain_ledger, traits_of
 from shoestring.planning.plan import Plan
-from shoestring.planning.planner import Planner, asked_for
-from shoestring.planning.search import NOISE, Candidate, best_first, candidates
+from shoestring.planning.planner import Planner
+from shoestring.planning.predict import Combination
+from shoestring.planning.training_room import combinations
 from shoestring.runs.events import read
 from shoestring.runs.folder import Folder, Lock
 from shoestring.runs.resume import Opened
@@ -52,7 +55,7 @@ def anchor(draw: random.Random) -> Anchor:
     step = sum(times.values()) + update
     tensors = peak(log).bytes
     return Anchor(times | {"update (update)": update, "step": step}, ((2.0, draw.uniform(0.97, 1.06)), (4.0, draw.uniform(1.0, 1.2))),
-                  update / 10, update / 500, update * draw.uniform(0.2, 0.9), step * draw.uniform(1.02, 1.25),
+                  update / 10, {"call": update / 500, "fused": update * draw.uniform(0.2, 0.9)}, step * draw.uniform(1.02, 1.25),
                   int(1.2 * tensors) + (1 << 20), tensors, dict.fromkeys(times, 1 << 20))
 
 
@@ -63,7 +66,7 @@ def timed_again(before: Anchor, draw: random.Random, by: float = 0.02) -> Anchor
 
     return replace(before, times={name: off(seconds) for name, seconds in before.times.items()},
                    paces=tuple((pieces, off(seconds)) for pieces, seconds in before.paces), adding=off(before.adding),
-                   call=off(before.call), fused=off(before.fused or 0.0), following=off(before.following))
+                   probes={name: off(seconds) for name, seconds in before.probes.items()}, following=off(before.following))
 
 
 def ledger_of(measured: Anchor) -> Ledger:
@@ -71,8 +74,25 @@ def ledger_of(measured: Anchor) -> Ledger:
     return replace(plain_ledger(made, log, half, MACHINE, measured, traits), traits=traits)
 
 
-def found(ledger: Ledger) -> list[Candidate]:
-    return list(candidates(ledger, CATALOGUE, Exactness.DRAWS))
+def found(ledger: Ledger) -> list[Combination]:
+    return list(combinations(ledger, CATALOGUE, Exactness.DRAWS))
+
+
+def ranked(some: list[Combination], memory: float, earlier: Combination | None = None) -> list[Combination]:
+    """Those that fit in so many bytes, best first."""
+    return best_first(some, Budget(memory=int(memory / LENIENT)), "step_seconds", earlier)
+
+
+def seconds(one: Combination) -> float:
+    return one.known["step_seconds"]
+
+
+def process(one: Combination) -> float:
+    return one.known["process_bytes"]
+
+
+def but(one: Combination, **numbers: float) -> Combination:
+    return replace(one, known={**one.known, **numbers})
 
 
 def test_whatever_noise_does_to_times_the_plan_chosen_before_is_chosen_again() -> None:
@@ -82,41 +102,41 @@ def test_whatever_noise_does_to_times_the_plan_chosen_before_is_chosen_again() -
     for _ in range(3):
         first = anchor(draw)
         before = found(ledger_of(first))
-        least, most = min(one.process for one in before) * 1.01, max(one.process for one in before if not one.techniques) * 1.05
-        chosen = {memory: best_first(before, memory)[0] for memory in (least + (most - least) * part / 7 for part in range(8))}
+        least, most = min(map(process, before)) * 1.01, max(process(one) for one in before if not one.techniques) * 1.05
+        chosen = {memory: ranked(before, memory)[0] for memory in (least + (most - least) * part / 7 for part in range(8))}
         for _ in range(5):
             ledger = ledger_of(timed_again(first, draw))
             now = found(ledger)
             for memory, choice in chosen.items():
                 again = asked_for(choice.techniques, ledger)
-                assert best_first(now, memory, again)[0].techniques == choice.techniques, again.seconds / min(one.seconds for one in now)
-                alone += best_first(now, memory)[0].techniques != choice.techniques
+                assert ranked(now, memory, again)[0].techniques == choice.techniques, seconds(again) / min(map(seconds, now))
+                alone += ranked(now, memory)[0].techniques != choice.techniques
     assert alone > 0, "without knowing the earlier choice, noise leads to others"
 
 
 def test_a_plan_chosen_before_is_not_chosen_again_if_it_is_slower_by_more_than_noise_or_does_not_fit() -> None:
     now = found(ledger_of(anchor(random.Random(1))))
-    memory = max(one.process for one in now)
-    fastest = best_first(now, memory)[0]
-    slow = next(one for one in now if one.seconds > 1.5 * fastest.seconds)
-    close = replace(slow, seconds=min(one.seconds for one in now) * (1 + 0.9 * NOISE))
-    assert best_first(now, memory, slow)[0] == fastest
-    assert best_first(now, memory, close)[0] == close
-    assert best_first(now, memory, replace(close, process=memory + 1))[0] == fastest
+    memory = max(map(process, now)) + 10
+    fastest = ranked(now, memory)[0]
+    slow = next(one for one in now if seconds(one) > 1.5 * seconds(fastest))
+    close = but(slow, step_seconds=min(map(seconds, now)) * (1 + 0.9 * NOISE))
+    assert ranked(now, memory, slow)[0] == fastest
+    assert ranked(now, memory, close)[0] == close
+    assert ranked(now, memory, but(close, process_bytes=memory + 1))[0] == fastest
 
 
 def test_of_plans_that_are_as_fast_the_more_exact_then_the_smaller_then_the_simpler_is_first() -> None:
     blank = found(ledger_of(anchor(random.Random(1))))[0]
 
-    def one(seconds: float, process: float, exactness: Exactness, *techniques: Any) -> Candidate:
-        return replace(blank, seconds=seconds, process=process, exactness=exactness, techniques=techniques)
+    def one(seconds: float, process: float, exactness: Exactness, *techniques: Any) -> Combination:
+        return replace(but(blank, step_seconds=seconds, process_bytes=process), exactness=exactness, techniques=techniques)
 
     fastest = one(1.0, 90.0, Exactness.ROUNDING, Accumulate(2))
     exact = one(1.015, 95.0, Exactness.BITS, Checkpoint(every=1))
     smaller = one(1.019, 60.0, Exactness.BITS, Checkpoint(every=2), Stream())
     simpler = one(1.0, 60.1, Exactness.BITS, Checkpoint(every=3))
     slower = one(1.03, 10.0, Exactness.BITS)
-    assert best_first([slower, fastest, smaller, exact, simpler], 100.0) == [simpler, smaller, exact, fastest, slower]
+    assert ranked([slower, fastest, smaller, exact, simpler], 100.0) == [simpler, smaller, exact, fastest, slower]
 
 
 def test_the_planner_takes_what_was_chosen_before_if_it_is_allowed() -> None:
@@ -152,7 +172,7 @@ def test_a_plan_is_kept_before_anything_else_happens(tmp_path: Path, monkeypatch
         raise KeyboardInterrupt
 
     outcome = Planner(logs()[0], Hardware()).outcome(8 << 30, forced=())
-    monkeypatch.setattr(shoestring.commands.cli, "planned", lambda *_: (outcome.chosen, outcome.as_json() | {"blocks": ()}))
+    monkeypatch.setattr(shoestring.commands.cli, "planned", lambda *_: (outcome.chosen, outcome.as_json()))
     monkeypatch.setattr(shoestring.show.terminal, "plan_text", killed)
     held = Opened(Folder(tmp_path), Lock(tmp_path), {"memory": None, "use": None, "inexact": False}, True)
     options = Namespace(replan=False, json=False, plan=None, use=None, inexact=False)

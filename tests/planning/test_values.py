@@ -13,7 +13,7 @@ from shoestring.core.hardware import Hardware
 from shoestring.measure.fake import LooksAtValues
 from shoestring.measure.timeline import peak
 from shoestring.memory.checkpoint import Checkpoint
-from shoestring.planning import planner
+from shoestring.planning.evidence import rehearsals
 from shoestring.planning.evidence.rehearse import rehearse, tracked
 from shoestring.planning.planner import Planner
 from tests.models import seeded
@@ -108,9 +108,9 @@ def test_the_users_own_model_is_not_touched_by_that() -> None:
 
 
 def test_where_there_is_no_room_to_try_it_that_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planner, "memory_free", lambda: 1000)
+    monkeypatch.setattr(rehearsals, "memory_free", lambda: 1000)
     with pytest.raises(Mistake, match=r"looks at a value that depends on weights.*write a job file"):
-        Planner(job_of(Steered), Hardware()).log(())
+        Planner(job_of(Steered), Hardware()).rehearsals.log(())
 
 
 class OnlyWhenComputedAgain(Steered):

@@ -14,12 +14,13 @@ from typing import Any
 
 import pytest
 
-from shoestring.commands.cli import kept_plan, kept_report, plan_file, settled_plan
+from shoestring.commands.cli import kept_plan, kept_report, settled_plan
 from shoestring.commands.cli import run as command
 from shoestring.core.errors import Mistake
 from shoestring.core.seal import Damaged, sealed, unsealed
 from shoestring.memory.accumulate import Accumulate
 from shoestring.memory.stream import Stream
+from shoestring.planning.outcome import plan_file
 from shoestring.planning.plan import Plan, load_plan
 from shoestring.processes import worker
 from shoestring.runs.checkpoints import Checkpoint, newest_good, saved

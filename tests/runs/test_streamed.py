@@ -84,7 +84,7 @@ def test_the_rehearsal_knows_how_much_the_disk_will_hold(technique: Technique, j
 
 
 def test_a_plan_for_a_larger_disk_is_refused_before_anything_is_made(job: Path, tmp_path: Path) -> None:
-    Plan((Stream(),), 1, 1, 1.0, stored=1 << 60).save(tmp_path / "plan.json")
+    Plan((Stream(),), 1, 1, 1.0, stored_bytes=1 << 60).save(tmp_path / "plan.json")
     child = subprocess.run([sys.executable, "-m", "shoestring", "train", str(job), "--plan", str(tmp_path / "plan.json"), "--run",
                             str(tmp_path / "run")], capture_output=True, text=True, check=False)
     assert child.returncode == 2 and "the state needs 1,073,741,824 GiB" in child.stderr and "are free" in child.stderr, child.stderr

@@ -28,10 +28,7 @@ from shoestring.loop import steps
 from shoestring.measure.process import forget_peak, status, touched
 from shoestring.measure.timeline import filled, stretches
 from shoestring.measure.tracker import Tracker, watched
-from shoestring.memory.accumulate import Accumulate
-from shoestring.memory.checkpoint import Checkpoint
-from shoestring.memory.fused import HAS_KERNEL, Fused
-from shoestring.memory.step_in_backward import only
+from shoestring.planning.catalogue import ALL_BLOCKS_AGAIN, CATALOGUE
 from shoestring.planning.evidence.rehearse import prepared
 
 TIMED = 5        # steps whose median counts, at most
@@ -168,29 +165,30 @@ def anchored(job: Job, techniques: tuple[Technique, ...], model: nn.Module, memo
         times = times if endless else step_times(run, [feed], count)[0]
         above, share = overheads(run, feed)
         return {"times": times, "overheads": above, "filled": share}
-    smaller = {} if endless or any(isinstance(one, Accumulate) for one in techniques) else pieces_of(job, feed)
+    smaller = {} if endless or any(one.splits_batch for one in techniques) else pieces_of(job, feed)
     smaller = {number: part for number, part in smaller.items() if can_run(run, part)}
     if not endless:
         times, *others = step_times(run, [feed, *smaller.values()], count)
     result: dict[str, Any] = {"times": times, "process": status("VmHWM"), "reserved": status("VmPeak") - status("VmHWM")}
     result["paces"] = [(number, pace(times, other, number)) for number, other in zip(smaller, others, strict=True)] if smaller else []
     result["adding"] = fastest(lambda: [p.grad.add_(p.grad) for p in model.parameters() if p.grad is not None and not p.grad.is_sparse])
-    smallest = min((p for p in model.parameters() if p.grad is not None), key=lambda p: p.numel(), default=None)
-    if smallest is not None:
-        group = next(group for group in run.optimizer.param_groups if any(p is smallest for p in group["params"]))
-        with only(run.optimizer, smallest, group):
-            result["call"] = fastest(run.optimizer.step)
-    if isinstance(run.optimizer, HAS_KERNEL) and not any(isinstance(technique, Fused) for technique in techniques):
-        with suppress(RuntimeError):   # kernels are not for all weights: of complex ones there are none
-            fused = Fused().apply(run)
-            result["fused"] = fastest(lambda: fused.update(fused))
+    result["probes"] = probed(run)
     return result
+
+
+def probed(run: Run) -> dict[str, float]:
+    """Seconds of what techniques want to know of a plain run; some of it can't be done with every model."""
+    found = {}
+    for name, probe in ((name, probe) for kind in CATALOGUE for name, probe in kind.probes(run).items()):
+        with suppress(RuntimeError), probe as work:   # kernels are not for all weights: of complex ones there are none
+            found[name] = fastest(work)
+    return found
 
 
 def why_not_again(job: Job, model: nn.Module) -> str:
     """Why blocks of a model can't be computed again; empty if they can: a step in which all of them are compares every one."""
     try:
-        for _ in steps(prepared(job, (Checkpoint(every=1),), model), islice(Feed(job), 1)):
+        for _ in steps(prepared(job, (ALL_BLOCKS_AGAIN,), model), islice(Feed(job), 1)):
             pass
     except Mistake as error:
         return str(error)

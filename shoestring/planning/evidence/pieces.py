@@ -26,9 +26,9 @@ from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.mesh import on_one_axis
 from shoestring.core.private import DispatchMode, arguments_of, operation_of
+from shoestring.core.run import weighed
 from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.measure.tracker import really_draws
-from shoestring.memory.accumulate import Accumulate, scaled
 from shoestring.planning.evidence.rehearse import prepared
 from shoestring.planning.evidence.step import first_batch
 
@@ -64,8 +64,8 @@ def tried_in_pieces(job: Job, make: Callable[[], nn.Module], techniques: Iterabl
         if job.count(batch) < 2:
             batch = first_batch(replace(job, mesh=on_one_axis()))
         for technique in techniques:
-            if isinstance(technique, Accumulate):
-                batch = job.pieces(batch, technique.pieces)[-1]
+            if technique.splits_batch:
+                batch = job.pieces(batch, technique.parts)[-1]
         if small and job.count(batch) >= 2 * FEW:
             batch = job.pieces(batch, job.count(batch) // FEW)[0]
         if job.count(batch) < 2:
@@ -74,7 +74,7 @@ def tried_in_pieces(job: Job, make: Callable[[], nn.Module], techniques: Iterabl
         shares = [float(job.weight(half)) / float(job.weight(batch)) for half in halves]
     except (Mistake, ZeroDivisionError) as error:
         return {"not tried": str(error)}
-    used = [technique for technique in techniques if not isinstance(technique, Accumulate)]
+    used = [technique for technique in techniques if not technique.splits_batch]
     alone = replace(job, mesh=on_one_axis())
     with chance.kept():
         try:
@@ -106,6 +106,10 @@ def passed(job: Job, techniques: Iterable[Technique], model: nn.Module, pieces: 
         scale += sum(map(abs, found))
     return Seen(losses, scale / ROUNDS, {name: p.grad for name, p in model.named_parameters() if p.grad is not None},
                 {name: p.detach() for name, p in model.named_parameters()}, dict(model.named_buffers()), " and ".join(sorted(outside)))
+
+
+def scaled(loss: Callable[[Any, Batch], Tensor], share: float) -> Callable[[Any, Batch], Tensor]:
+    return lambda output, batch: weighed(loss(output, batch), share)
 
 
 def compared(once: Seen, apart: Seen) -> dict[str, str]:

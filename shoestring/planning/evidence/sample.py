@@ -16,16 +16,14 @@ from torch import Tensor, nn
 from shoestring.core import random_state as chance
 from shoestring.core.job import Job
 from shoestring.core.private import FakeTensor, own_buffers, tree_leaves, tree_map
-from shoestring.measure.calls import as_calls
+from shoestring.measure.calls import as_calls, without_caches
 from shoestring.measure.fake import Stage
 from shoestring.measure.process import forget_peak, status
 from shoestring.measure.timeline import stretches
 from shoestring.measure.tracker import Tracker
-from shoestring.memory.fused import HAS_KERNEL
-from shoestring.memory.recompute import without_caches
 from shoestring.planning.evidence.anchor import fastest, paged
 from shoestring.planning.evidence.rehearse import prepared
-from shoestring.planning.evidence.step import first_batch
+from shoestring.planning.evidence.step import first_batch, optimizer_traits
 
 TIMES = 3
 UPDATED = 4 << 20   # numbers whose update is timed
@@ -130,7 +128,7 @@ def updated(job: Job, block: nn.Module) -> tuple[float, float]:
     optimizer.step()
     size = weight.numel() * weight.element_size()
     plain = fastest(optimizer.step) / size
-    if not isinstance(optimizer, HAS_KERNEL):
+    if "has a fused kernel" not in optimizer_traits(optimizer):
         return plain, plain
     for group in optimizer.param_groups:
         group.update(fused=True, foreach=False)

@@ -19,8 +19,7 @@ from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.data.feed import Feed
 from shoestring.measure.timeline import blocks_of, filled, last_step, peak
 from shoestring.measure.tracker import Log
-from shoestring.memory.fused import HAS_KERNEL
-from shoestring.memory.offloaded_optimizer import ELEMENTWISE
+from shoestring.planning.catalogue import CATALOGUE
 from shoestring.planning.evidence.rehearse import rehearse
 
 CAUTION = 1.1   # what a plan keeps back against what the anchor did: the ledger should not promise too little
@@ -33,8 +32,7 @@ class Anchor:
     times: Mapping[str, float]
     paces: tuple[tuple[float, float], ...]   # (pieces, seconds that the batch takes in so many per second at once)
     adding: float                     # seconds of adding all gradients to others
-    call: float                       # seconds of the update of one small weight
-    fused: float | None               # seconds of the update with fused kernels
+    probes: Mapping[str, float]       # seconds of what techniques asked for: "call", the update of one small weight; "fused", by kernel
     following: float                  # seconds of the whole step under the allocator that follows the tensors
     process: int                      # bytes of the process under the default allocator
     tensors: int                      # bytes of tensors at its peak
@@ -69,9 +67,9 @@ def plain_ledger(job: Job, log: Log, half: Log | None, hardware: Hardware, ancho
         inputs=parts["inputs"], optimizer=parts["optimizer"], update_rise=update - tensors - gradients,
         fresh=float(sum(size for _, size in born.values())), per_spilled=1 / hardware.disk,
         per_streamed=1 / (hardware.direct or hardware.disk), per_moved=hardware.moving, cores=hardware.cores,
-        update=update_seconds(anchor, tensors, hardware), fused_update=anchor.fused if anchor else None,
+        update=update_seconds(anchor, tensors, hardware), fused_update=anchor.probes.get("fused") if anchor else None,
         paces=((1.0, 1.0), *anchor.paces) if anchor else ((1.0, 1.0),), adding=anchor.adding if anchor else 0.0,
-        calls=anchor.call * sum(role == "parameters" for role in log.roles.values()) if anchor else 0.0,
+        calls=anchor.probes.get("call", 0.0) * sum(role == "parameters" for role in log.roles.values()) if anchor else 0.0,
         world=job.link.world, per_sent=cable[0], per_message=cable[1], hides=hardware.device != "cpu",
         traits=frozenset(traits), sure="measured on fake tensors, times " + (
             "from operations at the machine's speed" if anchor is None else "from one real block of each kind" if anchor.sampled
@@ -113,7 +111,7 @@ def put_together(found: Mapping[str, Any], log: Log) -> Anchor:
     parameters = standing(log)["parameters"]
     times["update (update)"] = found["update"] * parameters
     times["step"] = sum(times.values())
-    return Anchor(times, (), 0.0, 0.0, found["fused"] * parameters, times["step"], 0, 0, {"": found["overhead"]}, sampled=True)
+    return Anchor(times, (), 0.0, {"fused": found["fused"] * parameters}, times["step"], 0, 0, {"": found["overhead"]}, sampled=True)
 
 
 def scratch(anchor: Anchor, phase: str, place: str, base: float) -> float:
@@ -197,11 +195,12 @@ def traits_of(job: Job, log: Log, own_process: bool) -> set[str]:
         traits.add("can't be split")
     with torch.device("meta"):
         optimizer = job.optimizer([nn.Parameter(torch.empty(1))])
-    if isinstance(optimizer, HAS_KERNEL):
-        traits.add("fused already" if optimizer.param_groups[0].get("fused") else "has a fused kernel")
-    if not isinstance(optimizer, ELEMENTWISE):
-        traits.add("optimizer looks at whole weights")
-    return traits
+    return traits | optimizer_traits(optimizer)
+
+
+def optimizer_traits(optimizer: torch.optim.Optimizer) -> frozenset[str]:
+    """What techniques care about of an optimizer."""
+    return frozenset().union(*(kind.noted(optimizer) for kind in CATALOGUE))
 
 
 def half_log(job: Job, techniques: tuple[Technique, ...] = (), model: nn.Module | None = None) -> Log:

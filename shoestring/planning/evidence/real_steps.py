@@ -1,0 +1,90 @@
+"""Real steps of a job, measured by the worker: whole ones, under techniques that save memory if need be, or one block of each kind."""
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import product
+
+from shoestring.core.errors import ABOUT_A_BLOCK, Mistake
+from shoestring.core.technique import described, in_order
+from shoestring.core.training import TrainingTechnique as Technique
+from shoestring.measure.process import memory_free
+from shoestring.measure.timeline import blocks_of, peak
+from shoestring.measure.tracker import Log
+from shoestring.planning.catalogue import CATALOGUE, close_environment
+from shoestring.planning.evidence.rehearsals import PATIENCE, Rehearsals
+from shoestring.planning.evidence.step import Anchor, first_batch, put_together
+
+SAMPLE = 3 << 28   # bytes: a block that needs more is not made only to be timed
+UNTRIED = {"not tried": "no real step could be run here"}
+
+
+@dataclass(frozen=True)
+class RealSteps:
+    """What real steps told."""
+
+    anchors: Mapping[str, Anchor] = field(default_factory=dict)   # by the key of the variant that was measured; "": plain
+    failed: Mapping[str, str] = field(default_factory=dict)       # variants that can't run, and why
+    pieces: Mapping[str, str] = field(default_factory=lambda: UNTRIED)   # what a batch in two pieces changes: trait -> what was found
+    again: str = ""                                               # why blocks can't be computed again
+    reserved: int = 0                                             # bytes of address space that a worker needs above its memory
+
+
+def real_steps(rehearsals: Rehearsals, plain: Log, variants: Iterable[Technique], splittable: bool) -> RealSteps:
+    """Measured steps, plain and under each variant; nothing where no step can be run."""
+    worker, environment = rehearsals.worker, rehearsals.hardware.environment
+    if worker is None or rehearsals.job.origin is None:
+        return RealSteps()
+    extra = eased(rehearsals, plain, splittable)
+    if extra is None:
+        return sample(rehearsals, plain)
+    wanted = {"": extra} | {variant.key: in_order((*extra, variant)) for variant in variants}
+    written = {key: [described(technique) for technique in techniques] for key, techniques in wanted.items()}
+    try:
+        timed = worker(rehearsals.task("anchor", (), variants=written, memory=False), environment)
+    except Mistake as error:
+        if not extra or not str(error).startswith(ABOUT_A_BLOCK):   # memory that ran out says nothing of blocks
+            raise
+        return RealSteps(again=str(error))   # blocks that can't be computed again, of a model too large for a plain step
+    close = {**environment, **close_environment()}
+    sized = worker(rehearsals.task("anchor", (), variants={"": written[""]}, memory=True), close)
+    tensors = peak(rehearsals.log(extra)).bytes if extra else peak(plain).bytes
+    pieces = next((technique.parts for technique in extra if technique.splits_batch), 1)
+    anchors = {
+        key: Anchor(
+            one["times"], tuple(map(tuple, one["paces"])), one["adding"], one["probes"], sized[""]["times"]["step"],
+            timed[""]["process"], tensors, sized[""]["overheads"], sized[""]["filled"], pieces, bool(extra))
+        for key in wanted if "error" not in (one := timed[key])
+    }
+    failed = {key: timed[key]["error"] for key in wanted if "error" in timed[key]}
+    return RealSteps(anchors, failed, timed[""]["pieces"], timed[""]["again"], timed[""]["reserved"])
+
+
+def eased(rehearsals: Rehearsals, plain: Log, splittable: bool) -> tuple[Technique, ...] | None:
+    """Techniques under which a real step fits this machine; None if it can't, or would take too long."""
+    flops = sum(plain.flops.values()) / 2
+    if flops / rehearsals.hardware.flops > PATIENCE:
+        return None
+    free = 0.8 * memory_free()
+    tries: list[tuple[Technique, ...]] = [()]
+    if splittable:
+        samples = rehearsals.job.count(first_batch(rehearsals.job))
+        easing = product(*filter(None, (kind.easing(samples) for kind in CATALOGUE)))
+        tries += [techniques for techniques in easing if any(one.splits_batch for one in techniques)]
+    for techniques in tries:
+        with suppress(Exception):   # what can't be done for this model is no way to run its step
+            need = peak(plain).bytes * 1.5 if not techniques else peak(rehearsals.log(techniques)).bytes * 2
+            if need + 1e9 < free:
+                return techniques
+    return None
+
+
+def sample(rehearsals: Rehearsals, plain: Log) -> RealSteps:
+    """An anchor of one block of each kind, where a whole step is too much and a block is not."""
+    assert rehearsals.worker is not None, "samples run in a child process"
+    largest = max((block.gradient + block.kept for block in blocks_of(plain) if block.inside), default=0)
+    if not largest or rehearsals.real or 2 * largest > SAMPLE:
+        return RealSteps()
+    found = rehearsals.worker(rehearsals.task("sample", ()), {**rehearsals.hardware.environment, **close_environment()})
+    return RealSteps({"": put_together(found, plain)}, reserved=found["reserved"])

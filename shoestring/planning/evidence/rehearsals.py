@@ -1,0 +1,116 @@
+"""Rehearsals of a job, on fake tensors wherever those can run it, else on real ones: in a child process, or here."""
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from shoestring.core import random_state as chance
+from shoestring.core.errors import Mistake
+from shoestring.core.hardware import Hardware
+from shoestring.core.job import Job
+from shoestring.core.link import Link
+from shoestring.core.mesh import on_one_axis
+from shoestring.core.technique import described
+from shoestring.core.training import TrainingTechnique as Technique
+from shoestring.measure.fake import LooksAtValues
+from shoestring.measure.process import memory_free
+from shoestring.measure.timeline import peak
+from shoestring.measure.tracker import Log
+from shoestring.planning.catalogue import close_environment
+from shoestring.planning.evidence.rehearse import rehearse, tracked
+
+Worker = Callable[[Mapping[str, Any], Mapping[str, str]], dict[str, Any]]   # task, environment -> result
+
+COPIES = 8        # of a model's weights that must fit in memory for real steps in this process: gradients, moments, activations
+PATIENCE = 40.0   # seconds: a real step that is expected to take longer is not run
+
+
+@dataclass
+class Rehearsals:
+    """A job, the machine, and who does tasks; and what was found out about rehearsing this job."""
+
+    job: Job
+    hardware: Hardware
+    worker: Worker | None = None      # does tasks of a job file in a child process, or in as many as will train; None: all happens here
+    model: nn.Module | None = None    # this very model instead of the job's factory
+    real: bool = False                # whether plain steps need real tensors, and with them all others
+    guessed: str = ""                 # why fake tensors can't run the model
+    measured: set[tuple[Technique, ...]] = field(default_factory=set)   # plans that were rehearsed on real tensors
+
+    def log(self, techniques: tuple[Technique, ...], rank: int | None = None) -> Log:
+        """The log of a rehearsal: that of the worker that needs most, or of the one with this rank."""
+        place = self.job.link
+        if rank is None and any(technique.serves for technique in techniques):
+            rank = place.world - 1
+        if rank is not None:
+            place = Link(rank, place.world, place.same_machine)
+        if not self.real:
+            try:
+                return rehearse(replace(self.job, mesh=on_one_axis(place)), techniques, model=self.model)
+            except Mistake:
+                raise
+            except Exception as error:
+                if techniques and not isinstance(error, LooksAtValues):
+                    raise
+                self.guessed = first_line(error) if isinstance(error, LooksAtValues) else f"{type(error).__name__}: {first_line(error)}"
+                self.real = not techniques   # what plain steps can do on fake tensors, other plans can
+        self.measured.add(techniques)
+        if self.worker is not None:
+            task = self.task("rehearse", techniques, place=(place.rank, place.world, place.same_machine))
+            return Log.from_json(self.worker(task, close_environment()))
+        return self.log_here(replace(self.job, mesh=on_one_axis(place)), techniques)
+
+    def log_here(self, job: Job, techniques: tuple[Technique, ...]) -> Log:
+        """The log of real steps in this process, of a copy of the model; refused where that might not fit."""
+        with chance.kept():
+            if COPIES * self.weights() > memory_free():
+                raise Mistake(f"the model can't be planned on fake tensors ({self.guessed}), and this process has no room to try it: write "
+                              f"a job file, so that it can be tried elsewhere")
+            model = self.made_here()
+            chance.seed(job.seed)
+            return tracked(job, techniques, model)
+
+    def weights(self) -> int:
+        """Bytes of the model's weights; 0 if only making it would tell."""
+        if self.model is not None:
+            return sum(one.nbytes for one in self.model.parameters())
+        with suppress(Exception), torch.device("meta"):
+            return sum(one.nbytes for one in self.job.model().parameters())
+        return 0
+
+    def made_here(self) -> nn.Module:
+        chance.seed(self.job.seed)
+        return self.job.model() if self.model is None else deepcopy(self.model)
+
+    def fits_here(self, plain: Log) -> bool:
+        """Whether real passes over the model can be afforded in this process; `plain` is the log of plain steps."""
+        if self.hardware.described:   # its speed is not this machine's
+            return False
+        seconds = sum(plain.flops.values()) / self.hardware.flops
+        return 2 * peak(plain).bytes + 1e9 < 0.8 * memory_free() and 2 * seconds < PATIENCE
+
+    def task(self, name: str, techniques: tuple[Technique, ...], **more: Any) -> dict[str, Any]:
+        """A task for the worker."""
+        assert self.job.origin is not None, "only a job from a file can be made again in a child process"
+        return {"task": name, "file": self.job.origin.file, "flags": dict(self.job.origin.flags),
+                "techniques": [described(technique) for technique in techniques],
+                "place": (self.job.link.rank, self.job.link.world, self.job.link.same_machine)} | more
+
+    def how_real(self) -> str:
+        """How we know what was rehearsed on real tensors."""
+        return f"measured on real tensors and the first batches alone, because fake ones could not run it ({self.guessed})"
+
+
+def failure(error: BaseException) -> str:
+    """What went wrong, in a line."""
+    return first_line(error) if isinstance(error, Mistake) else f"{type(error).__name__}: {first_line(error)}"
+
+
+def first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [""])[0][:160]

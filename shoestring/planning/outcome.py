@@ -1,0 +1,44 @@
+"""What the planner found, for people, for --json and for a run's plan.json."""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from shoestring.planning.plan import Plan, techniques_in
+from shoestring.planning.quantities import VERSION
+from shoestring.planning.room import named
+
+
+@dataclass(frozen=True)
+class Outcome:
+    chosen: Plan
+    plain: Plan
+    runners_up: tuple[tuple[Plan, str], ...]   # and why each lost
+    tried: int
+    fitting: int
+    seconds: float                             # that planning took
+    memory: int                                # bytes of the budget
+    more: tuple[Plan, ...]                     # what more memory would buy, next first
+    refused: tuple[tuple[str, str], ...]       # techniques that can't be used here, and why
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "chosen": self.chosen.as_json(), "plain": self.plain.as_json(), "memory": self.memory, "tried": self.tried,
+            "fitting": self.fitting, "seconds": self.seconds,
+            "runners_up": [plan.as_json() | {"lost": why} for plan, why in self.runners_up],
+            "more_memory": [plan.as_json() for plan in self.more],
+            "refused": [{"technique": name, "reason": why} for name, why in self.refused],
+        }
+
+    def as_file(self) -> dict[str, Any]:
+        return plan_file(self.chosen, self.as_json())
+
+
+def plan_file(chosen: Plan, outcome: Mapping[str, Any]) -> dict[str, Any]:
+    """A plan as a run keeps it, once; `outcome` is the JSON of what it was chosen from, empty if it is replayed.
+
+    `plan.plan_in` makes the plan of it again, `quantities.told_of` says what a page shows.
+    """
+    lost = [one | {"text": named(techniques_in(one["techniques"]))} for one in outcome.get("runners_up", ())]
+    return {"shoestring": VERSION, "chosen": chosen.as_file(), "plain": outcome.get("plain", {}), "runners_up": lost}

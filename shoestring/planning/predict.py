@@ -1,0 +1,204 @@
+"""Prediction: a candidate as a plan with exact figures. Its tensors are rehearsed; its process follows by rule, or is tried for real."""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from shoestring.core.budget import Budget
+from shoestring.core.errors import Mistake
+from shoestring.core.ledger import Ledger
+from shoestring.core.link import agreement_bytes
+from shoestring.core.technique import drift, in_order, text
+from shoestring.core.training import TrainingTechnique, environment
+from shoestring.core.units import bytes_text
+from shoestring.measure.process import memory_free, status
+from shoestring.measure.timeline import filled, last_step, peak, stretches
+from shoestring.measure.tracker import Log
+from shoestring.planning.evidence.anchor import paged
+from shoestring.planning.evidence.gather import Evidence
+from shoestring.planning.evidence.rehearsals import Rehearsals, failure
+from shoestring.planning.plan import Plan
+from shoestring.planning.room import Candidate
+
+Techniques = tuple[TrainingTechnique, ...]
+Combination = Candidate[TrainingTechnique, Ledger]
+
+SLACK = 1.05           # what a device's own allocator takes above the tensors, where that can't be measured
+MARGIN = 1.02          # on the predicted process: better two percent too much than a run over its budget
+TRIAL_STEPS = 4
+GROUP_STEPS = 8        # of a trial by all workers, which are timed too
+SPREAD = 1.04          # between two trials of one plan: threads race for memory. A plan this close to the budget is tried again,
+AGAIN = 2              # so often
+ALIKE = (0.0, 1.0)     # if workers synchronise after every step or never, all steps cost the same, so one may be timed
+
+
+@dataclass
+class Predictor:
+    rehearsals: Rehearsals
+    evidence: Evidence
+    devices: int = 1       # workers that train together,
+    here: int = 1          # of which so many share this machine
+    trials: int = 0        # that were made so far
+
+    def plan(self, one: Combination) -> Plan:
+        """A candidate with its exact figures."""
+        log = self.rehearsals.log(one.techniques) if one.techniques else self.evidence.plain
+        highest = peak(log)
+        seconds = one.known["step_seconds"]
+        if self.tries_group(log):
+            tried = self.trial(one.techniques, GROUP_STEPS, together=True)
+            process, how = tried["process_bytes"] * MARGIN, f"and time from a trial of {GROUP_STEPS} steps by {self.devices} workers"
+            seconds = tried["step_seconds"] if agrees(one.techniques) in ALIKE else seconds
+        else:
+            process, how = self.process(one, log)
+        steps = sum(1 for _, moment in log.marks if moment.phase == "update")
+        sent, sent_by_others = self.sent(one.techniques, log)
+        return Plan(
+            one.techniques, highest.bytes, int(process), seconds, one.exactness, flops=sum(log.flops.values()) / max(steps, 1),
+            traffic_bytes=float(log.moved[-1]) if log.moved else one.cost.traffic, sent_bytes=sent, world=self.devices,
+            where=f"{highest.moment.phase} of {highest.moment.block or 'all weights'}", parts=highest.parts, sure=self.sure(one, how),
+            stored_bytes=log.stored, disk_speed=disk_speed(one.cost), sent_by_others_bytes=sent_by_others,
+            drift=stated_drift(one.techniques, self.evidence.ledger), blocks=by_block(log),
+        )
+
+    def attempted(self, one: Combination) -> Plan:
+        """The same; whatever goes wrong on the way is told as a Mistake."""
+        try:
+            return self.plan(one)
+        except Mistake:
+            raise
+        except Exception as error:
+            raise Mistake(f"it fails when it is rehearsed: {failure(error)}") from error
+
+    def sketched(self, one: Combination) -> Plan:
+        """A candidate with the ledger's figures."""
+        known = one.known
+        return Plan(one.techniques, int(known["peak_bytes"]), int(known["process_bytes"]), known["step_seconds"], one.exactness,
+                    flops=one.cost.flops, traffic_bytes=one.cost.traffic, sent_bytes=one.cost.sent, world=one.cost.world,
+                    sure="by the ledger alone, not rehearsed", disk_speed=disk_speed(one.cost),
+                    drift=stated_drift(one.techniques, self.evidence.ledger))
+
+    def sure(self, one: Combination, how: str) -> str:
+        """How the figures of a plan are known, and what splitting the batch changes in it; `how`: its process is known."""
+        tensors = self.rehearsals.how_real() if one.techniques in self.rehearsals.measured else one.cost.sure
+        splitting = [text(technique) for technique in one.techniques if splits(technique, one.cost)]
+        changed = f"; {' and '.join(splitting)} changes the result: {self.evidence.ledger.reasons['mixes samples']}" if splitting else ""
+        return f"{tensors}; process {how}{changed}"
+
+    def sent(self, techniques: Techniques, log: Log) -> tuple[float, float]:
+        """Bytes that the first worker sends a step, with what workers agree on after it; and where the others send something else, what
+        each of them sends in a step of its own. The mean of all steps where not all are alike, each kind rehearsed."""
+        uniting = next((technique for technique in techniques if technique.unites), None)
+        if self.devices == 1 or uniting is None:
+            return 0.0, 0.0
+        if uniting.serves:
+            return float(self.rehearsals.log(techniques, rank=0).sent[-1]), float(log.sent[-1])
+        told = agreement_bytes(self.devices) if agrees(techniques) else 0
+        total_steps = self.rehearsals.job.steps
+        kinds = uniting.talking(total_steps)
+        if not kinds:
+            return float(log.sent[-1] + told), 0.0
+        others = [technique for technique in techniques if technique is not uniting]
+        total = sum(count * (self.rehearsals.log(in_order((*others, kind))).sent[-1] + told) for kind, count in kinds.items() if count)
+        return total / max(total_steps, 1), 0.0
+
+    def process(self, one: Combination, log: Log) -> tuple[float, str]:
+        """Bytes of the process, and how we know."""
+        anchor, hardware, model = self.evidence.anchor, self.rehearsals.hardware, self.rehearsals.model
+        by_rule = any(technique.predictable for technique in one.techniques)
+        belonging = hardware.links.get(str(self.devices), (0.0, 0.0, 0.0))[2]   # bytes of a process for its part in a group
+        if hardware.described:
+            return peak(log).bytes * SLACK + hardware.base, "estimated from the tensors: the hardware is not here"
+        if self.rehearsals.worker is None:
+            held = sum(p.untyped_storage().nbytes() for p in model.parameters()) if model is not None else 0
+            return status("VmRSS") + (peak(log).bytes - held) * 1.35, "estimated from this process and its tensors"
+        if anchor is None or (anchor.sampled and not by_rule):
+            return one.known["process_bytes"], "estimated: no real step could be run here"
+        if by_rule:
+            base = min(anchor.overheads.values())
+            most = max(stretch.top + anchor.overheads.get(" ".join(stretch.moment), base)
+                       for stretch in list(stretches(filled(log, anchor.filled), paged))[1:])
+            return (most + belonging) * MARGIN, "from the anchor step and every tensor's pages"
+        if not one.techniques and not anchor.eased:
+            return anchor.process * MARGIN, "from the anchor step"
+        if not self.has_room(log):
+            return one.known["process_bytes"], "estimated: this machine has no room to try it"
+        tried = self.trial(one.techniques, TRIAL_STEPS)
+        return (tried["process_bytes"] + belonging) * MARGIN, f"from a trial of {TRIAL_STEPS} steps"
+
+    def needs_trial(self, one: Combination) -> bool:
+        """Whether its process follows no rule, so that only a trial tells how large it is."""
+        return self.evidence.anchor is not None and not any(technique.predictable for technique in one.techniques)
+
+    def tries_group(self, log: Log) -> bool:
+        """Whether plans are tried by all workers: they are all here, and can run a whole step."""
+        anchor = self.evidence.anchor
+        return self.devices == self.here > 1 and anchor is not None and not anchor.sampled and self.has_room(log)
+
+    def has_room(self, log: Log) -> bool:
+        """Whether all workers here can be run at once with this log."""
+        return self.here * (peak(log).bytes * 1.35 + 5e8) < memory_free()
+
+    def trial(self, techniques: Techniques, steps: int, together: bool = False) -> dict[str, Any]:
+        """What some real steps take; `together`: by workers that talk to each other."""
+        assert self.rehearsals.worker is not None, "trials run in a child process"
+        self.trials += 1
+        task = self.rehearsals.task("trial", techniques, steps=steps, together=together)
+        measured: dict[str, Any] = self.rehearsals.worker(
+            task, {**self.rehearsals.hardware.environment, **environment(techniques)})["measured"]
+        return measured
+
+    def tried_again(self, plan: Plan, budget: Budget) -> Plan:
+        """A plan whose process was tried, with the largest of some more trials if another run might not fit the budget."""
+        if not plan.techniques or "from a trial" not in plan.sure or self.devices > 1:
+            return plan
+        for _ in range(AGAIN):
+            if budget.broken(plan.numbers()) or not budget.broken({"process_bytes": SPREAD * plan.process_bytes}):
+                break
+            more = int(self.trial(plan.techniques, TRIAL_STEPS)["process_bytes"] * MARGIN)
+            plan = replace(plan, process_bytes=max(plan.process_bytes, more))
+        return plan
+
+    def useless(self, plan: Plan) -> Iterator[str]:
+        """Of every technique of a plan that is to save memory and saves none, that it does not."""
+        for technique in plan.techniques:
+            rest = tuple(one for one in plan.techniques if one is not technique)
+            if technique.saves_memory:
+                without = peak(self.rehearsals.log(rest) if rest else self.evidence.plain)
+                if plan.peak_bytes >= without.bytes:
+                    yield (f"{text(technique)} saves nothing here: the peak of tensors is {bytes_text(plan.peak_bytes)} with it, in the "
+                           f"{plan.where}, and {bytes_text(without.bytes)} without")
+
+
+def agrees(techniques: Techniques) -> float:
+    """After which share of the steps workers agree."""
+    return next((technique.agrees for technique in techniques if technique.unites), 1.0)
+
+
+def splits(technique: TrainingTechnique, ledger: Ledger) -> bool:
+    """Whether a technique would be exact, if only the samples of a batch had nothing to do with each other."""
+    apart = replace(ledger, traits=ledger.traits - {"mixes samples"})
+    return "mixes samples" in ledger.traits and technique.exactness(apart) < technique.exactness(ledger)
+
+
+def stated_drift(techniques: Techniques, ledger: Ledger) -> float:
+    """How far these techniques, in their order, may lead together: what they state, added up."""
+    now, total = ledger, 0.0
+    for technique in techniques:
+        total, now = total + drift(technique, now), technique.cost(now)
+    return total
+
+
+def disk_speed(ledger: Ledger) -> float:
+    """Bytes per second at which a step's traffic passes, by what was measured of the disk; 0 if there is none."""
+    return ledger.traffic / ledger.disk_seconds if ledger.disk_seconds else 0.0
+
+
+def by_block(log: Log) -> tuple[tuple[str, int], ...]:
+    """Highest bytes alive while each block ran, in the order of the last step."""
+    tops: dict[str, int] = {}
+    for stretch in last_step(log)[0]:
+        name = f"{stretch.moment.phase} {stretch.moment.block}".strip()
+        tops[name] = max(tops.get(name, 0), stretch.top)
+    return tuple(tops.items())

@@ -1,0 +1,42 @@
+"""What is predicted of a plan, listed once, and what a run's plan.json tells. Nothing heavy is imported: pages need it too."""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from shoestring.core.figures import Quantity
+
+STEP_SECONDS = Quantity("step_seconds", "a step", "seconds")
+# Each is a field of the same name of `Plan` and of its JSON.
+MEASURABLE = (
+    Quantity("peak_bytes", "tensors", counted=True),
+    Quantity("process_bytes", "process"),
+    STEP_SECONDS,
+    Quantity("traffic_bytes", "disk, a step", counted=True, optional=True),
+    Quantity("sent_bytes", "sent, a step", counted=True, optional=True),
+    Quantity("sent_by_others_bytes", "sent by others, a step of theirs", counted=True, optional=True),
+)
+QUANTITIES = (   # the others are not measured in a run
+    *MEASURABLE,
+    Quantity("stored_bytes", "on disk", optional=True),
+    Quantity("flops", "operations, a step", "operations", optional=True),
+    Quantity("drift", "drift, stated", "share", optional=True),
+)
+VERSION = 2   # of a run's plan.json; the first one held the chosen plan twice
+
+
+def told_of(file: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run's plan.json, of any version, tells its page and its report; what is missing there is missing here.
+
+        predicted                 what may be measured too, by name
+        techniques                name, knobs and why of each
+        exactness, sure, blocks   of the chosen plan (`exact` in plans before 0.1)
+        plain, runners_up         other plans; those that lost with `lost`, why, and `text`, how they are written
+    """
+    chosen = file.get("chosen")
+    if not isinstance(chosen, Mapping):
+        return {}
+    once = {"predicted": {one.name: chosen[one.name] for one in MEASURABLE if one.name in chosen}}
+    once |= {name: chosen[name] for name in ("techniques", "exactness", "exact", "sure", "blocks") if name in chosen}
+    beside = ("predicted", "techniques", "exactness", "exact", "sure", "blocks", "plain", "runners_up")
+    return once | {name: file[name] for name in beside if name in file}

@@ -1,0 +1,109 @@
+"""Training, as the chooser sees it: the fastest step within the memory of a process, confirmed by a rehearsal and if need be a trial."""
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from shoestring.core.budget import Budget
+from shoestring.core.exactness import Exactness
+from shoestring.core.figures import Quantity
+from shoestring.core.ledger import Ledger
+from shoestring.core.training import TrainingTechnique
+from shoestring.planning.choose import candidates
+from shoestring.planning.conflicts import clash
+from shoestring.planning.plan import Plan
+from shoestring.planning.predict import Combination, Predictor, Techniques, splits
+from shoestring.planning.quantities import STEP_SECONDS
+from shoestring.planning.room import Room, families
+
+TRIALS = 2         # real trials of plans whose process follows no rule,
+MORE_TRIALS = 6    # or so many while what needs no trial is slower by more than
+WORTH = 1.2        # this factor
+
+
+@dataclass
+class TrainingRoom(Room[TrainingTechnique, Ledger, Plan]):
+    predictor: Predictor
+    catalogue: tuple[type[TrainingTechnique], ...]
+    plain: Plan                       # the simplest that there is: of a group, workers that average their gradients
+    inexact: bool = False             # whether plans may be `changed`
+    objective: Quantity = STEP_SECONDS
+    fastest_by_rule: float = 0.0      # seconds of the best plan of a ranking that needs no trial
+
+    good: ClassVar[str] = "fast"
+    better: ClassVar[str] = "faster"
+    worse: ClassVar[str] = "slower"
+    arithmetic: ClassVar[str] = "by the ledger"
+    real: ClassVar[str] = "when rehearsed"
+    phrases: ClassVar[dict[str, str]] = {"process_bytes": "{} for the whole process", "step_seconds": "{} a step"}
+
+    def confirmed(self, one: Combination) -> Plan:
+        return self.predictor.attempted(one)
+
+    def sketched(self, one: Combination) -> Plan:
+        return self.predictor.sketched(one)
+
+    def clash(self, one: TrainingTechnique, other: TrainingTechnique) -> str:
+        return clash(one, other)
+
+    def complete(self, techniques: Techniques, cost: Ledger) -> bool:
+        return complete(techniques, cost)
+
+    def begin(self, ranked: Sequence[Combination]) -> None:
+        self.predictor.trials = 0
+        self.fastest_by_rule = next((one.known["step_seconds"] for one in ranked if self.known_by_rule(one)), float("inf"))
+
+    def known_by_rule(self, one: Combination) -> bool:
+        return not self.predictor.needs_trial(one)
+
+    def worth(self, one: Combination) -> bool:
+        """A candidate that needs a trial gets one while there are some left to spend."""
+        anchor = self.predictor.evidence.anchor
+        if anchor is None or self.known_by_rule(one):
+            return True
+        if anchor.sampled:   # a whole step can't be run here, so nothing can be tried
+            return False
+        return self.predictor.trials < (MORE_TRIALS if one.known["step_seconds"] * WORTH < self.fastest_by_rule else TRIALS)
+
+    def errs_like(self, one: Combination) -> Hashable:
+        """What the default allocator keeps back is a guess, and a trial of one plan tells of all of them."""
+        return families(one.techniques) if self.known_by_rule(one) else "needs a trial"
+
+    def confirmed_again(self, one: Combination, plan: Plan, budget: Budget) -> Plan:
+        return plan if self.known_by_rule(one) else self.predictor.tried_again(plan, budget)
+
+    def culprit(self, techniques: Techniques) -> frozenset[str]:
+        """The family of the technique that fails alone, or all of them together."""
+        for technique in techniques if len(techniques) > 1 and self.predictor.devices == 1 else ():
+            try:
+                self.predictor.rehearsals.log((technique,))
+            except Exception:
+                return families((technique,))
+        return families(techniques)
+
+    def concerns(self, kind: type[TrainingTechnique]) -> bool:
+        return self.predictor.devices > 1 or not kind.unites   # nobody asked for other workers
+
+    def why_inexact(self, one: TrainingTechnique, cost: Ledger) -> str:
+        return f" ({cost.reasons['mixes samples']})" if splits(one, cost) else ""
+
+    def why_none(self, cost: Ledger) -> str:
+        """Why no way to unite workers may be used."""
+        level, why = self.plain.exactness, self.why_inexact(self.plain.techniques[0], cost)
+        return (f"{self.predictor.devices} workers that share a batch train this model{why} to what is {level.word}: {level.meaning}; "
+                f"give {level.flag} to allow it, or train with one worker")
+
+    def hint(self) -> str:
+        changed = Exactness.CHANGED
+        return "" if self.inexact else f"; {changed.flag} allows what is {changed.word}, such as 16-bit precision"
+
+
+def complete(techniques: Techniques, ledger: Ledger) -> bool:
+    """Workers need something that unites them."""
+    return ledger.world == 1 or any(one.unites for one in techniques)
+
+
+def combinations(ledger: Ledger, catalogue: Iterable[type[TrainingTechnique]], most: Exactness) -> Iterator[Combination]:
+    """All allowed combinations of techniques, costed on a ledger."""
+    return candidates(catalogue, ledger, most, clash, complete)
