@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ from shoestring.core.hardware import Hardware
 from shoestring.core.job import Job
 from shoestring.core.ledger import Ledger
 from shoestring.core.link import ALONE, Link, agreement_bytes
-from shoestring.core.technique import described, in_order, text, total_cost
+from shoestring.core.technique import in_order, text, total_cost
 from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.core.training import environment
 from shoestring.core.units import bytes_text, seconds_text
@@ -43,10 +43,19 @@ from shoestring.planning.evidence.anchor import paged, why_not_again
 from shoestring.planning.evidence.pieces import tried_in_pieces
 from shoestring.planning.evidence.rehearse import rehearse, tracked
 from shoestring.planning.evidence.step import Anchor, first_batch, half_log, plain_ledger, put_together, traits_of, unsplittable
+from shoestring.planning.evidence.tasks import (
+    AnchorTask,
+    PiecesTask,
+    Position,
+    RehearseTask,
+    SampleTask,
+    TrialResult,
+    TrialTask,
+    Worker,
+    specs_of,
+)
 from shoestring.planning.plan import Plan
 from shoestring.planning.search import Candidate, best_first, candidate, candidates
-
-Worker = Callable[[Mapping[str, Any], Mapping[str, str]], dict[str, Any]]   # task, environment -> result
 
 SAVING = (Accumulate, Checkpoint, OffloadOptimizer, Spill, StepInBackward, Stream)   # what is there to save memory of tensors
 SLACK = 1.05           # what a device's own allocator takes above the tensors, where that can't be measured
@@ -144,8 +153,8 @@ class Planner:
                 self.real = not techniques   # what plain steps can do on fake tensors, other plans can
         self.measured.add(techniques)
         if self.worker is not None:
-            task = self.task("rehearse", techniques, place=(place.rank, place.world, place.near))
-            return Log.from_json(self.worker(task, following().environment))
+            stands = {"position": Position(place.rank, place.world, place.near)}
+            return self.worker(RehearseTask(**self.about_job(techniques) | stands), following().environment)
         return self.log_here(replace(self.job, link=place), techniques)
 
     def log_here(self, job: Job, techniques: tuple[Technique, ...]) -> Log:
@@ -166,11 +175,11 @@ class Planner:
             return sum(one.nbytes for one in self.job.model().parameters())
         return 0
 
-    def task(self, name: str, techniques: tuple[Technique, ...], **more: Any) -> dict[str, Any]:
+    def about_job(self, techniques: tuple[Technique, ...] = ()) -> dict[str, Any]:
+        """What every task about this job has in common."""
         assert self.job.origin is not None, "only a job from a file can be made again in a child process"
-        return {"task": name, "file": self.job.origin.file, "flags": dict(self.job.origin.flags),
-                "techniques": [described(technique) for technique in techniques],
-                "place": (self.job.link.rank, self.job.link.world, self.job.link.near)} | more
+        return {"file": self.job.origin.file, "flags": dict(self.job.origin.flags), "techniques": specs_of(techniques),
+                "position": Position(self.job.link.rank, self.job.link.world, self.job.link.near)}
 
     def anchors(self, plain: Log, precisions: tuple[Precision, ...]) -> tuple[dict[str, Anchor], dict[str, str]]:
         """Measured steps by precision ("" is plain), and what failed."""
@@ -180,29 +189,29 @@ class Planner:
         if extra is None:
             return self.sample(plain), {}
         variants = {"": extra} | {precision.key: in_order((*extra, precision)) for precision in precisions}
-        task = {key: [described(technique) for technique in techniques] for key, techniques in variants.items()}
+        specs = {key: specs_of(techniques) for key, techniques in variants.items()}
         try:
-            timed = self.worker(self.task("anchor", (), variants=task, memory=False), self.hardware.environment)
+            timed = self.worker(AnchorTask(**self.about_job(), variants=specs), self.hardware.environment)
         except Mistake as error:
             if not extra or not str(error).startswith(ABOUT_A_BLOCK):   # memory that ran out says nothing of blocks
                 raise
             self.again = str(error)   # blocks that can't be computed again, of a model too large for a plain step
             return {}, {}
-        self.reserved = timed[""]["reserved"]
-        self.tried, self.again = timed[""]["pieces"], timed[""]["again"]
+        self.reserved = timed.steps[""].reserved
+        self.tried, self.again = dict(timed.pieces), timed.again
         close = {**self.hardware.environment, **following().environment}
-        sized = self.worker(self.task("anchor", (), variants={"": task[""]}, memory=True), close)
+        sized = self.worker(AnchorTask(**self.about_job(), variants={"": specs[""]}, memory=True), close).steps[""]
         pieces = next((technique.pieces for technique in extra if isinstance(technique, Accumulate)), 1)
         tensors = peak(self.log(extra)).bytes if extra else peak(plain).bytes
         found, failed = {}, {}
         for key in variants:
-            if "error" in timed[key]:
-                failed[key] = timed[key]["error"]
+            step = timed.steps[key]
+            if step.error:
+                failed[key] = step.error
                 continue
             found[key] = Anchor(
-                timed[key]["times"], tuple(map(tuple, timed[key]["paces"])), timed[key]["adding"], timed[key].get("call", 0.0),
-                timed[key].get("fused"), sized[""]["times"]["step"],
-                timed[""]["process"], tensors, sized[""]["overheads"], sized[""]["filled"], pieces, bool(extra),
+                step.times, step.paces, step.adding, step.call, step.fused, sized.times["step"],
+                timed.steps[""].process, tensors, sized.overheads, sized.filled, pieces, bool(extra),
             )
         return found, failed
 
@@ -212,8 +221,8 @@ class Planner:
         largest = max((block.gradient + block.kept for block in blocks_of(plain) if block.inside), default=0)
         if not largest or self.real or 2 * largest > SAMPLE:
             return {}
-        found = self.worker(self.task("sample", ()), {**self.hardware.environment, **following().environment})
-        self.reserved = found["reserved"]
+        found = self.worker(SampleTask(**self.about_job()), {**self.hardware.environment, **following().environment})
+        self.reserved = found.reserved
         return {"": put_together(found, plain)}
 
     def modest(self, plain: Log) -> tuple[Technique, ...] | None:
@@ -281,7 +290,7 @@ class Planner:
         log = self.log(())
         self.traits = traits_of(self.job, log, self.worker is not None)
         if self.worker is not None and any(isinstance(one, Accumulate) or one.unites for one in self.wanted):
-            self.tried = self.worker(self.task("pieces", ()), self.hardware.environment)["found"]
+            self.tried = dict(self.worker(PiecesTask(**self.about_job()), self.hardware.environment).found)
             self.note_pieces()
         found = plain_ledger(self.job, log, None, self.hardware, None, self.traits)
         return replace(found, reasons=self.reasons)
@@ -334,8 +343,8 @@ class Planner:
         seconds = one.seconds
         if self.tries_group(log):
             tried = self.trial(one.techniques, GROUP_STEPS, together=True)
-            predicted, how = tried["process_bytes"] * MARGIN, f"and time from a trial of {GROUP_STEPS} steps by {self.devices} workers"
-            seconds = tried["step_seconds"] if agrees(one.techniques) in ALIKE else seconds
+            predicted, how = tried.process_bytes * MARGIN, f"and time from a trial of {GROUP_STEPS} steps by {self.devices} workers"
+            seconds = tried.step_seconds if agrees(one.techniques) in ALIKE else seconds
         else:
             predicted, how = self.process(one, log)
         steps = sum(1 for _, moment in log.marks if moment.phase == "update")
@@ -399,7 +408,7 @@ class Planner:
         if not self.has_room(log):
             return one.process, "estimated: this machine has no room to try it"
         tried = self.trial(one.techniques, TRIAL_STEPS)
-        return (tried["process_bytes"] + belonging) * MARGIN, f"from a trial of {TRIAL_STEPS} steps"
+        return (tried.process_bytes + belonging) * MARGIN, f"from a trial of {TRIAL_STEPS} steps"
 
     def tries_group(self, log: Log) -> bool:
         """Whether plans are tried by all workers: they are all here, and can run a whole step."""
@@ -410,13 +419,12 @@ class Planner:
         """Whether all workers here can be run at once with this log."""
         return self.here * (peak(log).bytes * 1.35 + 5e8) < memory_free()
 
-    def trial(self, techniques: tuple[Technique, ...], steps: int, together: bool = False) -> dict[str, Any]:
+    def trial(self, techniques: tuple[Technique, ...], steps: int, together: bool = False) -> TrialResult:
         """What some real steps take; `together`: by workers that talk to each other."""
         assert self.worker is not None, "trials run in a child process"
         self.trials += 1
-        measured: dict[str, Any] = self.worker(self.task("trial", techniques, steps=steps, together=together),
-                                               {**self.hardware.environment, **environment(techniques)})["measured"]
-        return measured
+        return self.worker(TrialTask(**self.about_job(techniques), steps=steps, together=together),
+                           {**self.hardware.environment, **environment(techniques)})
 
     # Choosing
 
@@ -565,7 +573,7 @@ class Planner:
         for _ in range(AGAIN):
             if not plan.process_bytes <= budget < SPREAD * plan.process_bytes:
                 break
-            more = int(self.trial(plan.techniques, TRIAL_STEPS)["process_bytes"] * MARGIN)
+            more = int(self.trial(plan.techniques, TRIAL_STEPS).process_bytes * MARGIN)
             plan = replace(plan, process_bytes=max(plan.process_bytes, more))
         return plan
 
