@@ -32,13 +32,15 @@ from shoestring.memory.precision import DTYPES
 from shoestring.planning.catalogue import CATALOGUE, TOGETHER
 from shoestring.planning.earlier import chosen_earlier, place_of, remember_choice
 from shoestring.planning.evidence.gather import ledger_of_traits
-from shoestring.planning.evidence.rehearsals import Rehearsals, Worker
+from shoestring.planning.evidence.rehearsals import Rehearsals
 from shoestring.planning.evidence.rehearse import prepared
+from shoestring.planning.evidence.tasks import R, Task, Worker
 from shoestring.planning.outcome import Outcome
 from shoestring.planning.plan import Plan
 from shoestring.planning.planner import Planner
 from shoestring.processes.group.launch import run_group, threads
 from shoestring.processes.launch import run_worker
+from shoestring.processes.tasks import LinkSpeedTask, TrainResult, TrainTask
 from shoestring.runs.initial_weights import valued
 from shoestring.runs.tensors import TensorFile
 
@@ -89,7 +91,10 @@ def plan(job: Job | str | Path, memory: str | int | None = None, use: Iterable[T
 
 def workers(count: int) -> Worker:
     """Who does tasks of planning: one process, or as many at once as will train, started as those will be."""
-    return run_worker if count == 1 else lambda task, environment: run_group(task, environment, devices=count)
+    def together(task: Task[R], environment: Mapping[str, str], /) -> R:
+        return run_group(task, environment, devices=count)
+
+    return run_worker if count == 1 else together
 
 
 def in_group(machine: Hardware, world: int, here: int) -> Hardware:
@@ -101,10 +106,9 @@ def in_group(machine: Hardware, world: int, here: int) -> Hardware:
     name = f"{count} {'near' if here == world else 'far'}"
     if name not in machine.links:
         with temporary_folder() as folder, ThreadPoolExecutor(count) as pool:
-            tasks = [{"task": "cable", "rank": rank, "world": count, "near": here == world, "store": f"{folder}/store"}
-                     for rank in range(count)]
+            tasks = [LinkSpeedTask(rank=rank, world=count, same_machine=here == world, store=f"{folder}/store") for rank in range(count)]
             first, *_ = pool.map(run_worker, tasks, [{**machine.environment, **threads(count)}] * count)
-        machine = replace(machine, links={**machine.links, name: first["cable"]})
+        machine = replace(machine, links={**machine.links, name: (first.per_byte, first.per_message, first.memory)})
         remember(machine)
     return replace(machine, environment={**machine.environment, **threads(here)}, cores=max(machine.cores // here, 1),
                    links={**machine.links, str(world): machine.links[name]})
@@ -187,10 +191,10 @@ def verified(job: Job, plan: Plan, count: int) -> dict[str, Any]:
     rehearsals = Rehearsals(job, known_hardware(), run_worker)
     ledger = ledger_of_traits(rehearsals, plan.techniques)
     with temporary_folder() as folder:
-        def trained(techniques: tuple[Technique, ...], name: str) -> dict[str, Any]:
-            task = rehearsals.task("train", techniques, steps=count, weights=f"{folder}/{name}")
+        def trained(techniques: tuple[Technique, ...], name: str) -> Trained:
+            task = TrainTask(**rehearsals.about_job(techniques), steps=count, weights=f"{folder}/{name}")
             result = run_worker(task, worker_environment(techniques))
-            return result | {"weights": dict(TensorFile(Path(folder, name)).items())}
+            return Trained(result, dict(TensorFile(Path(folder, name)).items()))
 
         plain = trained((), "plain")
         singles = plan.techniques if len(plan.techniques) > 1 else ()
@@ -202,16 +206,23 @@ def verified(job: Job, plan: Plan, count: int) -> dict[str, Any]:
         "kept": all(one["kept"] is not False for one in verdicts), "exactness": plan.exactness.word,
         "bit_equal": last["bit_equal"], "largest_difference": last["largest_difference"], "steps": count,
         "predicted": {"peak_bytes": plan.peak_bytes, "process_bytes": plan.process_bytes, "step_seconds": plan.step_seconds},
-        "measured": whole["measured"], "plain_measured": plain["measured"], "verdicts": verdicts,
-        "losses": list(zip(plain["losses"], whole["losses"], strict=True)),
+        "measured": dict(whole.result.measured), "plain_measured": dict(plain.result.measured), "verdicts": verdicts,
+        "losses": list(zip(plain.result.losses, whole.result.losses, strict=True)),
     }
 
 
-def verdict(name: str, level: Exactness, plain: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+class Trained(NamedTuple):
+    """What a worker process trained."""
+
+    result: TrainResult
+    weights: Mapping[str, Tensor]
+
+
+def verdict(name: str, level: Exactness, plain: Trained, other: Trained) -> dict[str, Any]:
     """What was found of a plan against the level that it states. What draws anew or is changed is promised nothing that one run of
     each could show: `kept` is then None."""
-    equal, most = compared(plain["weights"], other["weights"])
-    off = max(abs(a - b) / max(abs(a), 1e-12) for a, b in zip(plain["losses"], other["losses"], strict=True))
+    equal, most = compared(plain.weights, other.weights)
+    off = max(abs(a - b) / max(abs(a), 1e-12) for a, b in zip(plain.result.losses, other.result.losses, strict=True))
     kept = equal if level is Exactness.BITS else off < ROUNDED if level is Exactness.ROUNDING else None
     return {"technique": name, "bit_equal": equal, "largest_difference": most, "loss_difference": off,
             "stated": level.word, "kept": kept}

@@ -10,15 +10,21 @@ from shoestring.core.errors import Mistake, OverBudget
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import Namespace
+    from collections.abc import Iterable
     from contextlib import AbstractContextManager
     from pathlib import Path
     from typing import Any
 
     from shoestring.core.job import Job
     from shoestring.planning.plan import Plan
-    from shoestring.processes.group.rendezvous import Meeting
+    from shoestring.processes.group.rendezvous import Rendezvous
     from shoestring.processes.nodes import Team
+    from shoestring.processes.tasks import TrainResult, TrainTask
+    from shoestring.runs.cadence import Cadence
+    from shoestring.runs.event import Event, Stepped
     from shoestring.runs.folder import Folder
+    from shoestring.runs.report import Report
+    from shoestring.runs.request import Request
     from shoestring.runs.resume import Opened
 
 DONE, MISTAKE, OVER_BUDGET, FAULT, NOT_KEPT, STOPPED = 0, 2, 3, 1, 1, 130
@@ -174,17 +180,18 @@ def train(options: Namespace, path: Path, flags: dict[str, Any], memory: int | N
     cadence, crew = cadence_of(options), team(options)
     from pathlib import Path
 
+    from shoestring.runs.event import Failed, Stopped
     from shoestring.runs.events import note, read
-    from shoestring.runs.folder import asked_for
+    from shoestring.runs.request import request_for
     from shoestring.runs.resume import new_folder, opened
     from shoestring.runs.tensorboard import needs_tensorboard
 
     if options.tensorboard:
         needs_tensorboard()
-    asked = asked_for(path, flags, memory, options.use, options.inexact, options.plan, options.exact)
+    asked = request_for(path, flags, memory, options.use, options.inexact, options.plan, options.exact)
     if crew.nodes is not None and crew.nodes.rank:
         return followed(options, path, asked, crew)
-    with meeting_of(crew) as meeting:
+    with rendezvous_of(crew) as rendezvous:
         held = opened(Path(options.run) if options.run else new_folder(path.stem), asked, path, options.fresh, options.adopt)
         try:
             report = {} if held.changed else kept_report(held.folder)
@@ -192,13 +199,13 @@ def train(options: Namespace, path: Path, flags: dict[str, Any], memory: int | N
                 say(options, f"{held.folder.path} is finished; --fresh trains it anew")
                 return reported(options, report, held.folder.path)
             try:
-                return trained(options, path, held, cadence, crew, meeting)
+                return trained(options, path, held, cadence, crew, rendezvous)
             except (Exception, KeyboardInterrupt) as error:
-                said = read(held.folder.path)[0]
+                said = read(held.folder.path).events
                 if isinstance(error, KeyboardInterrupt):
-                    note(held.folder.path, "stopped", text="stopped at once; what was not saved is lost")
-                elif not said or said[-1]["event"] != "failed":
-                    note(held.folder.path, "failed", text=str(error))
+                    note(held.folder.path, Stopped(text="stopped at once; what was not saved is lost"))
+                elif not said or not isinstance(said[-1], Failed):
+                    note(held.folder.path, Failed(str(error)))
                 raise
         finally:
             held.lock.release()
@@ -215,7 +222,7 @@ def kept_report(folder: Folder) -> dict[str, Any]:
         return {}
 
 
-def cadence_of(options: Namespace) -> dict[str, Any]:
+def cadence_of(options: Namespace) -> Cadence:
     """How often to save, from what the user wrote."""
     import re
 
@@ -224,9 +231,11 @@ def cadence_of(options: Namespace) -> dict[str, Any]:
         raise Mistake(f"--save-every {options.save_every}: write a number of steps (50) or a time (90s, 5m, 1h)")
     if options.keep < 1:
         raise Mistake(f"--keep {options.keep}: a run needs at least one checkpoint to go on from")
+    from shoestring.runs.cadence import Cadence
+
     if not found[2]:
-        return {"steps": int(found[1]), "keep": options.keep}
-    return {"seconds": float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2]], "keep": options.keep}
+        return Cadence(steps=int(found[1]), keep=options.keep)
+    return Cadence(seconds=float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2]], keep=options.keep)
 
 
 def settled_plan(options: Namespace, job: Job, held: Opened) -> Plan:
@@ -234,6 +243,7 @@ def settled_plan(options: Namespace, job: Job, held: Opened) -> Plan:
     from shoestring.core.units import bytes_text
     from shoestring.planning.outcome import plan_file
     from shoestring.planning.plan import plan_in
+    from shoestring.runs.event import Adopted, Planning
     from shoestring.runs.events import note
     from shoestring.show.terminal import plan_text
 
@@ -244,14 +254,14 @@ def settled_plan(options: Namespace, job: Job, held: Opened) -> Plan:
                           f"or give another --memory with --adopt")
         chosen = plan_in(held.folder.read("plan-next.json"), following)
         following.rename(file)
-        note(held.folder.path, "adopted", differences=["the plan made from what was measured"])
+        note(held.folder.path, Adopted(("the plan made from what was measured",)))
         return chosen
     kept = None if held.changed else kept_plan(held.folder, options.adopt)
     if kept is None:
-        note(held.folder.path, "planning", memory=held.asked["memory"])
-        options.use, options.inexact, options.exact = held.asked["use"], held.asked["inexact"], held.asked.get("exact")
-        chosen, outcome = planned(options, job, held.asked["memory"])
-        memory = held.asked["memory"]
+        request, memory = held.request, held.request.memory
+        note(held.folder.path, Planning(memory))
+        options.use, options.inexact, options.exact = request.use, request.inexact, request.exact
+        chosen, outcome = planned(options, job, memory)
         if outcome and memory is not None and chosen.process_bytes > memory:
             raise OverBudget(f"{chosen} needs {bytes_text(chosen.process_bytes)}, more than the {bytes_text(memory)} of --memory", chosen)
         held.folder.write("plan.json", plan_file(chosen, outcome))   # before anything else: who is killed now goes on with this plan
@@ -265,6 +275,7 @@ def settled_plan(options: Namespace, job: Job, held: Opened) -> Plan:
 def kept_plan(folder: Folder, adopt: bool) -> Plan | None:
     """The plan of a run, if it has one. A damaged one is never trained from: with `adopt` another is made."""
     from shoestring.planning.plan import plan_in
+    from shoestring.runs.event import Adopted
     from shoestring.runs.events import note
     from shoestring.runs.folder import CURES, Unusable
 
@@ -273,7 +284,7 @@ def kept_plan(folder: Folder, adopt: bool) -> Plan | None:
         return plan_in(found, folder.path / "plan.json") if found else None
     except Mistake as error:
         if adopt:
-            note(folder.path, "adopted", differences=["a new plan, because the one it had was damaged"])
+            note(folder.path, Adopted(("a new plan, because the one it had was damaged",)))
             return None
         if isinstance(error, Unusable):
             raise
@@ -289,85 +300,92 @@ def team(options: Namespace) -> Team:
     return team_of(options.devices, options.nodes, options.patience, options.restarts, os.environ)
 
 
-def followed(options: Namespace, path: Path, asked: dict[str, Any], crew: Team) -> int:
+def followed(options: Namespace, path: Path, asked: Request, crew: Team) -> int:
     """Train on a machine that does not lead: node 0 plans, keeps the run and tells of it."""
+    from dataclasses import replace
     from pathlib import Path
 
     from shoestring.api import worker_environment
-    from shoestring.planning.plan import techniques_in
+    from shoestring.planning.evidence.tasks import techniques_of
     from shoestring.processes.group.launch import run_group
-    from shoestring.processes.group.rendezvous import Meeting
-    from shoestring.runs.folder import differences
+    from shoestring.processes.group.rendezvous import Rendezvous
+    from shoestring.processes.tasks import TrainTask, read_task
+    from shoestring.runs.request import differences
 
     assert crew.nodes is not None, "a machine that does not lead is one of several"
-    with Meeting(crew.nodes) as meeting:
+    with Rendezvous(crew.nodes) as rendezvous:
         say(options, f"{crew.nodes}: waiting for node 0 to plan …")
-        given = meeting.take("task")
-        task, found = given["task"] | {"file": str(path)}, differences(given["asked"], asked)
+        given = rendezvous.invitation()
+        task, found = read_task(given.task), differences(given.request, asked)
+        assert isinstance(task, TrainTask) and task.recording is not None, "machines train together, in a folder"
         if found:
             raise Mistake(f"{crew.nodes} asks for something else than node 0: {'; '.join(found)}; give the same command everywhere")
-        if not Path(task["folder"]).is_dir():
-            raise Mistake(f"{crew.nodes} does not see the folder of the run, {task['folder']}: put it where all machines see it, "
+        if not Path(task.recording.folder).is_dir():
+            raise Mistake(f"{crew.nodes} does not see the folder of the run, {task.recording.folder}: put it where all machines see it, "
                           f"under the same name, and say so with --run")
         say(options, f"{crew.nodes}: training; node 0 tells how it goes")
-        result = run_group(task, worker_environment(techniques_in(task["techniques"])), devices=crew.devices, nodes=meeting,
-                           patience=crew.patience, restarts=crew.restarts)
-    return STOPPED if "stopped" in result else DONE
+        result = run_group(replace(task, file=str(path)), worker_environment(techniques_of(task.techniques)), devices=crew.devices,
+                           nodes=rendezvous, patience=crew.patience, restarts=crew.restarts, expected=given.fingerprint)
+    return DONE if result.stopped is None else STOPPED
 
 
-def trained(options: Namespace, path: Path, held: Opened, cadence: dict[str, Any], crew: Team,
-            meeting: Meeting | None) -> int:
+def trained(options: Namespace, path: Path, held: Opened, cadence: Cadence, crew: Team,
+            rendezvous: Rendezvous | None) -> int:
     """Train in a folder that this process holds."""
     from shoestring.api import worker_environment
-    from shoestring.planning.outcome import plan_file
-    from shoestring.planning.quantities import told_of
-    from shoestring.processes.launch import OutOfMemory, run_worker
-    from shoestring.runs.story import story
+    from shoestring.planning.evidence.tasks import specs_of
+    from shoestring.processes.launch import run_worker
+    from shoestring.processes.messages import OutOfMemory
+    from shoestring.processes.tasks import TrainTask
+    from shoestring.runs.event import Begun, Died, Reformed, Stepped, Warned
+    from shoestring.runs.recorder import Recording
+    from shoestring.runs.report import report_of
     from shoestring.runs.tensorboard import Board
 
-    job = loaded(options, path, dict(held.asked["flags"]))
+    job = loaded(options, path, dict(held.request.flags))
     chosen = settled_plan(options, job, held)
     require_means(chosen, crew, held.folder.path)
-    folder, memory = held.folder, held.asked["memory"]
+    folder, memory = held.folder, held.request.memory
     board = Board(folder.path) if options.tensorboard else None
 
-    def show(event: dict[str, Any]) -> None:
+    def show(event: Event) -> None:
         if board is not None:
             board.add(event)
-        if event["event"] == "step":
+        if isinstance(event, Stepped):
             show_step(options, event, job.steps, memory)
-        elif event["event"] == "warning":
-            print(f"\nwarning: {event['text']}", file=sys.stderr)
-        elif event["event"] in ("died", "re-formed"):
-            say(options, event["text"])
-        elif event["event"] == "begun" and event["step"]:
-            say(options, f"going on after step {event['step']} of {event['steps']}: {event['how']}")
+        elif isinstance(event, Warned):
+            print(f"\nwarning: {event.text}", file=sys.stderr)
+        elif isinstance(event, (Died, Reformed)):
+            say(options, event.text)
+        elif isinstance(event, Begun) and event.step:
+            say(options, f"going on after step {event.step} of {event.steps}: {event.how}")
 
-    task = {"task": "train", "file": str(path), "flags": held.asked["flags"], "techniques": chosen.as_json()["techniques"],
-            "steps": job.steps, "folder": str(folder.path), "memory": memory, "predicted": chosen.process_bytes, "cadence": cadence,
-            "traceback": options.traceback}
+    task = TrainTask(file=str(path), flags=held.request.flags, techniques=specs_of(chosen.techniques), steps=job.steps,
+                     recording=Recording(str(folder.path), cadence, memory, chosen.process_bytes), traceback=options.traceback)
     try:
         if crew.world == 1:
             result = run_worker(task, worker_environment(chosen.techniques), show, held.lock.file)
         else:
-            result = grouped(task, held, crew, meeting, show)
+            result = grouped(task, held, crew, rendezvous, show)
     except OutOfMemory as error:
         raise OverBudget(after_memory_ran_out(options, job, held, chosen, str(error)), chosen) from error
     finally:
         if board is not None:
             board.close()
-    told = story(folder.path)
-    if "stopped" in result or "unsaved" in result:
+    told = report_of(folder.path)
+    if result.stopped is not None or result.unsaved:
         return unfinished(options, folder.path, told, result)
-    plan = told_of(plan_file(chosen, {}))
-    report = {
-        "run": str(folder.path), "job": options.job, "flags": held.asked["flags"], "steps": told["step"], "losses": told["losses"],
+    plan = plan_file(chosen, {})
+    report: dict[str, Any] = {
+        "run": str(folder.path), "job": options.job, "flags": dict(held.request.flags), "steps": told.step,
+        "losses": list(told.losses),
         "budget": {"memory": memory}, "predicted": plan["predicted"],
-        "measured": told.get("measured", {}), "techniques": plan["techniques"],
-        "weights_sha256": result["weights_sha256"], "exactness": chosen.exactness.word, "sure": chosen.sure,
-        "shown": result.get("shown", ""), "state_of_techniques": result["state"],
-    } | {name: result[name] for name in ("world", "restarts", "recovery_seconds") if name in result}
-    if "restarts" in result:
+        "measured": dict(told.measured), "techniques": plan["techniques"],
+        "weights_sha256": result.weights_sha256, "exactness": chosen.exactness.word, "sure": chosen.sure,
+        "shown": result.shown, "state_of_techniques": result.state, "world": result.world,
+    }
+    if result.restarts is not None:
+        report |= {"restarts": result.restarts, "recovery_seconds": list(result.recovery_seconds)}
         report["sent_bytes"] = {"predicted": plan["predicted"].get("sent_bytes"), "measured": report["measured"].get("sent_bytes")}
     try:
         folder.write("report.json", report)
@@ -377,17 +395,17 @@ def trained(options: Namespace, path: Path, held: Opened, cadence: dict[str, Any
     return reported(options, report, folder.path)
 
 
-def unfinished(options: Namespace, run: Path, told: dict[str, Any], result: dict[str, Any]) -> int:
+def unfinished(options: Namespace, run: Path, told: Report, result: TrainResult) -> int:
     """Tell of a run that the same command goes on with."""
     from shoestring.show.page import page
 
-    write_page(run / "report.html", page(told))
-    if "unsaved" in result:
-        print(f"shoestring: {result['unsaved']}", file=sys.stderr)
+    write_page(run / "report.html", page(told.as_json()))
+    if result.unsaved:
+        print(f"shoestring: {result.unsaved}", file=sys.stderr)
         return FAULT
-    said = told["text"] if result["stopped"] else "stopped before it trained a step"
+    said = told.text if result.stopped else "stopped before it trained a step"
     say(options, f"{said}; the same command goes on from there")
-    warn(told)
+    warn(told.damage)
     return STOPPED
 
 
@@ -401,34 +419,39 @@ def require_means(chosen: Plan, crew: Team, folder: Path) -> None:
     require_room(folder, chosen.stored_bytes, sum(file.stat().st_blocks * 512 for file in folder.glob("*.bin")))
 
 
-def meeting_of(crew: Team) -> AbstractContextManager[Meeting | None]:
+def rendezvous_of(crew: Team) -> AbstractContextManager[Rendezvous | None]:
     """Where other machines come to, if there are some: open before the plan is made, so that they can wait for it."""
     if crew.nodes is None:
         from contextlib import nullcontext
 
         return nullcontext()
-    from shoestring.processes.group.rendezvous import Meeting
+    from shoestring.processes.group.rendezvous import Rendezvous
 
-    return Meeting(crew.nodes)
+    return Rendezvous(crew.nodes)
 
 
-def grouped(task: dict[str, Any], held: Opened, crew: Team, meeting: Meeting | None, show: Any) -> dict[str, Any]:
-    """Train in a group of workers, here and on the machines of a meeting."""
+def grouped(task: TrainTask, held: Opened, crew: Team, rendezvous: Rendezvous | None, show: Any) -> TrainResult:
+    """Train in a group of workers, here and on the machines that came to the rendezvous."""
+    from dataclasses import replace
+
     from shoestring.api import worker_environment
-    from shoestring.planning.plan import techniques_in
+    from shoestring.planning.evidence.tasks import techniques_of
     from shoestring.processes.group.launch import run_group
+    from shoestring.processes.group.round import Invitation
     from shoestring.processes.launch import fingerprint
+    from shoestring.processes.tasks import written_task
 
-    if meeting is not None:
-        there = {"folder": str(held.folder.path.resolve()), "fingerprint": fingerprint(task["file"])}
-        meeting.give("task", {"task": task | there, "asked": dict(held.asked)})
-    return run_group(task, worker_environment(techniques_in(task["techniques"])), show, held.lock.file, crew.devices, meeting,
+    if rendezvous is not None:
+        assert task.recording is not None, "the command trains in a folder"
+        there = replace(task, recording=replace(task.recording, folder=str(held.folder.path.resolve())))
+        rendezvous.invite(Invitation(written_task(there), held.request, fingerprint(task.file)))
+    return run_group(task, worker_environment(techniques_of(task.techniques)), show, held.lock.file, crew.devices, rendezvous,
                      crew.patience, crew.restarts)
 
 
-def warn(told: dict[str, Any]) -> None:
+def warn(damage: Iterable[str]) -> None:
     """Tell of what can't be read in a run's folder."""
-    for text in told["damage"]:
+    for text in damage:
         print(f"warning: {text}", file=sys.stderr)
 
 
@@ -437,14 +460,14 @@ def reported(options: Namespace, report: dict[str, Any], run: Path) -> int:
     import json
     from pathlib import Path
 
-    from shoestring.runs.story import story
+    from shoestring.runs.report import report_of
     from shoestring.show.page import page
 
-    told = story(run)
-    warn(told)
-    write_page(run / "report.html", page(told))
+    told = report_of(run)
+    warn(told.damage)
+    write_page(run / "report.html", page(told.as_json()))
     if options.report:
-        write_page(Path(options.report), page(told), asked=True)
+        write_page(Path(options.report), page(told.as_json()), asked=True)
     if options.json:
         print(json.dumps(report))
     else:
@@ -468,21 +491,21 @@ def after_memory_ran_out(options: Namespace, job: Job, held: Opened, chosen: Pla
     from shoestring.core.units import bytes_text
     from shoestring.measure.process import memory_free
     from shoestring.runs.checkpoints import newest_good
-    from shoestring.runs.story import story
+    from shoestring.runs.report import report_of
 
-    told = story(held.folder.path)
+    told = report_of(held.folder.path)
     good, _ = newest_good(held.folder.checkpoints)
     kept = f"its checkpoint of step {good.step} is whole" if good else "it had no checkpoint yet, so it will begin anew"
-    measured = told.get("measured", {}).get("process_bytes", 0)
+    measured = int(told.measured.get("process_bytes", 0))
     most = max(measured, chosen.process_bytes)
-    budget = held.asked["memory"] or int(0.9 * memory_free())
+    budget = held.request.memory or int(0.9 * memory_free())
     crew = team(options)
-    said = f"the run stopped after step {told['step']} because {why}; {kept}. It was planned for {bytes_text(chosen.process_bytes)} " \
+    said = f"the run stopped after step {told.step} because {why}; {kept}. It was planned for {bytes_text(chosen.process_bytes)} " \
            f"and had {bytes_text(measured)} at its last step"
     say(options, "planning again with what was measured …")
     try:
-        outcome = make_plan(job, int(min(0.9, chosen.process_bytes / most) * min(budget, most)), None, held.asked["inexact"],
-                            devices=crew.world, here=crew.devices, exact=held.asked.get("exact"))
+        outcome = make_plan(job, int(min(0.9, chosen.process_bytes / most) * min(budget, most)), None, held.request.inexact,
+                            devices=crew.world, here=crew.devices, exact=held.request.exact)
     except (Mistake, OverBudget) as error:   # nothing fits, or planning, which trains a few steps, met the same
         return f"{said}; planning again led to nothing: {error}"
     held.folder.write("plan-next.json", outcome.as_file())
@@ -490,14 +513,14 @@ def after_memory_ran_out(options: Namespace, job: Job, held: Opened, chosen: Pla
             f"go on with it by the same command and --run {held.folder.path} --replan")
 
 
-def show_step(options: Namespace, event: dict[str, Any], steps: int, memory: int | None) -> None:
+def show_step(options: Namespace, event: Stepped, steps: int, memory: int | None) -> None:
     """The line that moves; on a pipe, every tenth step."""
     from shoestring.show.terminal import progress
 
-    if not options.json and (sys.stderr.isatty() or event["step"] % 10 in (0, 1) or event["step"] == steps):
-        left = (steps - event["step"]) * event["seconds"]
+    if not options.json and (sys.stderr.isatty() or event.step % 10 in (0, 1) or event.step == steps):
+        left = (steps - event.step) * event.seconds
         end = "\r" if sys.stderr.isatty() else "\n"
-        print(progress(event["step"], steps, event["loss"], event["most"], memory, left), end=end, file=sys.stderr)
+        print(progress(event.step, steps, event.loss, event.most, memory, left), end=end, file=sys.stderr)
 
 
 def show_report(report: dict[str, Any], place: str | Path) -> None:
@@ -548,20 +571,32 @@ def export(options: Namespace) -> int:
     target = Path(options.out) if options.out else folder.path / ("export-hf" if options.to == "hf" else f"export.{options.to}")
     if options.to in ("csv", "json"):
         made, damage = export_steps(folder, options.to, target)
-        warn({"damage": damage})
+        warn(damage)
         print(json.dumps({"path": str(made)}) if options.json else f"written: {made}")
         return DONE
     checkpoint = checkpoint_of(folder, options.step)
     if options.to == "safetensors":
         made = export_weights(checkpoint, target)
     else:
-        made = export_hugging_face(checkpoint, loaded_job(source_of(folder), folder.read("run.json")["flags"]), target)
+        made = export_hugging_face(checkpoint, loaded_job(source_of(folder), flags_of(folder)), target)
     more = "" if options.step is not None else newer_weights(folder, checkpoint)
     if more:
         print(f"warning: {more}", file=sys.stderr)
     told = {"path": str(made), "step": checkpoint.step} | ({"warning": more} if more else {})
     print(json.dumps(told) if options.json else f"written: {made}, the weights after step {checkpoint.step}")
     return DONE
+
+
+def flags_of(folder: Folder) -> dict[str, Any]:
+    """The flags that the job of a run was made with."""
+    request = folder.request()
+    return dict(request.flags) if request is not None else {}
+
+
+def plan_line(plan: dict[str, Any]) -> str:
+    from shoestring.show.terminal import plan_name
+
+    return plan_name(plan)
 
 
 VERDICTS = {True: "kept", False: "NOT KEPT", None: "not checked"}
@@ -603,7 +638,6 @@ def doctor(options: Namespace) -> int:
     from dataclasses import asdict
     from importlib.util import find_spec
 
-    from shoestring.core.hardware import Hardware
     from shoestring.core.units import bytes_text
 
     if find_spec("torch") is None:
@@ -611,12 +645,11 @@ def doctor(options: Namespace) -> int:
     from shoestring.measure.probe import QUIET, kept_hardware, remember, settled
     from shoestring.memory.allocator import LIBRARIES, library
     from shoestring.processes.launch import run_worker
+    from shoestring.processes.tasks import DoctorTask
     from shoestring.show.terminal import table
 
     say(options, "measuring this machine …")
-    measured = run_worker({"task": "doctor"}, {})
-    measured.pop("event")
-    believed = settled(kept_hardware(), Hardware(**measured))
+    believed = settled(kept_hardware(), run_worker(DoctorTask(), {}))
     remember(believed)
     found = asdict(believed)
     missing = [f"{name}: Debian's lib{name}2 or lib{name}2.0 gives the allocator another choice" for name in LIBRARIES if not library(name)]

@@ -33,7 +33,7 @@ class Assignment(ABC):
         """Whether this worker's steps are those of the run."""
         return True
 
-    def end(self) -> None:
+    def end(self) -> None:   # noqa: B027
         """This worker has done its last step. Asynchronous workers wait here until all have."""
 
 

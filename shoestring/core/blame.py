@@ -40,8 +40,8 @@ SEAMS: dict[tuple[str, str], str] = {
     ("loop.py", "steps"): "optimizer",
     ("jobfile.py", "loaded_job"): "file",
     ("runs/initial_weights.py", "initialise"): "model",
-    ("processes/worker.py", "fresh_model"): "model",
-    ("processes/worker.py", "shown"): "show",
+    ("processes/job_of_task.py", "fresh_model"): "model",
+    ("processes/training.py", "trained_model"): "show",
 }
 REPLAYS = {("memory/recompute.py", "replay")}
 CHANGERS = {("memory/fused.py", "update")}

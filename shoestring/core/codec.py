@@ -42,6 +42,8 @@ def to_json(value: object) -> Json:
     >>> to_json({"where": Path("a"), "sizes": (1, 2)})
     {'where': 'a', 'sizes': [1, 2]}
     """
+    if value is None or (isinstance(value, (bool, int, float, str)) and not isinstance(value, Enum)):
+        return value
     if isinstance(value, Written) and not isinstance(value, type):
         return value.as_json()
     if is_dataclass(value) and not isinstance(value, type):
@@ -127,7 +129,10 @@ def enum_of(kind: type[Enum], data: Json, where: str) -> Enum:
 
 def sequence_of(kind: Any, inside: tuple[Any, ...], data: Json, lenient: bool, where: str) -> Any:
     entries = plain(list, list(data) if isinstance(data, tuple) else data, where)
-    if kind is tuple and inside and inside[-1] is not Ellipsis:
+    fixed = kind is tuple and bool(inside) and inside[-1] is not Ellipsis
+    if not fixed and inside and inside[0] in (int, float, str) and all(type(one) is inside[0] for one in entries):
+        return kind(entries)   # a million losses take no longer than a list
+    if fixed:
         if len(entries) != len(inside):
             raise Unreadable(f"{where} has {len(entries)} entries, not {len(inside)}")
         both = enumerate(zip(inside, entries, strict=True))

@@ -22,8 +22,9 @@ from shoestring.planning.catalogue import CATALOGUE, TOGETHER
 from shoestring.planning.choose import Chooser, asked_for
 from shoestring.planning.conflicts import conflict
 from shoestring.planning.evidence.gather import Evidence, gathered
-from shoestring.planning.evidence.rehearsals import Rehearsals, Worker
+from shoestring.planning.evidence.rehearsals import Rehearsals
 from shoestring.planning.evidence.step import first_batch
+from shoestring.planning.evidence.tasks import Worker
 from shoestring.planning.outcome import Outcome
 from shoestring.planning.plan import Plan
 from shoestring.planning.predict import Predictor

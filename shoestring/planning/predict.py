@@ -3,7 +3,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 from shoestring.core.budget import Budget
 from shoestring.core.errors import Mistake
@@ -18,6 +17,7 @@ from shoestring.measure.tracker import Log
 from shoestring.planning.evidence.anchor import paged
 from shoestring.planning.evidence.gather import Evidence
 from shoestring.planning.evidence.rehearsals import Rehearsals, failure
+from shoestring.planning.evidence.tasks import TrialResult, TrialTask
 from shoestring.planning.plan import Plan
 from shoestring.planning.room import Candidate
 
@@ -48,8 +48,8 @@ class Predictor:
         seconds = one.known["step_seconds"]
         if self.tries_group(log):
             tried = self.trial(one.techniques, GROUP_STEPS, together=True)
-            process, how = tried["process_bytes"] * MARGIN, f"and time from a trial of {GROUP_STEPS} steps by {self.devices} workers"
-            seconds = tried["step_seconds"] if agrees(one.techniques) in ALIKE else seconds
+            process, how = tried.process_bytes * MARGIN, f"and time from a trial of {GROUP_STEPS} steps by {self.devices} workers"
+            seconds = tried.step_seconds if agrees(one.techniques) in ALIKE else seconds
         else:
             process, how = self.process(one, log)
         steps = sum(1 for _, moment in log.marks if moment.phase == "update")
@@ -125,7 +125,7 @@ class Predictor:
         if not self.has_room(log):
             return one.known["process_bytes"], "estimated: this machine has no room to try it"
         tried = self.trial(one.techniques, TRIAL_STEPS)
-        return (tried["process_bytes"] + belonging) * MARGIN, f"from a trial of {TRIAL_STEPS} steps"
+        return (tried.process_bytes + belonging) * MARGIN, f"from a trial of {TRIAL_STEPS} steps"
 
     def needs_trial(self, one: Combination) -> bool:
         """Whether its process follows no rule, so that only a trial tells how large it is."""
@@ -140,14 +140,12 @@ class Predictor:
         """Whether all workers here can be run at once with this log."""
         return self.here * (peak(log).bytes * 1.35 + 5e8) < memory_free()
 
-    def trial(self, techniques: Techniques, steps: int, together: bool = False) -> dict[str, Any]:
+    def trial(self, techniques: Techniques, steps: int, together: bool = False) -> TrialResult:
         """What some real steps take; `together`: by workers that talk to each other."""
         assert self.rehearsals.worker is not None, "trials run in a child process"
         self.trials += 1
-        task = self.rehearsals.task("trial", techniques, steps=steps, together=together)
-        measured: dict[str, Any] = self.rehearsals.worker(
-            task, {**self.rehearsals.hardware.environment, **environment(techniques)})["measured"]
-        return measured
+        task = TrialTask(**self.rehearsals.about_job(techniques), steps=steps, together=together)
+        return self.rehearsals.worker(task, {**self.rehearsals.hardware.environment, **environment(techniques)})
 
     def tried_again(self, plan: Plan, budget: Budget) -> Plan:
         """A plan whose process was tried, with the largest of some more trials if another run might not fit the budget."""
@@ -156,7 +154,7 @@ class Predictor:
         for _ in range(AGAIN):
             if budget.broken(plan.numbers()) or not budget.broken({"process_bytes": SPREAD * plan.process_bytes}):
                 break
-            more = int(self.trial(plan.techniques, TRIAL_STEPS)["process_bytes"] * MARGIN)
+            more = int(self.trial(plan.techniques, TRIAL_STEPS).process_bytes * MARGIN)
             plan = replace(plan, process_bytes=max(plan.process_bytes, more))
         return plan
 

@@ -1,4 +1,4 @@
-"""Child processes: the worker that trains, started with the environment that the plan and the machine ask for.
+"""Child processes: the worker that does a task, started with the environment that the plan and the machine ask for.
 
 The worker has a process group of its own, so that Ctrl-C reaches the launcher alone: it asks the worker to stop, which then saves and
 ends; asked a second time, it kills it. If the launcher dies, the worker notices at its next step that nobody listens, saves and ends.
@@ -6,29 +6,27 @@ ends; asked a second time, it kills it. If the launcher dies, the worker notices
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeVar, cast
 
-from shoestring.core.errors import Mistake
+from shoestring.core.codec import from_json
+from shoestring.planning.evidence.tasks import Task
+from shoestring.processes.messages import Answer, Crashed, Failure, Happened, OutOfMemory, read_message
+from shoestring.processes.signals import stopping_gently
+from shoestring.processes.tasks import TrainResult, TrainTask, written_task
+from shoestring.runs.event import Event
+
+R = TypeVar("R")
 
 
-class Crashed(RuntimeError):
-    """A worker ended without an answer, or with a fault of our own."""
-
-
-class OutOfMemory(Mistake):
-    """A worker ran out of memory, by its own word or by the kernel's."""
-
-
-def run_worker(task: Mapping[str, Any], environment: Mapping[str, str],
-               on_event: Callable[[dict[str, Any]], None] = lambda event: None, lock: int | None = None) -> dict[str, Any]:
+def run_worker(task: Task[R], environment: Mapping[str, str], on_event: Callable[[Event], None] = lambda event: None,
+               lock: int | None = None) -> R:
     """Do a task in a child process; its events go to `on_event`, its result comes back. The worker shares the `lock` it is given."""
     kills = memory_kills()
     reader, writer = os.pipe()
@@ -38,37 +36,46 @@ def run_worker(task: Mapping[str, Any], environment: Mapping[str, str],
     )
     os.close(writer)
     assert child.stdin is not None, "the pipe was asked for"
-    last: dict[str, Any] = {}
+    last: Answer | Failure | None = None
     asked: list[int] = []
     try:
-        child.stdin.write(json.dumps(task))
+        child.stdin.write(written_task(task))
         child.stdin.close()
-        with os.fdopen(reader) as lines, politely(child, asked) if "folder" in task else nullcontext():
-            for line in lines:
-                event = json.loads(line)
-                if event["event"] in ("result", "mistake", "fault", "out of memory"):
-                    last = event
-                else:
-                    on_event(event)
+        with os.fdopen(reader) as lines, stopping_gently(child, asked) if is_recorded(task) else nullcontext():
+            for message in map(read_message, lines):
+                if isinstance(message, (Answer, Failure)):
+                    last = message
+                elif isinstance(message, Happened):
+                    on_event(message.event)
             child.wait()
     except BaseException:
         child.kill()
         child.wait()
         raise
-    kind = last.get("event")
-    if kind == "mistake":
-        raise Mistake(last["text"])
-    if kind == "fault":
-        raise Crashed(last["text"])
-    if kind == "out of memory":
-        raise OutOfMemory(last["text"])
-    if kind is None and child.returncode == -signal.SIGKILL and memory_kills() > kills:
+    if last is None:
+        return cast(R, ended_silently(child.returncode, asked, memory_kills() > kills))
+    return result_of(task, last)
+
+
+def is_recorded(task: Task[Any]) -> bool:
+    """Whether a task has a run folder, so that it can be stopped and gone on with."""
+    return isinstance(task, TrainTask) and task.recording is not None
+
+
+def result_of(task: Task[R], last: Answer | Failure) -> R:
+    """The result of a task from a worker's last message. Raises what went wrong."""
+    if isinstance(last, Failure):
+        raise last.error
+    return from_json(task.result, last.result)   # type: ignore[no-any-return]
+
+
+def ended_silently(code: int, asked: list[int], out_of_memory: bool) -> TrainResult:
+    """What follows when a worker ends without a last message. Only training can be asked to stop."""
+    if code == -signal.SIGKILL and out_of_memory:
         raise OutOfMemory("the kernel killed its process when the machine ran out of memory")
-    if kind is None and asked and child.returncode == -signal.SIGTERM:   # asked to stop before it could listen
-        return {"stopped": 0}
-    if kind is None:
-        raise Crashed(ending(child.returncode))
-    return last
+    if asked and code == -signal.SIGTERM:   # asked to stop before it could listen
+        return TrainResult(stopped=0)
+    raise Crashed(ending_text(code))
 
 
 def memory_kills() -> int:
@@ -81,38 +88,13 @@ def memory_kills() -> int:
     return count
 
 
-class Child(Protocol):
-    def send_signal(self, sig: int) -> None: ...
-
-
-@contextmanager
-def politely(child: Child, asked: list[int]) -> Iterator[None]:
-    """While inside, a signal to stop is passed on and noted: the first lets the worker save, the second kills it."""
-
-    def stop(number: int, frame: Any) -> None:
-        asked.append(number)
-        if len(asked) == 1:
-            print("\nstopping after this step, with a checkpoint; once more to stop at once", file=sys.stderr)
-        child.send_signal(signal.SIGTERM if len(asked) == 1 else signal.SIGKILL)
-        if len(asked) > 1:
-            raise KeyboardInterrupt
-
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, stop) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def ending(code: int) -> str:
+def ending_text(code: int) -> str:
     """What a worker's exit code means."""
-    why, more = reason(code)
-    return f"the worker process died with {why}: {more}" if code < 0 else f"the worker process ended with {why} and no result"
+    why, meaning = exit_reason(code)
+    return f"the worker process died with {why}: {meaning}" if code < 0 else f"the worker process ended with {why} and no result"
 
 
-def reason(code: int) -> tuple[str, str]:
+def exit_reason(code: int) -> tuple[str, str]:
     """How a process ended, and what that may mean."""
     if code >= 0:
         return f"exit code {code}", ""

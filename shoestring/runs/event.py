@@ -1,13 +1,18 @@
-"""What can happen in a run, one frozen value a kind. `runs/events.py` writes and reads them, `runs/report.py` is what they come to.
+"""What can happen in a run, one frozen value a kind. `runs/events.py` writes and reads them, `runs/history.py` is what they come to.
 
 In JSON an event is {"event": kind, "time": ..., its fields}. A field that a newer version added is ignored by an older reader; one that
-a kind needs and lacks makes the event unusable, and it is skipped and counted.
+a kind needs and lacks makes the event unusable, and it is skipped and counted. A kind that a newer version added is kept as it was told.
 """
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
+
+
+def left_out(default: Any) -> Any:
+    """A field that is not written while it has its default, because most runs have nothing to say there."""
+    return field(default=default, metadata={"left out": True})
 
 
 @dataclass(frozen=True)
@@ -26,16 +31,16 @@ class Planning(Event):
     memory: int | None = None    # bytes of the budget
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Begun(Event):
     """Training begins, or goes on."""
 
     kind: ClassVar[str] = "begun"
+    pid: int = 0                 # of the process that trains; of a group, of its first worker
     steps: int                   # that it is to take in all
     step: int                    # the one it goes on from; 0: a new run
-    pid: int = 0
     how: str = ""                # where the data go on from
-    world: int = 1               # workers
+    world: int = left_out(1)     # workers
 
 
 @dataclass(frozen=True)
@@ -48,22 +53,21 @@ class Stepped(Event):
     seconds: float
     process: int                 # bytes of the process now; of a group, of the largest
     most: int                    # bytes at most so far
-    moved: int | None = None     # bytes to and from the disk in this step; None: it moves none
-    sent: int | None = None      # bytes sent to other workers
+    moved: int | None = left_out(None)   # bytes to and from the disk in this step; None: it moves none
+    sent: int | None = left_out(None)    # bytes sent to other workers; None: there are none
 
 
 @dataclass(frozen=True)
 class Measured(Event):
-    """What the tensors needed in the first two steps, and where workers do not wait for each other, what each of them measured."""
+    """What the tensors needed in the first two steps. Where workers do not wait for each other it comes at the end, of the largest."""
 
     kind: ClassVar[str] = "measured"
     peak_bytes: int
     flops: float = 0.0
     where: str = ""                                             # the moment of the peak
     parts: Mapping[str, int] = field(default_factory=dict)      # what it is made of
-    process_bytes: int | None = None
-    sent_by_others_bytes: float | None = None
-    workers: tuple[Mapping[str, Any], ...] = ()                 # of every worker: peak_bytes, process_bytes, steps, sent
+    process_bytes: int | None = left_out(None)                  # of the largest worker, where they do not wait for each other
+    sent_by_others_bytes: float | None = left_out(None)         # there, that each worker but the first sends in a step of its own
 
 
 @dataclass(frozen=True)
@@ -97,7 +101,7 @@ class Stopped(Event):
     """It was asked to stop, and saved."""
 
     kind: ClassVar[str] = "stopped"
-    step: int = 0
+    step: int = left_out(0)      # the last one; 0: it was not asked but killed
     text: str = ""
 
 
@@ -137,6 +141,14 @@ class Reformed(Event):
     seconds: float = 0.0         # since the first of such deaths
     step: int = 0
     text: str = ""
+
+
+@dataclass(frozen=True)
+class Other(Event):
+    """An event of a kind that this version does not know."""
+
+    kind: ClassVar[str] = ""
+    told: Mapping[str, Any] = field(default_factory=dict)   # as it stands in the file
 
 
 KINDS: dict[str, type[Event]] = {one.kind: one for one in (

@@ -1,22 +1,10 @@
-"""The events of a run: one JSON object a line, only ever appended. What a run's page and report say comes from here.
+"""The events of a run on disk: one JSON object a line, only ever appended. What a run's page and report say comes from here.
 
-Every event has `event` (its kind) and `time` (seconds since 1970):
+    {"event":"step","time":1794907085.6,"step":8,"loss":2.25,"seconds":0.3,"process":320974848,"most":320974848,"crc":"4e11ed3a"}
 
-    begun      pid, steps, step (the one it goes on from), how (where the data came from), world (of a group)
-    step       step, loss, seconds, process (bytes now), most (bytes at most so far; of a group, of the largest process), moved, sent
-    measured   peak_bytes, flops, where, parts    of the tensors, in the first two steps
-    saved      step, checkpoint, seconds (that training stood still), bytes
-    warning    text
-    adopted    differences
-    stopped    step, text        asked to, after saving
-    finished   step
-    planning   memory            the planner is at work
-    failed     text              why it can't go on; a run that was killed says nothing
-    died       rank, why (SIGKILL, exit code 1, no sign of life for 30 s), step, text      a worker of a group
-    re-formed  world, seconds (since the first of such deaths), step, text                 the group goes on
-
-A line ends with the CRC-32 of what is before it. A damaged line is skipped and counted; so is one that lacks what its kind needs, so that
-nobody who reads events has to ask whether it is there. Lines of the version before have no CRC and are known by their spaces.
+The kinds and their fields are in runs/event.py. A line ends with the CRC-32 of what is before it. A damaged line is skipped and counted;
+so is one that lacks what its kind needs, so that nobody who reads events has to ask whether it is there. Lines of the version before
+have no CRC and are known by their spaces.
 """
 from __future__ import annotations
 
@@ -24,10 +12,13 @@ import json
 import os
 import time
 from binascii import crc32
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from shoestring.core.codec import Unreadable, from_json
 from shoestring.core.regular import regular
+from shoestring.runs.event import KINDS, Begun, Event, Other, Stepped
 
 NAME = "events.jsonl"
 BEFORE = b'{"event": "'                     # how a line of the version before begins; now there is no space
@@ -35,29 +26,69 @@ CRC = len(',"crc":"01234567"}')             # bytes at the end of a line
 PIECE = 1 << 24                             # bytes that are read at once
 MOST = 1 << 63                              # no figure is as large
 WHOLE, NUMBER = (int,), (int, float)
-# What the events of a kind must have to be used: name, types, and what it means if it is missing (None: that it can't be used).
-NEEDED: dict[str, tuple[tuple[str, tuple[type, ...], int | None], ...]] = {
-    "begun": (("steps", WHOLE, None), ("step", WHOLE, None)),
-    "step": (("step", WHOLE, None), ("loss", NUMBER, None), ("seconds", NUMBER, None), ("process", WHOLE, None), ("most", WHOLE, None),
-             ("moved", WHOLE, 0), ("sent", WHOLE, 0)),
-    "measured": (("peak_bytes", WHOLE, None),),
-    "saved": (("step", WHOLE, None),),
-}
+# What the record of a step must have to be used: name, types, and what it means if it is missing (None: that it can't be used).
+NEEDED: tuple[tuple[str, tuple[type, ...], int | None], ...] = (
+    ("step", WHOLE, None), ("loss", NUMBER, None), ("seconds", NUMBER, None), ("process", WHOLE, None), ("most", WHOLE, None),
+    ("moved", WHOLE, 0), ("sent", WHOLE, 0))
+
+# There may be a million steps, and only their figures are wanted, so they stay records (dicts) until somebody wants them as events.
+StepRecord = dict[str, Any]
 
 
 class Found(NamedTuple):
     """What was read of a run's events."""
 
-    events: list[dict[str, Any]]
+    events: list[Event]
     offset: int      # after the last whole line
     damaged: int     # lines that were skipped
     rest: int        # bytes of a line without an end: it is being written, or its writer died
     wrong: str = ""  # why the file can't be read at all
 
 
-def line_of(event: dict[str, Any]) -> bytes:
-    """An event as a line, without its end."""
-    head = json.dumps(event, separators=(",", ":")).encode()[:-1]
+class FoundRecords(NamedTuple):
+    """The same, with the records of steps."""
+
+    events: list[Event | StepRecord]
+    offset: int
+    damaged: int
+    rest: int
+    wrong: str = ""
+
+
+# Of every kind, fields that are not written while they have these values.
+LEFT_OUT = {name: {one.name: one.default for one in fields(kind) if one.metadata.get("left out")} for name, kind in KINDS.items()}
+
+
+def record_of(event: Event) -> dict[str, Any]:
+    """An event as JSON.
+
+    >>> record_of(Begun(pid=7, steps=9, step=0, how="from the beginning", time=1.5))
+    {'event': 'begun', 'time': 1.5, 'pid': 7, 'steps': 9, 'step': 0, 'how': 'from the beginning'}
+    """
+    if isinstance(event, Other):
+        return dict(event.told)
+    usual = LEFT_OUT[event.kind]
+    record: dict[str, Any] = {"event": event.kind, "time": event.time}
+    for name, value in vars(event).items():
+        if name != "time" and not (name in usual and value == usual[name]):
+            record[name] = list(value) if type(value) is tuple else value
+    return record
+
+
+def event_of(record: dict[str, Any]) -> Event | None:
+    """The event that a record tells of; None if it lacks what its kind needs."""
+    kind = KINDS.get(record["event"])
+    if kind is None:
+        return Other(record, time=record["time"])
+    try:
+        return from_json(kind, record, unknown="ignored")
+    except Unreadable:
+        return None
+
+
+def line_of(record: dict[str, Any]) -> bytes:
+    """A record as a line, without its end."""
+    head = json.dumps(record, separators=(",", ":")).encode()[:-1]
     return head + b',"crc":"%08x"}' % crc32(head)
 
 
@@ -69,17 +100,17 @@ def json_of(line: bytes) -> bytes:
     return head + b"}" if line[-CRC:] == b',"crc":"%08x"}' % crc32(head) else b""
 
 
-def events_of(lines: list[bytes]) -> list[dict[str, Any]]:
+def events_of(lines: list[bytes]) -> list[Event | StepRecord]:
     """The events of lines, without those that are damaged.
 
     >>> whole = line_of({"event": "warning", "time": 1.5, "text": "hot"})
-    >>> events_of([whole, whole.replace(b"hot", b"hit"), b'{"event":"warning","time":1.5}', whole])
-    [{'event': 'warning', 'time': 1.5, 'text': 'hot'}, {'event': 'warning', 'time': 1.5, 'text': 'hot'}]
+    >>> events_of([whole, whole.replace(b"hot", b"hit"), b'{"event":"warning","time":1.5}'])
+    [Warned(time=1.5, text='hot')]
     """
     found = [text for text in map(json_of, lines) if text]
     together = parsed(b"[" + b",".join(found) + b"]")   # twice as fast as one by one
-    events = together if isinstance(together, list) and len(together) == len(found) else [parsed(text) for text in found]
-    return [event for event in events if is_complete(event)]
+    records = together if isinstance(together, list) and len(together) == len(found) else [parsed(text) for text in found]
+    return [event for event in map(usable, records) if event is not None]
 
 
 def parsed(text: bytes) -> Any:
@@ -89,15 +120,19 @@ def parsed(text: bytes) -> Any:
         return None
 
 
-def is_complete(event: Any) -> bool:
-    """Whether an event has what those who read it rely on."""
-    if type(event) is not dict or type(event.get("time")) not in NUMBER or type(event.get("event")) is not str:
-        return False
-    for name, kinds, default in NEEDED.get(event["event"], ()):
-        value = event.get(name, default)
-        if type(value) not in kinds or (type(value) is int and not -MOST <= value < MOST):
-            return False
-    return True
+def usable(record: Any) -> Event | StepRecord | None:
+    """The event that JSON tells of, or the record of a step; None if it lacks what those who read it rely on."""
+    if type(record) is not dict or type(record.get("time")) not in NUMBER or type(record.get("event")) is not str:
+        return None
+    if record["event"] == Stepped.kind:
+        for name, kinds, default in NEEDED:
+            value = record.get(name, default)
+            if type(value) not in kinds or (type(value) is int and not -MOST <= value < MOST):
+                return None
+        return record
+    if any(type(value) is int and not -MOST <= value < MOST for value in record.values()):
+        return None
+    return event_of(record)
 
 
 class Events:
@@ -108,9 +143,10 @@ class Events:
         size = os.fstat(self.file).st_size
         self.torn = size > 0 and os.pread(self.file, 1, size - 1) != b"\n"   # somebody died in the middle of a line
 
-    def add(self, kind: str, **fields: Any) -> dict[str, Any]:
-        event = {"event": kind, "time": time.time()} | fields
-        line = b"\n" * self.torn + line_of(event) + b"\n"
+    def add(self, event: Event) -> Event:
+        """Write an event; gives it with the time of now."""
+        event = replace(event, time=time.time())
+        line = b"\n" * self.torn + line_of(record_of(event)) + b"\n"
         try:
             self.torn = os.write(self.file, line) < len(line)
         except OSError:
@@ -121,14 +157,21 @@ class Events:
         os.close(self.file)
 
 
-def note(folder: Path, kind: str, **fields: Any) -> None:
+def note(folder: Path, event: Event) -> None:
     """Append one event, from a process that has no more to say."""
     events = Events(folder)
-    events.add(kind, **fields)
+    events.add(event)
     events.close()
 
 
-def read(folder: Path, offset: int = 0, most: int = -1) -> Found:
+def read(folder: Path) -> Found:
+    """All events of a run, up to the last whole line."""
+    found = read_records(folder)
+    made = (event_of(one) if isinstance(one, dict) else one for one in found.events)
+    return Found([event for event in made if event is not None], found.offset, found.damaged, found.rest, found.wrong)
+
+
+def read_records(folder: Path, offset: int = 0, most: int = -1) -> FoundRecords:
     """The events from a position in the file on, up to the last whole line; at most about `most` bytes of them."""
     try:
         with open(folder / NAME, "rb", opener=regular) as file:
@@ -137,21 +180,21 @@ def read(folder: Path, offset: int = 0, most: int = -1) -> Found:
             if data and most > 0 and b"\n" not in data:   # a line that is longer
                 data += file.readline()
     except FileNotFoundError:
-        return Found([], offset, 0, 0)
+        return FoundRecords([], offset, 0, 0)
     except OSError as error:
-        return Found([], offset, 0, 0, f"{NAME} can't be read: {error}")
+        return FoundRecords([], offset, 0, 0, f"{NAME} can't be read: {error}")
     size = data.rfind(b"\n") + 1
     lines = [line for line in data[:size].split(b"\n") if line]
     events = events_of(lines)
-    return Found(events, offset + size, len(lines) - len(events), len(data) - size)
+    return FoundRecords(events, offset + size, len(lines) - len(events), len(data) - size)
 
 
-def course(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def steps_of(events: list[Event]) -> list[Stepped]:
     """The steps as they count: what was done again after a resume stands in place of what was lost."""
-    steps: dict[int, dict[str, Any]] = {}
+    steps: dict[int, Stepped] = {}
     for event in events:
-        if event["event"] == "begun":
-            steps = {number: step for number, step in steps.items() if number <= event["step"]}
-        elif event["event"] == "step":
-            steps[event["step"]] = event
+        if isinstance(event, Begun):
+            steps = {number: step for number, step in steps.items() if number <= event.step}
+        elif isinstance(event, Stepped):
+            steps[event.step] = event
     return [steps[number] for number in sorted(steps)]

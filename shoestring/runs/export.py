@@ -10,9 +10,9 @@ from shoestring.core.errors import Mistake
 from shoestring.core.files import drafted, write_whole
 from shoestring.core.job import Job
 from shoestring.runs.checkpoints import Checkpoint, damage, newest_good, saved
-from shoestring.runs.fold import Fold
 from shoestring.runs.folder import Folder, holder
-from shoestring.runs.story import story
+from shoestring.runs.history import History
+from shoestring.runs.report import report_of
 from shoestring.runs.tensors import write_tensors
 
 
@@ -39,7 +39,7 @@ def newer_weights(folder: Folder, checkpoint: Checkpoint) -> str:
     if damaged:
         newest, reason = damaged[0]
         return f"these are the weights after step {checkpoint.step}: the checkpoint of step {newest.step} is damaged ({reason})"
-    done = Fold().read(folder.path).steps
+    done = History().read(folder.path).steps
     if not done or done.number[-1] <= checkpoint.step:
         return ""
     is_at = "goes on, and is at" if holder(folder.path) is not None else "went on to"
@@ -75,19 +75,19 @@ def export_hugging_face(checkpoint: Checkpoint, job: Job, target: Path) -> Path:
 
 
 def export_steps(folder: Folder, kind: str, target: Path) -> tuple[Path, list[str]]:
-    """The course of training as CSV, or the whole story as JSON; gives also what of the run is damaged and so left out."""
+    """The course of training as CSV, or the whole report as JSON; gives also what of the run is damaged and so left out."""
     new(target)
-    fold = Fold().read(folder.path)
-    told, steps = story(folder.path, fold), fold.steps
+    history = History().read(folder.path)
+    report, steps = report_of(folder.path, history), history.steps
     if kind == "json":
-        write_whole(target, json.dumps(told, indent=1).encode())
-        return target, told["damage"]
+        write_whole(target, json.dumps(report.as_json(), indent=1).encode())
+        return target, list(report.damage)
     with drafted(target) as draft, open(draft, "w", newline="") as file:
         rows = csv.writer(file)
         rows.writerow(["step", "loss", "seconds", "process_bytes"])
         for number, loss, seconds, size in zip(steps.number, steps.loss, steps.seconds, steps.process, strict=True):
             rows.writerow([number, repr(loss), repr(seconds), size])
-    return target, told["damage"]
+    return target, list(report.damage)
 
 
 def new(target: Path) -> None:

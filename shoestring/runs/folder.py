@@ -15,7 +15,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
-import platform
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -25,10 +24,12 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
+from shoestring.core.codec import Unreadable, from_json, to_json
 from shoestring.core.errors import Mistake
 from shoestring.core.files import opened_and_locked, write_whole
 from shoestring.core.regular import read_regular, regular
 from shoestring.core.seal import Damaged, sealed, unsealed
+from shoestring.runs.request import Request
 
 # What to do about a file that can't be read.
 CURES = {
@@ -69,15 +70,26 @@ class Folder:
         except FileNotFoundError:
             return {}
         except (OSError, Damaged) as error:
-            cure = CURES.get(name, "give another --run, or --fresh to begin anew (what is here is kept aside)")
-            raise Unusable(f"{self.path / name} is damaged ({error}): {cure}") from error
+            raise self.unusable(name, error) from error
         return found
+
+    def unusable(self, name: str, error: Exception) -> Unusable:
+        cure = CURES.get(name, "give another --run, or --fresh to begin anew (what is here is kept aside)")
+        return Unusable(f"{self.path / name} is damaged ({error}): {cure}")
+
+    def request(self) -> Request | None:
+        """What was asked for; None where no run was begun yet. What is damaged is refused."""
+        found = self.read("run.json")
+        try:
+            return from_json(Request, found) if found else None
+        except Unreadable as error:
+            raise self.unusable("run.json", error) from error
 
     def write(self, name: str, data: Mapping[str, Any]) -> None:
         write_whole(self.path / name, sealed(data))
 
-    def begin(self, asked: Mapping[str, Any], source: str) -> None:
-        self.write("run.json", asked)
+    def begin(self, request: Request, source: str) -> None:
+        self.write("run.json", to_json(request))
         self.keep_source(source)
 
     def keep_source(self, source: str) -> None:
@@ -137,22 +149,13 @@ def holder(folder: Path) -> int | None:
     return None
 
 
-def asked_for(job: Path, flags: Mapping[str, Any], memory: int | None, use: list[str] | None, inexact: bool,
-              plan: str | None, exact: str | None = None) -> dict[str, Any]:
-    """What a user asked for, as it is compared when a run is resumed."""
-    return {
-        "job": str(job), "source": hashlib.sha256(job.read_bytes()).hexdigest(), "flags": dict(flags), "memory": memory,
-        "use": use, "inexact": inexact, "exact": exact, "plan": plan and hashlib.sha256(read_regular(plan)).hexdigest(),
-        "environment": environment_now(),
-    }
-
-
 def source_of(folder: Folder) -> Path:
     """The job file of a run: where it was if it is the same, so that what it imports is found; else the copy, if it is whole."""
-    asked = folder.read("run.json")
-    there, copy = Path(asked["job"]), folder.path / "job.py"
+    request = folder.request()
+    assert request is not None, "who asks has looked whether it is a run"
+    there, copy = Path(request.job), folder.path / "job.py"
     for path in (there, copy):
-        if has_digest(path, asked["source"]):
+        if has_digest(path, request.source):
             return path
     raise Mistake(f"{there} is not the job file that the run was begun with, and the copy {copy} is missing or damaged: put the job file "
                   f"back as it was")
@@ -165,28 +168,3 @@ def has_digest(path: Path, digest: str) -> bool:
     except (OSError, ValueError):   # ValueError: no such path can be
         return False
     return digest in (hashlib.sha256(one).hexdigest() for one in (data, data.replace(b"\n", b"\r\n")))
-
-
-def environment_now() -> dict[str, Any]:
-    import torch
-
-    from shoestring import __version__
-
-    return {"shoestring": __version__, "python": platform.python_version(), "torch": torch.__version__,
-            "machine": platform.machine(), "threads": torch.get_num_threads()}
-
-
-def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What is asked for now that was not then; what is not asked for now stays as it was."""
-    found = []
-    if before["source"] != now["source"]:
-        found.append(f"the job file {Path(now['job']).name} is not the one it was begun with (kept as job.py in the run)")
-    for name in sorted({*before["flags"], *now["flags"]}):
-        if before["flags"].get(name) != now["flags"].get(name) and now["flags"]:
-            found.append(f"--{name} was {before['flags'].get(name, 'not given')} and is {now['flags'].get(name, 'not given')}")
-    for name, given in (("memory", now["memory"] is not None), ("use", now["use"] is not None), ("inexact", now["inexact"]),
-                        ("exact", now["exact"] is not None), ("plan", now["plan"] is not None)):
-        if given and before.get(name) != now[name]:
-            was, now_is = (value if value is not None else "not given" for value in (before.get(name), now[name]))
-            found.append(f"--{name} was {was} and is {now_is}")
-    return found

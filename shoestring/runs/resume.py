@@ -2,19 +2,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, count
 from pathlib import Path
-from typing import Any
 
 from shoestring.core.errors import Mistake
 from shoestring.core.files import clear, drafted_name
+from shoestring.runs.event import Adopted, Warned
 from shoestring.runs.events import note
-from shoestring.runs.folder import Folder, Lock, differences, has_digest
-
-CHOICES = ("memory", "use", "inexact", "exact", "plan")   # what the plan follows from, beside the job
+from shoestring.runs.folder import Folder, Lock, has_digest
+from shoestring.runs.request import Request, differences
 
 
 def new_folder(job: str) -> Path:
@@ -42,16 +40,19 @@ class Opened:
 
     folder: Folder
     lock: Lock
-    asked: Mapping[str, Any]
+    request: Request    # what is asked for now, with what was asked for before where nothing is said now
     changed: bool       # what was asked for is not what the folder was begun with: plan anew
 
 
-def overruled(name: str, asked: Mapping[str, Any]) -> bool:
-    """Whether what was asked for before is taken back by what is asked for now: --exact and --inexact are one choice."""
-    return bool((name == "exact" and asked["inexact"]) or (name == "inexact" and asked["exact"]))
+def settled(now: Request, before: Request) -> Request:
+    """What the plan follows from, beside the job: as it was, unless it is asked for now. --exact and --inexact are one choice."""
+    return replace(
+        now, memory=before.memory if now.memory is None else now.memory, use=before.use if now.use is None else now.use,
+        plan=before.plan if now.plan is None else now.plan, inexact=now.inexact or (before.inexact and not now.exact),
+        exact=before.exact if now.exact is None and not now.inexact else now.exact)
 
 
-def opened(path: Path, asked: dict[str, Any], source: Path, fresh: bool, adopt: bool) -> Opened:
+def opened(path: Path, asked: Request, source: Path, fresh: bool, adopt: bool) -> Opened:
     """Lock a folder and settle what it is for: a new run, or the one that is there if it is the same."""
     strange = strangers(path)
     if strange or path.is_file():
@@ -64,8 +65,8 @@ def opened(path: Path, asked: dict[str, Any], source: Path, fresh: bool, adopt: 
             moved, lock = lock, Lock(path)
             moved.release()
         clear(one for one in path.glob("*.tmp-*") if drafted_name(one.name))
-        before = folder.read("run.json")
-        if not before:
+        before = folder.request()
+        if before is None:
             folder.begin(asked, source.read_text())
             return Opened(folder, lock, asked, True)
         found = differences(before, asked)
@@ -73,22 +74,22 @@ def opened(path: Path, asked: dict[str, Any], source: Path, fresh: bool, adopt: 
             raise Mistake(f"{path} holds a run that differs from what is asked for now: {'; '.join(found)}. "
                           f"--adopt goes on from its last checkpoint with what is asked for now, --fresh begins anew "
                           f"(and keeps the old run aside)")
-        settled = asked | {name: before.get(name) for name in CHOICES if asked[name] in (None, False) and not overruled(name, asked)}
-        if before["environment"] != asked["environment"]:
-            was = ", ".join(f"{name} {before['environment'].get(name)} -> {value}" for name, value in asked["environment"].items()
-                            if before["environment"].get(name) != value)
-            note(path, "warning", text=f"the run goes on in another environment than it was begun in ({was}): "
-                                             f"its last bits may not be those of a run that never stopped")
+        request = settled(asked, before)
+        if before.environment != asked.environment:
+            was = ", ".join(f"{name} {before.environment.get(name)} -> {value}" for name, value in asked.environment.items()
+                            if before.environment.get(name) != value)
+            note(path, Warned(f"the run goes on in another environment than it was begun in ({was}): "
+                              f"its last bits may not be those of a run that never stopped"))
         if not found:
-            if not has_digest(path / "job.py", asked["source"]):   # killed before that was written
+            if not has_digest(path / "job.py", asked.source):   # killed before that was written
                 with suppress(OSError):   # the copy is for later, and whoever needs it then is told that it is not whole
                     folder.keep_source(source.read_text())
-            return Opened(folder, lock, settled | {"flags": before["flags"]}, False)
+            return Opened(folder, lock, replace(request, flags=before.flags), False)
         for name in ("report.json", "plan.json"):   # of what was asked for before
             (path / name).unlink(missing_ok=True)
-        folder.begin(settled, source.read_text())
-        note(path, "adopted", differences=found)
-        return Opened(folder, lock, settled, True)
+        folder.begin(request, source.read_text())
+        note(path, Adopted(tuple(found)))
+        return Opened(folder, lock, request, True)
     except BaseException:
         lock.release()
         raise

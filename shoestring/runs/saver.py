@@ -18,20 +18,13 @@ from torch import Tensor
 
 from shoestring.core.errors import Mistake
 from shoestring.core.run import Kept
+from shoestring.runs.cadence import Cadence
 from shoestring.runs.checkpoints import draft, make_room, prune, publish
+from shoestring.runs.event import Event, Saved, Warned
 from shoestring.runs.packing import packed
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 SHARE = 0.03   # of the time, at most, goes into saving, unless the user asked for every so many steps
-
-
-@dataclass(frozen=True)
-class Cadence:
-    """How often to save: every so many steps, or every so many seconds."""
-
-    steps: int = 0
-    seconds: float = 60.0
-    keep: int = 3
 
 
 @dataclass(frozen=True)
@@ -44,8 +37,8 @@ class Snapshot:
     state: Mapping[str, Any]
 
 
-def take_part(snapshot: Snapshot) -> None:
-    """Gather with the others, in the order of writing, what was not gathered yet; what is written is the first worker's business."""
+def gather_only(snapshot: Snapshot) -> None:
+    """Take part in gathering what workers hold parts of, in the order in which the first worker, which alone writes, asks for it."""
     tensors: dict[str, Tensor | Kept] = {}
     try:
         packed(snapshot.state, tensors, "state")
@@ -58,7 +51,7 @@ def take_part(snapshot: Snapshot) -> None:
 
 
 class Saver:
-    def __init__(self, folder: Path, cadence: Cadence, tell: Callable[..., None]) -> None:
+    def __init__(self, folder: Path, cadence: Cadence, tell: Callable[[Event], None]) -> None:
         self.folder, self.cadence, self.tell = folder, cadence, tell
         self.thread = ThreadPoolExecutor(1)
         self.pending: Future[None] | None = None
@@ -92,7 +85,7 @@ class Saver:
             path = draft(self.folder, snapshot.step, snapshot.weights, snapshot.state, snapshot.aliases)
         except (OSError, Mistake) as error:
             if snapshot is not None:
-                take_part(snapshot)
+                gather_only(snapshot)
             self.failed(error)
             return
         finally:
@@ -120,7 +113,7 @@ class Saver:
             prune(self.folder, 1, None)
         else:
             prune(self.folder, self.keep, self.best[1] if self.keep_best else None)
-        self.tell("saved", step=step, checkpoint=checkpoint.path.name, seconds=pause, bytes=size, best=self.best[1] == step)
+        self.tell(Saved(step, checkpoint.path.name, pause, size, best=self.best[1] == step))
 
     def failed(self, error: OSError | Mistake) -> None:
         self.trouble = getattr(error, "strerror", None) or str(error)
@@ -133,7 +126,7 @@ class Saver:
                 self.keep_best = self.keep_best and gone.step != (self.best and self.best[1])
                 self.keep = max(self.keep - 1, 1)
         then = "and resume" if isinstance(error, Mistake) else "and the next one will be saved"
-        self.tell("warning", text=f"a checkpoint could not be saved ({self.trouble}): training goes on, {others}; {self.cure} {then}")
+        self.tell(Warned(f"a checkpoint could not be saved ({self.trouble}): training goes on, {others}; {self.cure} {then}"))
 
     def wait(self) -> None:
         if self.pending is not None:

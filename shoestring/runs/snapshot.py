@@ -1,4 +1,4 @@
-"""The whole state of a run in training: taken out, and put back."""
+"""The whole state of a run in training: a snapshot of it for a checkpoint, and a run restored from one."""
 from __future__ import annotations
 
 from typing import Any
@@ -18,7 +18,7 @@ KERNELS = ("fused", "foreach")   # the plan's to choose, not the checkpoint's
 PARTS = ("step", "model", "optimizer", "feed", "chances", "parts", "best")   # what a checkpoint's state must have to be put back
 
 
-def taken(run: Run, feed: Feed, step: int, best: tuple[float, int] | None) -> Snapshot:
+def snapshot_of(run: Run, feed: Feed, step: int, best: tuple[float, int] | None) -> Snapshot:
     """The state after a step. The tensors are the run's own: write them before the next step."""
     weights: dict[str, Tensor | Kept] = {}
     aliases, other = {}, {}
@@ -52,7 +52,7 @@ def dense(value: Any) -> bool:
     return isinstance(value, Tensor) and value.layout is torch.strided
 
 
-def put_back(checkpoint: Checkpoint, run: Run, feed: Feed) -> dict[str, Any]:
+def restore(checkpoint: Checkpoint, run: Run, feed: Feed) -> dict[str, Any]:
     """Bring a run to where a checkpoint was taken; gives what else it says. The random states are set last."""
     state, weights = checkpoint.state(), checkpoint.weights()
     if differ := set(on_disk(run)) ^ set(state.get("on_disk", ())):

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from shoestring.core.errors import Mistake
+from shoestring.runs.event import Begun, Event, Stepped, Warned
 
 
 def needs_tensorboard() -> None:
@@ -22,14 +23,14 @@ class Board:
         self.folder, self.kind = str(folder / "tensorboard"), SummaryWriter
         self.writer: Any = None
 
-    def add(self, event: dict[str, Any]) -> None:
-        if event["event"] == "begun":
-            self.writer = self.kind(self.folder, purge_step=event["step"] + 1)
-        elif event["event"] == "step" and self.writer is not None:
-            for name, key in (("loss", "loss"), ("seconds a step", "seconds"), ("bytes of the process", "process")):
-                self.writer.add_scalar(name, event[key], event["step"], walltime=event["time"])
-        elif event["event"] == "warning" and self.writer is not None:
-            self.writer.add_text("warning", event["text"])
+    def add(self, event: Event) -> None:
+        if isinstance(event, Begun):
+            self.writer = self.kind(self.folder, purge_step=event.step + 1)
+        elif isinstance(event, Stepped) and self.writer is not None:
+            for name, value in (("loss", event.loss), ("seconds a step", event.seconds), ("bytes of the process", event.process)):
+                self.writer.add_scalar(name, value, event.step, walltime=event.time)
+        elif isinstance(event, Warned) and self.writer is not None:
+            self.writer.add_text("warning", event.text)
 
     def close(self) -> None:
         if self.writer is not None:

@@ -15,6 +15,7 @@ from shoestring.planning.evidence.pieces import tried_in_pieces
 from shoestring.planning.evidence.real_steps import real_steps
 from shoestring.planning.evidence.rehearsals import Rehearsals, failure
 from shoestring.planning.evidence.step import Anchor, first_batch, half_log, plain_ledger, traits_of, unsplittable
+from shoestring.planning.evidence.tasks import PiecesTask
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,7 @@ def ledger_of_traits(rehearsals: Rehearsals, wanted: Iterable[Technique]) -> Led
     plain = rehearsals.log(())
     traits = Traits(traits_of(rehearsals.job, plain, rehearsals.worker is not None))
     if rehearsals.worker is not None and any(one.splits_batch or one.unites for one in wanted):
-        tried = rehearsals.worker(rehearsals.task("pieces", ()), rehearsals.hardware.environment)["found"]
+        tried = rehearsals.worker(PiecesTask(**rehearsals.about_job()), rehearsals.hardware.environment).found
         traits.note_pieces(rehearsals, plain, tried)
     found = plain_ledger(rehearsals.job, plain, None, rehearsals.hardware, None, traits.found)
     return replace(found, reasons=traits.reasons)

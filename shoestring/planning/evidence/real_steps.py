@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import product
 
 from shoestring.core.errors import ABOUT_A_BLOCK, Mistake
-from shoestring.core.technique import described, in_order
+from shoestring.core.technique import in_order
 from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.measure.process import memory_free
 from shoestring.measure.timeline import blocks_of, peak
@@ -15,6 +15,7 @@ from shoestring.measure.tracker import Log
 from shoestring.planning.catalogue import CATALOGUE, close_environment
 from shoestring.planning.evidence.rehearsals import PATIENCE, Rehearsals
 from shoestring.planning.evidence.step import Anchor, first_batch, put_together
+from shoestring.planning.evidence.tasks import AnchorTask, SampleTask, specs_of
 
 SAMPLE = 3 << 28   # bytes: a block that needs more is not made only to be timed
 UNTRIED = {"not tried": "no real step could be run here"}
@@ -40,25 +41,25 @@ def real_steps(rehearsals: Rehearsals, plain: Log, variants: Iterable[Technique]
     if extra is None:
         return sample(rehearsals, plain)
     wanted = {"": extra} | {variant.key: in_order((*extra, variant)) for variant in variants}
-    written = {key: [described(technique) for technique in techniques] for key, techniques in wanted.items()}
+    specs = {key: specs_of(techniques) for key, techniques in wanted.items()}
     try:
-        timed = worker(rehearsals.task("anchor", (), variants=written, memory=False), environment)
+        timed = worker(AnchorTask(**rehearsals.about_job(), variants=specs), environment)
     except Mistake as error:
         if not extra or not str(error).startswith(ABOUT_A_BLOCK):   # memory that ran out says nothing of blocks
             raise
         return RealSteps(again=str(error))   # blocks that can't be computed again, of a model too large for a plain step
     close = {**environment, **close_environment()}
-    sized = worker(rehearsals.task("anchor", (), variants={"": written[""]}, memory=True), close)
+    sized = worker(AnchorTask(**rehearsals.about_job(), variants={"": specs[""]}, memory=True), close).steps[""]
     tensors = peak(rehearsals.log(extra)).bytes if extra else peak(plain).bytes
     pieces = next((technique.parts for technique in extra if technique.splits_batch), 1)
     anchors = {
         key: Anchor(
-            one["times"], tuple(map(tuple, one["paces"])), one["adding"], one["probes"], sized[""]["times"]["step"],
-            timed[""]["process"], tensors, sized[""]["overheads"], sized[""]["filled"], pieces, bool(extra))
-        for key in wanted if "error" not in (one := timed[key])
+            one.times, one.paces, one.adding, one.probes, sized.times["step"],
+            timed.steps[""].process, tensors, sized.overheads, sized.filled, pieces, bool(extra))
+        for key, one in timed.steps.items() if not one.error
     }
-    failed = {key: timed[key]["error"] for key in wanted if "error" in timed[key]}
-    return RealSteps(anchors, failed, timed[""]["pieces"], timed[""]["again"], timed[""]["reserved"])
+    failed = {key: one.error for key, one in timed.steps.items() if one.error}
+    return RealSteps(anchors, failed, timed.pieces, timed.again, timed.steps[""].reserved)
 
 
 def eased(rehearsals: Rehearsals, plain: Log, splittable: bool) -> tuple[Technique, ...] | None:
@@ -86,5 +87,5 @@ def sample(rehearsals: Rehearsals, plain: Log) -> RealSteps:
     largest = max((block.gradient + block.kept for block in blocks_of(plain) if block.inside), default=0)
     if not largest or rehearsals.real or 2 * largest > SAMPLE:
         return RealSteps()
-    found = rehearsals.worker(rehearsals.task("sample", ()), {**rehearsals.hardware.environment, **close_environment()})
-    return RealSteps({"": put_together(found, plain)}, reserved=found["reserved"])
+    found = rehearsals.worker(SampleTask(**rehearsals.about_job()), {**rehearsals.hardware.environment, **close_environment()})
+    return RealSteps({"": put_together(found, plain)}, reserved=found.reserved)

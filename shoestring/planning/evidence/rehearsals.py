@@ -1,7 +1,6 @@
 """Rehearsals of a job, on fake tensors wherever those can run it, else on real ones: in a child process, or here."""
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -16,7 +15,6 @@ from shoestring.core.hardware import Hardware
 from shoestring.core.job import Job
 from shoestring.core.link import Link
 from shoestring.core.mesh import on_one_axis
-from shoestring.core.technique import described
 from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.measure.fake import LooksAtValues
 from shoestring.measure.process import memory_free
@@ -24,8 +22,7 @@ from shoestring.measure.timeline import peak
 from shoestring.measure.tracker import Log
 from shoestring.planning.catalogue import close_environment
 from shoestring.planning.evidence.rehearse import rehearse, tracked
-
-Worker = Callable[[Mapping[str, Any], Mapping[str, str]], dict[str, Any]]   # task, environment -> result
+from shoestring.planning.evidence.tasks import Position, RehearseTask, Worker, specs_of
 
 COPIES = 8        # of a model's weights that must fit in memory for real steps in this process: gradients, moments, activations
 PATIENCE = 40.0   # seconds: a real step that is expected to take longer is not run
@@ -62,8 +59,8 @@ class Rehearsals:
                 self.real = not techniques   # what plain steps can do on fake tensors, other plans can
         self.measured.add(techniques)
         if self.worker is not None:
-            task = self.task("rehearse", techniques, place=(place.rank, place.world, place.same_machine))
-            return Log.from_json(self.worker(task, close_environment()))
+            stands = {"position": Position(place.rank, place.world, place.same_machine)}
+            return self.worker(RehearseTask(**self.about_job(techniques) | stands), close_environment())
         return self.log_here(replace(self.job, mesh=on_one_axis(place)), techniques)
 
     def log_here(self, job: Job, techniques: tuple[Technique, ...]) -> Log:
@@ -95,12 +92,11 @@ class Rehearsals:
         seconds = sum(plain.flops.values()) / self.hardware.flops
         return 2 * peak(plain).bytes + 1e9 < 0.8 * memory_free() and 2 * seconds < PATIENCE
 
-    def task(self, name: str, techniques: tuple[Technique, ...], **more: Any) -> dict[str, Any]:
-        """A task for the worker."""
+    def about_job(self, techniques: tuple[Technique, ...] = ()) -> dict[str, Any]:
+        """What every task about this job has in common."""
         assert self.job.origin is not None, "only a job from a file can be made again in a child process"
-        return {"task": name, "file": self.job.origin.file, "flags": dict(self.job.origin.flags),
-                "techniques": [described(technique) for technique in techniques],
-                "place": (self.job.link.rank, self.job.link.world, self.job.link.same_machine)} | more
+        return {"file": self.job.origin.file, "flags": dict(self.job.origin.flags), "techniques": specs_of(techniques),
+                "position": Position(self.job.link.rank, self.job.link.world, self.job.link.same_machine)}
 
     def how_real(self) -> str:
         """How we know what was rehearsed on real tensors."""

@@ -21,6 +21,7 @@ from shoestring.measure.timeline import blocks_of, filled, last_step, peak
 from shoestring.measure.tracker import Log
 from shoestring.planning.catalogue import CATALOGUE
 from shoestring.planning.evidence.rehearse import rehearse
+from shoestring.planning.evidence.tasks import SampleResult
 
 CAUTION = 1.1   # what a plan keeps back against what the anchor did: the ledger should not promise too little
 
@@ -95,23 +96,23 @@ def with_process(ledger: Ledger, tensors: int, hardware: Hardware, anchor: Ancho
     return replace(ledger, base=base, retention=retention, allocators=allocators)
 
 
-def put_together(found: Mapping[str, Any], log: Log) -> Anchor:
+def put_together(found: SampleResult, log: Log) -> Anchor:
     """An anchor from a sample of the blocks; what lies between them takes its operations at their speed."""
     steps = sum(moment.phase == "update" for _, moment in log.marks)
     flops = {(moment.phase, moment.block): count / steps for moment, count in log.flops.items()}
     times = {}
     for number, phase in enumerate(("forward", "backward")):
-        for name, seconds in found["blocks"].items():
+        for name, seconds in found.blocks.items():
             times[f"{phase} {name}"] = seconds[number]
-        spent = sum(seconds[number] for seconds in found["blocks"].values())
-        speed = sum(flops.get((phase, name), 0.0) for name in found["blocks"]) / max(spent, 1e-9)
+        spent = sum(seconds[number] for seconds in found.blocks.values())
+        speed = sum(flops.get((phase, name), 0.0) for name in found.blocks) / max(spent, 1e-9)
         for (other, place), count in flops.items():
-            if other == phase and place not in found["blocks"]:
+            if other == phase and place not in found.blocks:
                 times[f"{phase} {place}"] = count / max(speed, 1.0)
     parameters = standing(log)["parameters"]
-    times["update (update)"] = found["update"] * parameters
+    times["update (update)"] = found.update * parameters
     times["step"] = sum(times.values())
-    return Anchor(times, (), 0.0, {"fused": found["fused"] * parameters}, times["step"], 0, 0, {"": found["overhead"]}, sampled=True)
+    return Anchor(times, (), 0.0, {"fused": found.fused * parameters}, times["step"], 0, 0, {"": found.overhead}, sampled=True)
 
 
 def scratch(anchor: Anchor, phase: str, place: str, base: float) -> float:

@@ -1,4 +1,4 @@
-"""What workers of a group say to their launcher: a socket in a private folder, a JSON object a line, with the rank of who speaks."""
+"""How workers of a group talk to their launcher: a socket in a private folder, a message a line, with the rank of who speaks."""
 from __future__ import annotations
 
 import json
@@ -7,15 +7,16 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-BEAT = 0.5      # seconds between heartbeats
-CASUALTY = 75   # exit code of a worker that lost another one, or its launcher
+from shoestring.processes.messages import Heartbeat, Message, read_message, written_message
+
+BEAT = 0.5       # seconds between heartbeats
+PEER_LOST = 75   # exit code of a worker that lost another one, or its launcher
 
 
-class Ears:
+class Receiver:
     """The launcher's end."""
 
     def __init__(self, path: Path) -> None:
@@ -25,57 +26,58 @@ class Ears:
         self.server.setblocking(False)
         self.ready = selectors.DefaultSelector()
         self.ready.register(self.server, selectors.EVENT_READ)
-        self.halves: dict[socket.socket, bytes] = {}   # of lines whose end is not here yet
+        self.halves: dict[socket.socket, bytes] = {}   # of every worker: the beginning of a line whose end is not here yet
 
-    def heard(self) -> Iterator[dict[str, Any]]:
-        """What was said since the last time."""
+    def received(self) -> Iterator[tuple[int, Message]]:
+        """What came since the last time: the rank of the worker, and its message."""
         while found := self.ready.select(0):
             for key, _ in found:
                 if key.fileobj is self.server:
-                    speaker, _ = self.server.accept()
-                    self.ready.register(speaker, selectors.EVENT_READ)
-                    self.halves[speaker] = b""
+                    worker, _ = self.server.accept()
+                    self.ready.register(worker, selectors.EVENT_READ)
+                    self.halves[worker] = b""
                     continue
                 assert isinstance(key.fileobj, socket.socket), "only sockets were registered"
-                yield from self.said(key.fileobj)
+                yield from self.received_from(key.fileobj)
 
-    def said(self, speaker: socket.socket) -> Iterator[dict[str, Any]]:
+    def received_from(self, worker: socket.socket) -> Iterator[tuple[int, Message]]:
         try:
-            data = speaker.recv(1 << 16)
+            data = worker.recv(1 << 16)
         except OSError:
             data = b""
-        *lines, self.halves[speaker] = (self.halves[speaker] + data).split(b"\n")
+        *lines, self.halves[worker] = (self.halves[worker] + data).split(b"\n")
         for line in lines:
-            yield json.loads(line)
+            rank, message = line.split(b" ", 1)
+            yield int(rank), read_message(message)
         if not data:
-            self.ready.unregister(speaker)
-            speaker.close()
-            del self.halves[speaker]
+            self.ready.unregister(worker)
+            worker.close()
+            del self.halves[worker]
 
     def close(self) -> None:
-        for speaker in (*self.halves, self.server):
-            speaker.close()
+        for one in (*self.halves, self.server):
+            one.close()
         self.ready.close()
 
 
-class Voice:
-    """A worker's end."""
+class Sender:
+    """A worker's end. It sends heartbeats by itself."""
 
     def __init__(self, path: Path, rank: int) -> None:
         self.rank = rank
         self.turn = threading.Lock()
-        self.line = socket.socket(socket.AF_UNIX)
-        self.line.connect(str(path))
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.connect(str(path))
         threading.Thread(target=self.beat, daemon=True).start()
 
-    def send(self, event: Mapping[str, Any]) -> None:
+    def send(self, message: Message) -> None:
         with self.turn:
-            self.line.sendall(json.dumps({"rank": self.rank} | dict(event)).encode() + b"\n")
+            self.socket.sendall(f"{json.dumps(self.rank)} {written_message(message)}\n".encode())
 
     def beat(self) -> None:
         while True:
             try:
-                self.send({"event": "beat"})
+                self.send(Heartbeat())
             except OSError:   # the launcher is gone
-                os._exit(CASUALTY)
+                os._exit(PEER_LOST)
             time.sleep(BEAT)

@@ -1,9 +1,10 @@
-"""The stem: a process that has imported torch, from which the workers of a group grow by forking. The launcher's side.
+"""The fork server: a process that has imported torch, of which the workers of a group are forks. The launcher's side.
 
     imported once    4 s of a core, 210 MB          fresh processes would pay that for every worker, and again after every death
     a worker         0.05 s, a few MB of its own    what workers do not change of that memory, they share
 
-Workers end with the stem, and the stem ends with its launcher, however that ends. All of them hold the lock of the run's folder.
+Workers end with the fork server, and that ends with its launcher, however it ends. All of them hold the lock of the run's folder.
+Why multiprocessing's own is not used: decisions/014.
 """
 from __future__ import annotations
 
@@ -19,19 +20,20 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from shoestring.processes.launch import Crashed, ending
+from shoestring.processes.launch import ending_text
+from shoestring.processes.messages import Crashed
 
 READY = 120.0   # seconds in which torch must have been imported
 
 
-class Stem:
-    """The launcher's side: asks for workers and learns how they ended."""
+class ForkServer:
+    """Asks for workers and learns how they ended."""
 
-    def __init__(self, environment: Mapping[str, str], place: Path, lock: int | None) -> None:
-        self.environment, self.place, self.lock = environment, place, lock
+    def __init__(self, environment: Mapping[str, str], private: Path, lock: int | None) -> None:
+        self.environment, self.private, self.lock = environment, private, lock
         self.codes: dict[int, int] = {}   # of those that ended
         self.alive: set[int] = set()
-        self.half = b""
+        self.half = b""                   # the beginning of a line whose end is not here yet
         self.start()
 
     def start(self) -> None:
@@ -40,7 +42,7 @@ class Stem:
             kept = (other.fileno(),) if self.lock is None else (other.fileno(), self.lock)
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "shoestring.processes.group.fork_server_main", str(other.fileno()), str(os.getpid()),
-                 str(self.place)],
+                 str(self.private)],
                 stdin=subprocess.DEVNULL, stdout=sys.stderr, env=os.environ | dict(self.environment), pass_fds=kept, start_new_session=True)
 
     def fork(self, environment: Mapping[str, str]) -> int:
@@ -54,7 +56,7 @@ class Stem:
         until = time.monotonic() + READY
         while not self.alive - before:
             if self.process.poll() is not None:
-                raise Crashed(ending(self.process.returncode))
+                raise Crashed(ending_text(self.process.returncode))
             if time.monotonic() > until:
                 raise Crashed(f"a worker process could not be made within {READY:.0f} s: the machine is too busy, or its disk too slow")
             self.listen(0.1)
@@ -68,19 +70,19 @@ class Stem:
                 data = self.line.recv(1 << 16)
             except OSError:
                 data = b""
-            if not data:   # the stem is gone, and all workers with it
+            if not data:   # the fork server is gone, and all workers with it
                 with suppress(subprocess.TimeoutExpired):
                     self.process.wait(1)
                 self.codes |= dict.fromkeys(self.alive, -signal.SIGKILL)
                 self.alive.clear()
                 return
             *lines, self.half = (self.half + data).split(b"\n")
-            for told in map(json.loads, lines):
-                if told["code"] is None:
-                    self.alive.add(told["pid"])
+            for pid, code in map(json.loads, lines):   # a worker began, or ended with this code
+                if code is None:
+                    self.alive.add(pid)
                 else:
-                    self.alive.discard(told["pid"])
-                    self.codes[told["pid"]] = told["code"]
+                    self.alive.discard(pid)
+                    self.codes[pid] = code
 
     def code(self, pid: int) -> int | None:
         """How a worker ended; None while it lives."""

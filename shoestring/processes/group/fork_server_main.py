@@ -1,4 +1,4 @@
-"""The stem's own process: it imports what workers need, and forks one whenever its launcher asks.
+"""The fork server's own process: it imports what workers need, and forks one whenever its launcher asks.
 
 It does nothing else, so that nothing but its memory is inherited: no thread of ours, no process group, no GPU.
 """
@@ -19,25 +19,25 @@ from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
-from shoestring.processes.group import worker as member
+from shoestring.processes.group import worker
 
 # The compiler is there because an optimizer's first step imports it, and takes as long as all the rest.
 NEEDED = ("torch._dynamo", "shoestring.parallel.process_link", "shoestring.planning.evidence.rehearse", "shoestring.planning.plan",
-          "shoestring.runs.keeper")
+          "shoestring.processes.training")
 
 
 def main() -> None:
-    line, launcher, place = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]), Path(sys.argv[3])
+    line, launcher, private = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]), Path(sys.argv[3])
     die_with(launcher)
     prepare()
     waking, woken = os.pipe()
     os.set_blocking(woken, False)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
     signal.set_wakeup_fd(woken)
-    stem, half = os.getpid(), b""
+    server, half = os.getpid(), b""
 
     def tell(pid: int, code: int | None) -> None:
-        line.sendall(json.dumps({"pid": pid, "code": code}).encode() + b"\n")
+        line.sendall(json.dumps([pid, code]).encode() + b"\n")
 
     while True:
         ready = select.select([line.fileno(), waking], [], [])[0]
@@ -46,13 +46,13 @@ def main() -> None:
             if not data:
                 os._exit(0)   # and the workers with it
             *lines, half = (half + data).split(b"\n")
-            for asked in map(json.loads, lines):
+            for environment in map(json.loads, lines):
                 pid = os.fork()
                 if pid == 0:
                     signal.set_wakeup_fd(-1)
                     for file in (line.detach(), waking, woken):
                         os.close(file)
-                    grow(asked, place, stem)
+                    become_worker(environment, private, server)
                 tell(pid, None)
         if waking in ready:
             os.read(waking, 1 << 16)
@@ -84,15 +84,15 @@ def ended() -> Iterator[tuple[int, int]]:
             yield pid, os.waitstatus_to_exitcode(status)
 
 
-def grow(environment: dict[str, str], place: Path, stem: int) -> NoReturn:
-    """Be a worker, and never come back."""
-    die_with(stem)
+def become_worker(environment: dict[str, str], private: Path, server: int) -> NoReturn:
+    """In a fork: be a worker with these variables, and never come back."""
+    die_with(server)
     os.setsid()
     named(f"shoestring {environment['RANK']}")
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.environ.update(environment)
     try:
-        member.main(place)
+        worker.main(private)
     except SystemExit:   # the job's own
         pass
     except BaseException:

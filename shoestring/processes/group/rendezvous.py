@@ -21,15 +21,17 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo
 from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
 
+from shoestring.core.codec import from_json, to_json
 from shoestring.core.errors import Mistake
 from shoestring.core.units import seconds_text
+from shoestring.processes.group.round import Invitation
+from shoestring.processes.messages import Closing, Message, read_message, written_message
 from shoestring.processes.nodes import Nodes
 
 BEAT = 0.5        # seconds between beats
@@ -39,21 +41,21 @@ PAUSE = 0.05
 
 
 class Closed(Exception):
-    """Node 0 ended the meeting; `word` is what it said."""
+    """Node 0 ended the group, and said how."""
 
-    def __init__(self, word: dict[str, Any]) -> None:
-        super().__init__(word.get("text", ""))
-        self.word = word
+    def __init__(self, closing: Closing) -> None:
+        super().__init__(closing.failure)
+        self.closing = closing
 
 
-class Meeting(RendezvousHandler):
+class Rendezvous(RendezvousHandler):
     def __init__(self, nodes: Nodes = Nodes(), come: float = COME) -> None:
         self.nodes, self.come = nodes, come
         self.round = -1
         self.members: list[int] = []
         self.pausing = False                            # the round ends by itself, with a checkpoint, to let others in
         self.leaving = False                            # nobody is to be waited for any more
-        self.heard = 0                                  # of the news, so far
+        self.heard = 0                                  # messages of other machines that were read
         self.beats: dict[int, tuple[int, float]] = {}   # of every node: its last beat, and when it was seen first
         self.over = threading.Event()
         if nodes.rank == 0:
@@ -99,7 +101,7 @@ class Meeting(RendezvousHandler):
         return self.store.check(["closed"])
 
     def set_closed(self) -> None:
-        self.close({"event": "finished"})
+        self.close(Closing())
 
     def shutdown(self) -> bool:
         return True
@@ -176,9 +178,9 @@ class Meeting(RendezvousHandler):
 
     def check_closed(self) -> None:
         if self.leaving:
-            raise Closed({"event": "stopped", "step": 0})
+            raise Closed(Closing(stopped=0))
         if self.store.check(["closed"]):
-            raise Closed(json.loads(self.store.get("closed")))
+            raise Closed(from_json(Closing, json.loads(self.store.get("closed"))))
 
     def wants(self, node: int) -> int:
         return self.number(f"wants/{node}")
@@ -188,46 +190,46 @@ class Meeting(RendezvousHandler):
 
     # What is told
 
-    def tell(self, news: dict[str, Any]) -> None:
+    def tell(self, message: Message) -> None:
         """Let node 0 know."""
         with self.gone():
             number = self.store.add("told", 1)
-            self.store.set(f"news/{number}", json.dumps(news))
+            self.store.set(f"news/{number}", written_message(message))
 
-    def news(self) -> Iterator[dict[str, Any]]:
+    def news(self) -> Iterator[Message]:
         """Node 0: what the others told since the last time."""
         while self.leads and self.nodes.of > 1 and self.store.check([f"news/{self.heard + 1}"]):
             self.heard += 1
-            yield json.loads(self.store.get(f"news/{self.heard}"))
+            yield read_message(self.store.get(f"news/{self.heard}"))
 
-    def give(self, name: str, value: dict[str, Any]) -> None:
-        self.store.set(name, json.dumps(value))
+    def invite(self, invitation: Invitation) -> None:
+        """Node 0: let the others know what to do."""
+        self.store.set("invitation", json.dumps(to_json(invitation)))
 
-    def take(self, name: str) -> dict[str, Any]:
+    def invitation(self) -> Invitation:
         """What node 0 gave, when it has: it may be planning."""
         with self.gone():
-            while not self.store.check([name]):
+            while not self.store.check(["invitation"]):
                 self.check_closed()
                 if self.silence(0) > max(self.patience, SILENT):
                     raise Mistake(self.lost())
                 time.sleep(PAUSE)
-            found: dict[str, Any] = json.loads(self.store.get(name))
-            return found
+            return from_json(Invitation, json.loads(self.store.get("invitation")))
 
-    def __enter__(self) -> Meeting:
+    def __enter__(self) -> Rendezvous:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None and not self.leads and not self.over.is_set():
             with suppress(RuntimeError):
                 self.store.set("refused", str(error))   # for node 0 to tell, if it is still waiting for this one
-        self.close({"event": "mistake", "text": f"node 0 ended: {error}"})
+        self.close(Closing(failure=f"node 0 ended: {error}"))
 
-    def close(self, word: dict[str, Any]) -> None:
+    def close(self, closing: Closing) -> None:
         """Node 0 says that it is over and how, and stays until the others have heard it."""
         with suppress(RuntimeError):
             if self.leads and not self.over.is_set():
-                self.store.set("closed", json.dumps(word))
+                self.store.set("closed", json.dumps(to_json(closing)))
                 until = time.monotonic() + SILENT
                 while any(self.silence(node) < 3 * BEAT and not self.store.check([f"bye/{node}"]) for node in range(1, self.nodes.of)):
                     if time.monotonic() > until:

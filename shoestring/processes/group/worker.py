@@ -1,52 +1,56 @@
 """A worker of a group: one of several processes that do a task together. It speaks to its launcher over a socket in a folder.
 
-It beats twice a second, so that a process that stands still is missed. It is forked from the stem (stem.py).
+It sends a heartbeat twice a second, so that a process that stands still is missed. The fork server makes it (fork_server_main.py).
 """
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
 from shoestring.core.errors import Mistake
-from shoestring.processes.group.channel import CASUALTY, Voice
+from shoestring.planning.evidence.tasks import JobTask, Task
+from shoestring.processes.group.channel import PEER_LOST, Sender
+from shoestring.processes.group.round import Round, read_round
 from shoestring.processes.launch import fingerprint
-from shoestring.processes.worker import TASKS, last_word
+from shoestring.processes.messages import Answer, Joined, PeerLost
+from shoestring.processes.worker import done, last_message
 
 PAUSE = 0.02
 
 
-def main(place: Path) -> NoReturn:
+def main(private: Path) -> NoReturn:
+    """Do the group's task; `private` is the folder in which the launcher wrote it."""
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    task = json.loads((place / "task.json").read_text())
+    task, formed = read_round(private)
     os.dup2(2 if rank == 0 else os.open(os.devnull, os.O_WRONLY), 1)   # one worker prints, and never into the launcher's output
     if rank:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)   # worker 0 is asked to stop, and tells the others
-    voice = Voice(place / "socket", rank)
+    sender = Sender(private / "socket", rank)
 
-    def work() -> dict[str, Any]:
+    def work() -> Any:
         try:
-            check_same(task)
-            link = joined(task, rank, world)
-            voice.send({"event": "joined"})
-            return TASKS[task["task"]](task, voice.send, link)
+            check_same(task, formed)
+            link = joined(formed, rank, world)
+            sender.send(Joined())
+            return done(task, sender.send, link)
         except Exception as error:
-            if lost(error):
-                fall(error, voice)
+            if says_peer_lost(error):   # this worker has nothing to say of its own: its launcher forms the group again
+                sender.send(PeerLost((str(error).strip() or type(error).__name__).splitlines()[0]))
+                leave(PEER_LOST)
             raise
 
-    last = last_word(task, work)
-    if last["event"] == "result":
-        voice.send(last)
+    last = last_message(task, work)
+    if isinstance(last, Answer):
+        sender.send(last)
         leave(0)
-    voice.send(last | {"text": f"worker {rank} of {world}: {last['text']}"})
+    sender.send(replace(last, text=f"worker {rank} of {world}: {last.text}"))
     leave(1)
 
 
@@ -59,16 +63,18 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def check_same(task: Mapping[str, Any]) -> None:
+def check_same(task: Task[Any], formed: Round) -> None:
     """Refuse to train something else than worker 0 does."""
-    for name, own in fingerprint(task["file"]).items():
-        expected = task["fingerprint"][name]
+    if not isinstance(task, JobTask):
+        return
+    for name, own in fingerprint(task.file).items():
+        expected = formed.fingerprint[name]
         if own != expected:
-            what = f"the job file {task['file']} is not the one" if name == "job file" else f"{name} here is {own}, not the {expected}"
+            what = f"the job file {task.file} is not the one" if name == "job file" else f"{name} here is {own}, not the {expected}"
             raise Mistake(f"{what} that the run was begun with: all workers need the same")
 
 
-def joined(task: Mapping[str, Any], rank: int, world: int) -> Any:
+def joined(formed: Round, rank: int, world: int) -> Any:
     """The link to the others, when all are there."""
     import torch
     from torch import distributed
@@ -77,15 +83,15 @@ def joined(task: Mapping[str, Any], rank: int, world: int) -> Any:
 
     from shoestring.parallel import shared_memory_link as near
 
-    store = PrefixStore(f"round/{task['round']}/workers", TCPStore(
-        os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, timeout=timedelta(seconds=task["join"])))
+    store = PrefixStore(f"round/{formed.number}/workers", TCPStore(
+        os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, timeout=timedelta(seconds=formed.join_seconds)))
     store.set(f"here/{rank}", "")
-    wait_for_all(store, world, task["join"])
+    wait_for_all(store, world, formed.join_seconds)
     if torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"] if task["device"] is None else task["device"]))
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"] if formed.device is None else formed.device))
     distributed.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", store=store, rank=rank, world_size=world,
-                                   timeout=timedelta(seconds=task["deadline"]))
-    return near.joined(rank, world, task["near"], task["deadline"])
+                                   timeout=timedelta(seconds=formed.deadline))
+    return near.joined(rank, world, formed.near, formed.deadline)
 
 
 def wait_for_all(store: Any, world: int, seconds: float) -> None:
@@ -98,13 +104,7 @@ def wait_for_all(store: Any, world: int, seconds: float) -> None:
             time.sleep(PAUSE)
 
 
-def fall(error: Exception, voice: Voice) -> NoReturn:
-    """A worker that lost another one has nothing to say of its own: it ends, and its launcher forms the group again."""
-    voice.send({"event": "lost", "text": (str(error).strip() or type(error).__name__).splitlines()[0]})
-    leave(CASUALTY)
-
-
-def lost(error: BaseException | None) -> bool:
+def says_peer_lost(error: BaseException | None) -> bool:
     """Whether an error says that another worker can't be reached any more."""
     from torch import distributed
 
@@ -115,4 +115,3 @@ def lost(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
-

@@ -17,9 +17,9 @@ from threading import Lock, Thread
 from typing import Any, NamedTuple
 
 from shoestring.runs.events import NAME
-from shoestring.runs.fold import Fold
 from shoestring.runs.folder import holder
-from shoestring.runs.story import story
+from shoestring.runs.history import History
+from shoestring.runs.report import report_of
 from shoestring.show.page import content
 from shoestring.show.page.overview import card, overview
 from shoestring.show.page.top import title
@@ -55,7 +55,7 @@ class Followed:
 
     def __init__(self, name: str, path: Path) -> None:
         self.name, self.path = name, path
-        self.fold = Fold()
+        self.fold = History()
         self.signs: Signs | None = None
         self.looked = self.due = self.drawn = float("-inf")   # when it was looked at, may be drawn again, was drawn
         self.turn = Lock()                                    # of who looks
@@ -83,7 +83,7 @@ class Followed:
         if only_events and now < self.due:
             return
         if self.signs is None or found.events[0] != self.signs.events[0] or found.events[1] < self.fold.offset:
-            self.fold = Fold()
+            self.fold = History()
         seconds = self.draw()
         self.signs, self.drawn = found, now
         self.due = now + min(max(DRAW, seconds / SHARE), SELDOM)
@@ -107,13 +107,13 @@ class Followed:
         self.fold.read(self.path)
         before = time.thread_time() if whole else before
         try:
-            told = story(self.path, self.fold) | {"name": self.name}
+            told = report_of(self.path, self.fold).as_json() | {"name": self.name}
             self.show(told)
         except Exception as error:   # whatever is wrong with this run, the others go on
             told = {"name": self.name, "run": str(self.path), "text": f"This run can't be read: {error!s}"}
             self.show(told)
         if told.get("pid") is None:   # nothing is expected of it: what it takes in memory is only what was drawn
-            self.fold = Fold()
+            self.fold = History()
         return time.thread_time() - before
 
     def show(self, told: dict[str, Any]) -> None:

@@ -1,9 +1,10 @@
-"""The keeper of a run in training: writes its events, saves its checkpoints, listens to who wants it stopped, watches its memory."""
+"""The recorder of a run in training: writes its events, saves its checkpoints, listens to who wants it stopped, watches its memory."""
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,25 +14,37 @@ from shoestring.core.link import Link, agreement, agreement_bytes
 from shoestring.core.run import Run, gathered, traffic
 from shoestring.core.units import bytes_text
 from shoestring.data.feed import Feed
+from shoestring.runs.cadence import Cadence
 from shoestring.runs.checkpoints import Checkpoint, clear_drafts, move_aside, newest_good
+from shoestring.runs.event import Begun, Event, Failed, Finished, Stepped, Stopped, Warned
 from shoestring.runs.events import Events
 from shoestring.runs.folder import Folder
-from shoestring.runs.saver import Cadence, Saver, Snapshot, take_part
-from shoestring.runs.snapshot import PARTS, put_back, taken
+from shoestring.runs.saver import Saver, Snapshot, gather_only
+from shoestring.runs.snapshot import PARTS, restore, snapshot_of
 
 NEAR = 0.97   # of the budget: a process this large is told of
 
 
-class Keeper:
-    """Keeps one run. `send` brings events to whoever launched it, as long as there is one."""
+@dataclass(frozen=True)
+class Recording:
+    """Where a run is recorded, and how often it is saved."""
 
-    def __init__(self, task: Mapping[str, Any], send: Callable[[dict[str, Any]], None], link: Link | None = None) -> None:
+    folder: str
+    cadence: Cadence = field(default_factory=Cadence)
+    memory: int | None = None   # bytes of the budget: a process that comes near is told of
+    predicted: int = 0          # bytes of the process, by the plan
+
+
+class Recorder:
+    """Records one run of so many steps. `send` brings events to whoever launched it, as long as there is one."""
+
+    def __init__(self, recording: Recording, steps: int, send: Callable[[Event], None], link: Link | None = None) -> None:
         self.link = link = link or Link()
-        self.folder = Folder(Path(task["folder"]))
-        self.steps, self.budget, self.predicted = task["steps"], task.get("memory"), task.get("predicted") or 0
+        self.folder = Folder(Path(recording.folder))
+        self.steps, self.budget, self.predicted = steps, recording.memory, recording.predicted
         self.send = send
         self.events = Events(self.folder.path) if link.rank == 0 else None   # the first worker of a group writes, for all
-        self.saver = Saver(self.folder.checkpoints, Cadence(**task.get("cadence", {})), self.tell)
+        self.saver = Saver(self.folder.checkpoints, recording.cadence, self.tell)
         self.checkpoint: Checkpoint | None = None   # that the run goes on from
         self.step = 0
         self.stop = ""          # why to stop; empty: go on
@@ -39,10 +52,10 @@ class Keeper:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self.asked_to_stop)
 
-    def tell(self, kind: str, **fields: Any) -> None:
+    def tell(self, event: Event) -> None:
         if self.events is None:
             return
-        event = self.events.add(kind, **fields)
+        event = self.events.add(event)
         try:
             self.send(event)
         except OSError:
@@ -65,61 +78,60 @@ class Keeper:
         for bad, reason in damaged:
             move_aside(bad)
             start = f"step {self.checkpoint.step}" if self.checkpoint else "the beginning"
-            self.tell("warning", text=f"the checkpoint of step {bad.step} is damaged ({reason}): it is kept aside, "
-                                      f"and the run goes on from {start}")
+            self.tell(Warned(f"the checkpoint of step {bad.step} is damaged ({reason}): it is kept aside, "
+                             f"and the run goes on from {start}"))
         return self.checkpoint is not None
 
     def resume(self, run: Run, feed: Feed) -> int:
         """Bring the run to the checkpoint that was found; gives the step it stands at, 0 for a new run."""
         self.saver.on_disk = [part.saved for part in run.state.values() if part.on_disk]
         for text in filter(None, (part.remark for part in run.state.values())):
-            self.tell("warning", text=text)
+            self.tell(Warned(text))
         if self.checkpoint is not None:
-            state = put_back(self.checkpoint, run, feed)
+            state = restore(self.checkpoint, run, feed)
             self.step = self.saver.saved_step = state["step"]
             self.saver.best = state["best"]
-        group = {"world": self.link.world} if self.link.world > 1 else {}
-        self.tell("begun", pid=os.getpid(), steps=self.steps, step=self.step, how=feed.how if self.step else "from the beginning", **group)
+        self.tell(Begun(pid=os.getpid(), steps=self.steps, step=self.step, how=feed.how if self.step else "from the beginning",
+                        world=self.link.world))
         return self.step
 
-    def after(self, run: Run, feed: Feed, event: dict[str, Any]) -> bool:
+    def after(self, run: Run, feed: Feed, event: Stepped) -> bool:
         """A step is done; gives whether to go on."""
-        self.step = event["step"]
+        self.step = event.step
         synchronised = run.synchronised()
         stop, due = synchronised and bool(self.stop) and run.assignment.counts_steps, synchronised and self.saver.due(self.step)
         if synchronised and self.link.world > 1 and not run.assignment.asynchronous:
-            stop, due = self.agreed(stop, due, event)
-        self.saver.losses.append(event["loss"])
-        self.tell("step", **event)
-        if self.budget and not self.warned and event["most"] > max(NEAR * self.budget, self.predicted):
+            stop, due, event = self.agreed(stop, due, event)
+        self.saver.losses.append(event.loss)
+        self.tell(event)
+        if self.budget and not self.warned and event.most > max(NEAR * self.budget, self.predicted):
             self.warned = True
-            self.tell("warning", text=f"the process has {bytes_text(event['most'])} of its {bytes_text(self.budget)} after step "
-                                      f"{self.step}, more than the {bytes_text(self.predicted)} that were predicted: "
-                                      f"it may run out of memory")
+            self.tell(Warned(f"the process has {bytes_text(event.most)} of its {bytes_text(self.budget)} after step "
+                             f"{self.step}, more than the {bytes_text(self.predicted)} that were predicted: "
+                             f"it may run out of memory"))
         last = stop or self.step >= self.steps
         if (due or last) and not (last and run.assignment.asynchronous):   # those save at the end, when nobody computes any more
             self.save(run, feed)
         return not stop
 
-    def agreed(self, stop: bool, due: bool, event: dict[str, Any]) -> tuple[bool, bool]:
-        """Whether to stop (if any worker was asked to) and to save (if the first wants to); the largest process is the one that counts."""
+    def agreed(self, stop: bool, due: bool, event: Stepped) -> tuple[bool, bool, Stepped]:
+        """Whether to stop (if any worker was asked to) and to save (if the first wants to), and the step with the largest process."""
         told = agreement(self.link.world)
         told[0], told[1] = stop, due and self.link.rank == 0
-        told[2 + 2 * self.link.rank:][:2] = torch.tensor([event["process"], event["most"]])
+        told[2 + 2 * self.link.rank:][:2] = torch.tensor([event.process, event.most])
         self.link.sum(told).wait()
-        event["process"], event["most"] = int(told[2::2].max()), int(told[3::2].max())
         if told[0] and not self.stop:
             self.stop = "another worker of the group was asked to"
-        return bool(told[0]), bool(told[1])
+        return bool(told[0]), bool(told[1]), replace(event, process=int(told[2::2].max()), most=int(told[3::2].max()))
 
     def save(self, run: Run, feed: Feed) -> None:
         def take() -> Snapshot:
-            return taken(run, feed, self.step, self.saver.best)
+            return snapshot_of(run, feed, self.step, self.saver.best)
 
         if self.link.rank == 0:
             self.saver.save(take)
         elif not run.assignment.asynchronous:
-            take_part(take())
+            gather_only(take())
             self.saver.saved_step = self.step
 
     def end(self, run: Run, feed: Feed) -> str:
@@ -132,12 +144,12 @@ class Keeper:
         lost: str = gathered(run, self.unsaved() if self.saver.saved_step != self.step else "")[0]   # the first worker's word
         if self.stop and self.step < self.steps:
             saved = "" if self.saver.saved_step == self.step else f"; the last checkpoint is of step {self.saver.saved_step}"
-            self.tell("stopped", step=self.step, text=f"stopped after step {self.step} of {self.steps}, {self.stop}{saved}")
+            self.tell(Stopped(self.step, f"stopped after step {self.step} of {self.steps}, {self.stop}{saved}"))
             return ""
         if lost:
-            self.tell("failed", text=lost)
+            self.tell(Failed(lost))
         else:
-            self.tell("finished", step=self.step)
+            self.tell(Finished(self.step))
         return lost
 
     def unsaved(self) -> str:
@@ -160,13 +172,14 @@ class Meter:
         """A step begins; what was moved and sent since the last one was for a checkpoint."""
         self.before = traffic(self.run), self.run.mesh.sent
 
-    def step(self) -> dict[str, int]:
-        """What the step that is done took; what workers then agree on belongs to it."""
+    def step(self) -> tuple[int | None, int | None]:
+        """Bytes that the step which is done moved and sent, None where it has no disk or no others to send to; what workers then agree
+        on belongs to it."""
         moved, world = traffic(self.run), self.run.link.world
         agreed = agreement_bytes(world) if self.run.synchronised() and not self.run.assignment.asynchronous else 0
         sent = self.run.mesh.sent - self.before[1] + agreed
         self.steps, self.sent = self.steps + 1, self.sent + sent
-        return ({"moved": moved - self.before[0]} if moved else {}) | ({"sent": sent} if world > 1 else {})
+        return moved - self.before[0] if moved else None, sent if world > 1 else None
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -1,0 +1,66 @@
+"""What a worker process measures for the planner, and of the machine: one function a task."""
+from __future__ import annotations
+
+from shoestring.core.codec import from_json, to_json
+from shoestring.core.hardware import Hardware
+from shoestring.measure.probe import measured_hardware
+from shoestring.measure.tracker import Log
+from shoestring.parallel.link_speed import link_speed as measured_link_speed
+from shoestring.planning.evidence.anchor import anchored, why_not_again
+from shoestring.planning.evidence.pieces import QUICK, tried_in_pieces
+from shoestring.planning.evidence.rehearse import tracked
+from shoestring.planning.evidence.sample import sampled
+from shoestring.planning.evidence.tasks import (
+    AnchorResult,
+    AnchorStep,
+    AnchorTask,
+    PiecesResult,
+    PiecesTask,
+    RehearseTask,
+    SampleResult,
+    SampleTask,
+    techniques_of,
+)
+from shoestring.processes.job_of_task import fresh_model, job_of
+from shoestring.processes.tasks import DoctorTask, LinkSpeed, LinkSpeedTask
+
+
+def anchor(task: AnchorTask) -> AnchorResult:
+    """One real step under each variant. Only the first must work: the others are for techniques that may not."""
+    job = job_of(task)
+    steps: dict[str, AnchorStep] = {}
+    for name, specs in task.variants.items():
+        try:
+            steps[name] = from_json(AnchorStep, to_json(anchored(job, techniques_of(specs), fresh_model(job), task.memory)))
+        except Exception as error:
+            if name == "":
+                raise
+            steps[name] = AnchorStep(error=f"{type(error).__name__}: {error}".splitlines()[0])
+    if task.memory:
+        return AnchorResult(steps)
+    # At the end: what it needs must not count as the step's.
+    plain, slow = techniques_of(task.variants[""]), steps[""].times["step"] > QUICK
+    found = tried_in_pieces(job, lambda: fresh_model(job), plain, slow)
+    return AnchorResult(steps, found, "" if slow or plain else why_not_again(job, fresh_model(job)))
+
+
+def pieces(task: PiecesTask) -> PiecesResult:
+    job = job_of(task)
+    return PiecesResult(tried_in_pieces(job, lambda: fresh_model(job), techniques_of(task.techniques), task.small))
+
+
+def sample(task: SampleTask) -> SampleResult:
+    return from_json(SampleResult, to_json(sampled(job_of(task))))
+
+
+def rehearse(task: RehearseTask) -> Log:
+    job = job_of(task)
+    return tracked(job, techniques_of(task.techniques), fresh_model(job))
+
+
+def link_speed(task: LinkSpeedTask) -> LinkSpeed:
+    return LinkSpeed(*measured_link_speed(task.rank, task.world, task.same_machine, task.store))
+
+
+def doctor(task: DoctorTask) -> Hardware:
+    return measured_hardware(dtypes=True)

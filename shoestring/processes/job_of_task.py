@@ -1,0 +1,38 @@
+"""The job that a task is about, made again in a worker process, and its model as plain training would begin with it."""
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from shoestring.core import random_state as chance
+from shoestring.core.errors import Mistake
+from shoestring.core.job import Job
+from shoestring.core.link import Link
+from shoestring.core.mesh import on_one_axis
+from shoestring.jobfile import loaded_job
+from shoestring.planning.evidence.tasks import JobTask
+from shoestring.runs.initial_weights import valued
+
+
+def job_of(task: JobTask[Any], link: Link | None = None) -> Job:
+    """The job of a task; with a link to a real group, or as one of a group that is imagined."""
+    job, stands = loaded_job(Path(task.file), dict(task.flags)), task.position
+    return replace(job, mesh=on_one_axis(link or Link(stands.rank, stands.world, stands.same_machine)),
+                   steps=job.steps if task.steps is None else task.steps)
+
+
+def fresh_model(job: Job) -> nn.Module:
+    """The job's model as plain training would begin with it, and the random state for its first step."""
+    chance.seed(job.seed)
+    try:
+        model = valued(job.model(), job)
+    except (Mistake, MemoryError):
+        raise
+    except Exception as error:
+        raise Mistake(f"the job's model could not be made: {type(error).__name__}: {error}") from error
+    chance.seed_worker(job.seed, job.link.rank)
+    return model.to("cuda") if torch.cuda.is_available() else model

@@ -1,0 +1,202 @@
+"""Training in a worker process: the loop's steps, each of them noted; with a run folder in the task, recorded there and gone on with.
+
+    the first two steps    under the tracker: what the tensors need is measured
+    the others             as the loop does them
+"""
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from itertools import islice
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from xxhash import xxh3_64
+
+from shoestring.core.batch import Batch
+from shoestring.core.errors import Mistake
+from shoestring.core.job import Job
+from shoestring.core.link import GroupDone, Link
+from shoestring.core.run import Run, gathered, kept, weights
+from shoestring.core.training import TrainingTechnique, making
+from shoestring.core.units import bytes_text
+from shoestring.data.feed import Feed
+from shoestring.loop import finite, steps
+from shoestring.measure.process import status
+from shoestring.measure.timeline import peak
+from shoestring.measure.tracker import Tracker, watched
+from shoestring.planning.evidence.rehearse import prepared, tracked_steps
+from shoestring.planning.evidence.tasks import JobTask, TrialResult, TrialTask, techniques_of
+from shoestring.processes.job_of_task import fresh_model, job_of
+from shoestring.processes.tasks import TrainResult, TrainTask
+from shoestring.runs.digest import weights_sha256
+from shoestring.runs.event import Event, Measured, Stepped
+from shoestring.runs.history import History, measured, measured_by
+from shoestring.runs.recorder import Meter, Recorder, Recording
+from shoestring.runs.tensors import pieces, write_tensors
+
+SHOWN = 1 << 28   # bytes of weights on disk: of more, nothing is shown
+
+Tell = Callable[[Event], None]   # brings an event to the launcher
+
+
+def train(task: TrainTask, tell: Tell, link: Link | None = None) -> TrainResult:
+    """Train, alone or as a worker of a group."""
+    training = Training(task, task.recording, tell, link)
+    result = training.result()
+    if result.stopped is not None or result.unsaved:
+        return result
+    digest, shown = trained_model(training.job, training.run, task.weights)
+    return replace(result, weights_sha256=digest, shown=shown)
+
+
+def trial(task: TrialTask, tell: Tell, link: Link | None = None) -> TrialResult:
+    """A few real steps, to see how large this process grows."""
+    result = Training(task, None, tell, link if task.together else None).result()
+    return TrialResult(result.measured["process_bytes"], result.measured["step_seconds"], result.steps)
+
+
+class Training:
+    """The training of one process, and what it has noted so far."""
+
+    def __init__(self, task: JobTask[Any], recording: Recording | None, tell: Tell, link: Link | None) -> None:
+        self.job, self.tell = job_of(task, link), tell
+        self.link = self.job.link
+        self.wanted = self.job.steps
+        self.recorder = Recorder(recording, self.wanted, tell, self.link) if recording else None
+        self.tracker = Tracker()
+        self.run = made_run(self.job, techniques_of(task.techniques), self.recorder, self.tracker)
+        self.feed = Feed(self.job, self.run.assignment)
+        self.number = self.recorder.resume(self.run, self.feed) if self.recorder else 0   # the last step that is done
+        self.losses: list[float] = []
+        self.history = History()   # where no folder keeps it
+        self.meter = Meter(self.run)
+        self.tensors: Mapping[str, Any] = {"peak_bytes": 0}   # what they needed at most
+        self.step_begun = time.perf_counter()
+
+    def result(self) -> TrainResult:
+        """Do all steps; gives how that ended."""
+        done_all = self.do_steps()
+        self.run.assignment.end()
+        workers = self.link.objects({**self.tensors, "process_bytes": status("VmHWM"), "steps": self.meter.steps, "sent": self.meter.sent})
+        if self.recorder and self.run.assignment.asynchronous and self.losses:
+            self.recorder.tell(measured_by(workers))
+        unsaved = self.recorder.end(self.run, self.feed) if self.recorder else ""
+        if not done_all and self.number < self.wanted:
+            return TrainResult(stopped=self.number)
+        if unsaved:
+            return TrainResult(unsaved=unsaved)
+        return TrainResult(self.number, tuple(self.losses), told_state(self.run), self.figures(workers), self.link.world, tuple(workers))
+
+    def do_steps(self) -> bool:
+        """Whether all steps were done; else somebody asked to stop."""
+        batches: Iterator[Batch] = islice(self.feed, self.wanted - self.number) if self.run.assignment.counts_steps else iter(self.feed)
+        first = tracked_steps(watched(self.run, self.tracker), islice(batches, 2), self.tracker)
+        going_on = until_stopped(first, self.note_step)
+        if self.losses:
+            self.note_tensors()
+        elif not self.number and self.run.assignment.counts_steps:
+            raise Mistake("the job's data yields no batch: nothing to train on")
+        return going_on and until_stopped(steps(self.run, batches), self.note_step)
+
+    def note_step(self, loss: Any) -> bool:
+        """Note a step that is done; gives whether there is to be another."""
+        self.number += 1
+        imagined = self.link.world > 1 and self.link.imagined   # what others would have sent is missing: bytes count, numbers do not
+        self.losses.append(float(loss) if imagined else finite(float(loss), self.number))
+        seconds = time.perf_counter() - self.step_begun
+        moved, sent = self.meter.step()
+        step = Stepped(self.number, self.losses[-1], seconds, status("VmRSS"), status("VmHWM"), moved, sent)
+        go_on = self.recorder.after(self.run, self.feed, step) if self.recorder else True
+        self.meter.begin()
+        if self.recorder is None:
+            step = replace(step, time=time.time())
+            self.history.add(step)
+            self.tell(step)
+        self.step_begun = time.perf_counter()
+        return go_on
+
+    def note_tensors(self) -> None:
+        """What the tensors needed in the first steps; where workers wait for each other, those of the worker that needs most."""
+        log, highest = self.tracker.log, peak(self.tracker.log)
+        found = Measured(max(gathered(self.run, highest.bytes)), sum(log.flops.values()) / len(self.losses), str(highest.moment),
+                         dict(highest.parts))
+        self.tensors = {"peak_bytes": found.peak_bytes, "flops": found.flops, "where": found.where, "parts": found.parts}
+        if self.recorder and not self.run.assignment.asynchronous:   # there the others tell of theirs at the end
+            self.recorder.tell(found)
+
+    def figures(self, workers: list[Any]) -> dict[str, Any]:
+        """What was measured: of the whole run where a folder has its events, else of these steps."""
+        if self.recorder:
+            return measured(History().read(self.recorder.folder.path))
+        self.history.add(measured_by(workers))
+        return measured(self.history)
+
+
+def until_stopped(losses: Iterable[Any], note_step: Callable[[Any], bool]) -> bool:
+    """Whether all steps were done. The loss of a step lives until the next is done, as in any loop."""
+    with suppress(GroupDone):   # the first worker has counted them
+        for loss in losses:   # a generator would let go of the loss earlier, and the peak would be lower than planned
+            if not note_step(loss):
+                return False
+    return True
+
+
+def told_state(run: Run) -> dict[str, Any]:
+    """What techniques have to say of their course: their state as far as it is numbers and text."""
+    def plain(value: Any) -> bool:
+        if isinstance(value, dict):
+            return all(map(plain, value.values()))
+        return all(map(plain, value)) if isinstance(value, (list, tuple)) else value is None or isinstance(value, (int, float, str))
+
+    states = {name: part.state_dict() for name, part in run.state.items() if not part.on_disk}
+    return {name: state for name, state in states.items() if state and plain(state)}
+
+
+def made_run(job: Job, techniques: tuple[TrainingTechnique, ...], recorder: Recorder | None, tracker: Tracker) -> Run:
+    """The run that the techniques make of the job."""
+    resumed = recorder.look() if recorder else False
+    with making(techniques):
+        model = fresh_model(job)
+        check_same_weights(model, job.link)
+        with tracker:
+            return prepared(job, techniques, model, recorder.folder.path if recorder else None, resumed)
+
+
+def check_same_weights(model: nn.Module, link: Link) -> None:
+    """Refuse to train one model that workers began with different weights."""
+    if link.world == 1 or link.imagined:
+        return
+    digest = xxh3_64()
+    for value in model.state_dict().values():
+        for piece in pieces(value) if hasattr(value, "dtype") else ():
+            digest.update(piece)
+    found = link.objects(digest.hexdigest())
+    others = [rank for rank, one in enumerate(found) if one != found[0]]
+    if others:
+        raise Mistake(f"worker {others[0]} of {link.world} made other weights than worker 0, though both began from the job's seed: "
+                      f"the model draws from something else (the time, the operating system, its own generator); seed that too")
+
+
+def trained_model(job: Job, run: Run, file: str) -> tuple[str, str]:
+    """The digest of the trained weights and what the job's `show` says of them; they are written to a file, if there is a name."""
+    found = {name: value for name, value in weights(run).items() if hasattr(value, "dtype")}
+    if run.link.rank and not kept(run):   # the first worker has the same weights and tells of them
+        return "", ""
+    digest, shown = weights_sha256(found), ""
+    absent = sum(prod(one.shape) * one.dtype.itemsize for one in kept(run).values())
+    if job.show is not None and absent > SHOWN:
+        shown = (f"(the job's show is left out: {bytes_text(absent)} of weights are on disk and would be read for every call "
+                 f"of the model; shoestring export gives them as a file)")
+    elif job.show is not None:
+        run.model.eval()
+        with torch.no_grad(), run.usable():
+            shown = job.show(run.model) if run.link.rank == 0 else ""
+    if file:
+        write_tensors(Path(file), found)
+    return digest, shown

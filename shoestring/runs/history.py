@@ -1,0 +1,166 @@
+"""The history of a run: what its events come to, kept while they are read on, and the figures that were measured.
+
+A page of a long run is drawn again without reading it all again. Of a step only its figures are kept, in columns: a million of them take
+80 MB, as dicts they take more than a GB.
+
+    process_bytes    the largest that a process was, of any worker, in any step
+    step_seconds     the median step, without the first two of every life, which make what later ones find, as far as there are others
+    traffic_bytes    to and from the disk: the median of the same steps (the first step of a run has no moments to read)
+    sent_bytes       to other workers: the mean of all steps, because workers that meet every few steps send nothing in between
+    sent_by_others_bytes    where workers do not wait for each other: the same of the others, by their own steps
+    peak_bytes, ...  of the life with the highest tensor peak, as its `Measured` event tells
+
+A life is from one `Begun` to the next. Only steps count that were not done again, and only those since another plan was adopted.
+"""
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+from shoestring.runs.event import Adopted, Begun, Event, Failed, Finished, Measured, Planning, Saved, Stepped, Stopped
+from shoestring.runs.events import PIECE, StepRecord, read_records, record_of
+
+DOING = (Planning, Begun, Stopped, Finished, Failed)   # kinds that say what a run is doing
+MISSING = -1    # in place of bytes that a step does not tell of
+YOUNG = 2       # steps of a life that are unlike those after them
+
+
+class Steps:
+    """The steps that count, in order: what was done again after a resume stands in place of what was lost."""
+
+    def __init__(self) -> None:
+        self.number, self.process, self.most, self.moved, self.sent = (array("q") for _ in range(5))
+        self.time, self.loss, self.seconds = (array("d") for _ in range(3))
+        self.age = array("q")    # its number in its life, from 1
+        self.plan = array("q")   # adoptions of another plan before it
+
+    @property
+    def columns(self) -> tuple[Any, ...]:
+        return (self.number, self.process, self.most, self.moved, self.sent, self.time, self.loss, self.seconds, self.age, self.plan)
+
+    def __len__(self) -> int:
+        return len(self.number)
+
+    def add(self, step: StepRecord, age: int, plan: int) -> None:
+        number = step["step"]
+        if self.number and number <= self.number[-1]:   # done again, and the event that it went back is lost
+            place = bisect_left(self.number, number)
+            end, again = place + (self.number[place] == number), Steps()
+            again.add(step, age, plan)
+            for column, value in zip(self.columns, again.columns, strict=True):
+                column[place:end] = value
+            return
+        self.number.append(number)
+        self.process.append(step["process"])
+        self.most.append(step["most"])
+        self.moved.append(step.get("moved", MISSING))
+        self.sent.append(step.get("sent", MISSING))
+        self.time.append(step["time"])
+        self.loss.append(step["loss"])
+        self.seconds.append(step["seconds"])
+        self.age.append(age)
+        self.plan.append(plan)
+
+    def back_to(self, step: int) -> None:
+        """Forget what comes after a step."""
+        place = bisect_right(self.number, step)
+        for column in self.columns:
+            del column[place:]
+
+
+class History:
+    """What happened so far; `read` goes on from where reading ended."""
+
+    def __init__(self) -> None:
+        self.offset = 0                              # in the file
+        self.damaged = self.rest = 0                 # lines that were skipped; bytes after the last whole line
+        self.wrong = ""                              # why it can't be read on
+        self.steps = Steps()
+        self.others: list[Event] = []                # all that are not steps or measurements
+        self.saved: list[Saved] = []
+        self.measured: list[tuple[int, Measured]] = []   # with the adoptions before it
+        self.doing: Event = Planning()               # what it was doing last
+        self.wanted = 0                              # steps in all
+        self.begun: float | None = None              # when the first event was, and the last
+        self.last: float | None = None
+        self.age = self.plan = 0                     # steps in this life; adoptions so far
+
+    def read(self, folder: Path) -> History:
+        """Take in what is new in the file."""
+        while True:
+            found = read_records(folder, self.offset, PIECE)
+            for event in found.events:
+                self.add(event)
+            self.damaged += found.damaged
+            before, self.offset, self.rest, self.wrong = self.offset, found.offset, found.rest, found.wrong
+            if self.offset == before:
+                return self
+
+    def add(self, event: Event | StepRecord) -> None:
+        if isinstance(event, Stepped):
+            event = record_of(event)
+        self.last = event["time"] if isinstance(event, dict) else event.time
+        if self.begun is None:
+            self.begun = self.last
+        if isinstance(event, dict):
+            self.age += 1
+            self.steps.add(event, self.age, self.plan)
+        elif isinstance(event, Measured):
+            self.measured.append((self.plan, event))
+        else:
+            self.add_other(event)
+
+    def add_other(self, event: Event) -> None:
+        self.others.append(event)
+        if isinstance(event, DOING):
+            self.doing = event
+        if isinstance(event, Begun):
+            self.wanted, self.age = event.steps, 0
+            self.steps.back_to(event.step)
+        elif isinstance(event, Adopted):
+            self.plan, self.age = self.plan + 1, 0
+        elif isinstance(event, Saved):
+            self.saved.append(event)
+
+
+def measured(history: History) -> dict[str, Any]:
+    """The figures of the steps that count, by name; nothing if there are none."""
+    steps = history.steps
+    if not steps:
+        return {}
+    since = history.plan if steps.plan[-1] == history.plan else 0   # what was before was another plan
+    ours = [place for place, plan in enumerate(steps.plan) if plan >= since] if since else range(len(steps))
+    lives = [event for plan, event in history.measured if plan >= since]
+    calm = settled(history, ours)
+    largest = max(lives, key=lambda event: event.peak_bytes, default=None)
+    figures = {key: value for key, value in record_of(largest).items() if key not in ("event", "time")} if largest else {}
+    figures["process_bytes"] = max(*(steps.most[place] for place in ours), *(event.process_bytes or 0 for event in lives), 0)
+    figures["step_seconds"] = median(steps.seconds[place] for place in calm)
+    if steps.moved[-1] != MISSING:
+        figures["traffic_bytes"] = median(max(steps.moved[place], 0) for place in calm)
+    if steps.sent[-1] != MISSING:
+        figures["sent_bytes"] = mean(max(steps.sent[place], 0) for place in ours)
+    return figures
+
+
+def settled(history: History, ours: Sequence[int]) -> list[int]:
+    """The steps without the first ones of every life, as far as there are others."""
+    found = ([place for place in ours if history.steps.age[place] > young] for young in range(YOUNG, -1, -1))
+    return next(filter(None, found))
+
+
+def measured_by(workers: Sequence[Mapping[str, Any]]) -> Measured:
+    """What workers that do not wait for each other measured, from what each found of its own life: the largest counts.
+
+    Each gave what its tensors were at most (peak_bytes, where, parts, flops), process_bytes, its own steps and the bytes it sent in them.
+    """
+    largest = max(workers, key=lambda one: int(one["peak_bytes"]))
+    others = [one for one in workers[1:] if one["steps"]]
+    return Measured(
+        largest["peak_bytes"], largest.get("flops", 0.0), largest.get("where", ""), largest.get("parts", {}),
+        process_bytes=max(one["process_bytes"] for one in workers),
+        sent_by_others_bytes=sum(one["sent"] for one in others) / sum(one["steps"] for one in others) if others else None)

@@ -1,0 +1,209 @@
+"""The report of a run: all that is known of it, folded from its request, its plan and its events. What every page and export shows.
+
+It is the same value while the run goes on and when it is over: the live page is the report of what there is so far. `as_json` is what
+`export --to json` writes and the page is drawn from:
+
+    name, run             of the folder
+    job, flags, budget    what was asked for; budget has `memory`
+    state                 planning, training, stopped, finished, failed (it said why) or died (it said nothing)
+    pid                   who trains there now, or None
+    text                  why it failed, stopped or died, and where it stands
+    step, steps           where it is, and where it wants to be
+    losses, seconds       of the steps that count, from the first
+    samples_process       [seconds since it was begun, bytes of the process]
+    predicted, measured   figures by name; measured so far while it trains
+    plain, techniques, blocks, runners_up, exactness, sure    of the plan (missing while it plans)
+    weights_sha256, shown, state_of_techniques     at the end
+    damage                what of the folder can't be used, and why; also among the events, as warnings
+    checkpoints           [{step, bytes, seconds, time}] as they were saved
+    events                all that happened beside steps, in order
+    begun, last, now      seconds since 1970: the first event, the last one, this moment
+"""
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shoestring.core.budget import Budget
+from shoestring.core.exactness import Exactness, stated_in
+from shoestring.core.figures import Figures, Quantity, figures
+from shoestring.core.units import seconds_text
+from shoestring.runs.event import Begun, Event, Failed, Finished, Saved, Stopped, Warned
+from shoestring.runs.events import NAME, record_of
+from shoestring.runs.folder import Folder, Unusable, holder
+from shoestring.runs.history import History, measured
+from shoestring.runs.request import Request
+
+PLANNED = ("predicted", "plain", "techniques", "blocks", "runners_up", "exactness", "exact", "sure")   # `exact`: of old plans
+ENDS = (Finished, Stopped, Failed)   # events that end a run; what it is then is called as they are
+QUANTITIES = (
+    Quantity("peak_bytes", "tensors", counted=True), Quantity("process_bytes", "process"), Quantity("step_seconds", "a step", "seconds"),
+    Quantity("traffic_bytes", "disk, a step", counted=True, optional=True),
+    Quantity("sent_bytes", "sent, a step", counted=True, optional=True),
+    Quantity("sent_by_others_bytes", "sent by others, a step", counted=True, optional=True))
+
+
+@dataclass(frozen=True)
+class Report:
+    path: Path                       # of the run's folder
+    request: Request | None          # None: it can't be read
+    plan: Mapping[str, Any]          # what plan.json says; empty while it plans
+    ended: Mapping[str, Any]         # what report.json says of a run that is finished; else empty
+    state: str                       # planning, training, stopped, finished, failed or died
+    pid: int | None                  # who trains there now
+    text: str                        # why it failed, stopped or died, and where it stands
+    step: int                        # where it is,
+    steps: int                       # and where it wants to be
+    losses: Sequence[float]          # of the steps that count, from the first
+    seconds: Sequence[float]
+    samples_process: Sequence[tuple[float, int]]   # (seconds since it was begun, bytes of the process)
+    measured: Mapping[str, Any]      # figures by name so far, with the moment and the parts of the peak
+    damage: tuple[str, ...]          # what of the folder can't be used, and why
+    checkpoints: tuple[Saved, ...]
+    events: tuple[Event, ...]        # all beside steps and measurements; damage as warnings at the end
+    begun: float | None              # seconds since 1970: the first event,
+    last: float | None               # the last one,
+    now: float                       # this moment
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def run(self) -> str:
+        return str(self.path)
+
+    @property
+    def job(self) -> str:
+        return Path(self.request.job).stem if self.request else ""
+
+    @property
+    def flags(self) -> Mapping[str, Any]:
+        return self.request.flags if self.request else {}
+
+    @property
+    def budget(self) -> Budget:
+        return Budget(memory=self.request.memory if self.request else None)
+
+    @property
+    def figures(self) -> Figures:
+        """Predicted beside measured."""
+        return figures(QUANTITIES, self.told("predicted", {}), self.basis).measured(self.measured)
+
+    @property
+    def basis(self) -> str:
+        """How the predictions are known."""
+        return str(self.told("sure", ""))
+
+    @property
+    def plain(self) -> Mapping[str, Any]:
+        """The plan without techniques, as JSON."""
+        return dict(self.told("plain", {}))
+
+    @property
+    def techniques(self) -> Sequence[Mapping[str, Any]]:
+        """Of each: name, knobs, why."""
+        return tuple(self.told("techniques", ()))
+
+    @property
+    def blocks(self) -> Sequence[tuple[str, int]]:
+        """The highest bytes while each block runs, as predicted."""
+        return tuple((name, size) for name, size in self.told("blocks", ()))
+
+    @property
+    def runners_up(self) -> Sequence[Mapping[str, Any]]:
+        """Plans that lost, as JSON, with `text` and why they `lost`."""
+        return tuple(self.told("runners_up", ()))
+
+    @property
+    def exactness(self) -> Exactness | None:
+        return stated_in(dict(self.plan) | dict(self.ended)) if self.plan or self.ended else None
+
+    @property
+    def weights_sha256(self) -> str:
+        return str(self.ended.get("weights_sha256", ""))
+
+    @property
+    def shown(self) -> str:
+        return str(self.ended.get("shown", ""))
+
+    @property
+    def state_of_techniques(self) -> Mapping[str, Any]:
+        return dict(self.ended.get("state_of_techniques", {}))
+
+    def told(self, name: str, missing: Any) -> Any:
+        """An entry of the plan; of a finished run, as its report tells it."""
+        return self.ended.get(name, self.plan.get(name, missing))
+
+    def as_json(self) -> dict[str, Any]:
+        told = {
+            "name": self.name, "run": self.run, "job": self.job, "flags": dict(self.flags), "budget": {"memory": self.budget.memory},
+            "state": self.state, "pid": self.pid, "text": self.text, "step": self.step, "steps": self.steps,
+            "losses": list(self.losses), "seconds": list(self.seconds), "samples_process": list(self.samples_process),
+            "checkpoints": list(map(record_of, self.checkpoints)), "damage": list(self.damage),
+            "events": list(map(record_of, self.events)), "begun": self.begun, "last": self.last, "now": self.now,
+        }
+        return told | ({"measured": dict(self.measured)} if self.measured else {}) | dict(self.plan) | dict(self.ended)
+
+
+def report_of(path: Path, history: History | None = None) -> Report:
+    """The report of the run in a folder; `history` if its events were read already. What is damaged is left out and told of."""
+    folder = Folder(path)
+    request, plan, ended, damage = read_files(folder)
+    history = history or History().read(path)
+    steps, doing, pid = history.steps, history.doing, holder(path)
+    alive = "training" if isinstance(doing, Begun) else "planning"
+    state = doing.kind if isinstance(doing, ENDS) else alive if pid is not None else "died"
+    damage += [history.wrong] * bool(history.wrong) + lost(history.damaged + (pid is None and history.rest > 0))
+    return Report(
+        path, request, {key: value for key, value in plan.items() if key in PLANNED}, ended if state == "finished" else {}, state, pid,
+        text_of(state, history, pid), steps.number[-1] if steps else 0, history.wanted, list(steps.loss), list(steps.seconds),
+        [(when - (history.begun or 0.0), size) for when, size in zip(steps.time, steps.process, strict=True)], measured(history),
+        tuple(damage), tuple(history.saved), (*history.others, *(Warned(one, time=history.last or time.time()) for one in damage)),
+        history.begun, history.last, time.time())
+
+
+def read_files(folder: Folder) -> tuple[Request | None, dict[str, Any], dict[str, Any], list[str]]:
+    """The request, the plan and the report of a run, empty where they can't be used, and why they can't."""
+    request, others, wrong = None, {}, []
+    try:
+        request = folder.request()
+    except Unusable as error:
+        wrong.append(str(error))
+    for name in ("plan.json", "report.json"):
+        try:
+            others[name] = folder.read(name)
+        except Unusable as error:
+            wrong.append(str(error))
+    return request, others.get("plan.json", {}), others.get("report.json", {}), wrong
+
+
+def text_of(state: str, history: History, pid: int | None) -> str:
+    """Why a run stands where it does, as far as there is something to say."""
+    steps, doing = history.steps, history.doing
+    if state == "died":
+        stood = f"It stood at step {steps.number[-1] if steps else 0} of {history.wanted}" if history.wanted else "It was still planning"
+        return (f"The process is gone and said nothing: it was killed, or the machine went down. {stood}"
+                + (f" and can go on from step {history.saved[-1].step} by the same command." if history.saved
+                   else "; no checkpoint was saved yet."))
+    if state == "training" and steps and history.last is not None:
+        return silence(time.time() - history.last, list(steps.seconds[-20:]), pid)
+    return doing.text if isinstance(doing, (Stopped, Failed)) else ""
+
+
+def lost(lines: int) -> list[str]:
+    """What to say of damaged lines."""
+    if not lines:
+        return []
+    many = f"{lines:,} lines of {NAME} are" if lines > 1 else f"1 line of {NAME} is"
+    return [f"{many} damaged and left out: what happened then is missing here; the weights do not depend on it"]
+
+
+def silence(seconds: float, paces: list[float], pid: int | None) -> str:
+    """What to say of a run that goes on and has said nothing for so long; nothing if that is usual."""
+    if seconds < max(30.0, 10 * max(paces[-20:])):
+        return ""
+    return f"No step for {seconds_text(seconds)}, though its process {pid} is there: it may hang, be suspended, or wait for its data."
