@@ -28,8 +28,12 @@ class OutOfMemory(Mistake):
 
 
 def run_worker(task: Mapping[str, Any], environment: Mapping[str, str],
-               on_event: Callable[[dict[str, Any]], None] = lambda event: None, lock: int | None = None) -> dict[str, Any]:
-    """Do a task in a child process; its events go to `on_event`, its result comes back. The worker shares the `lock` it is given."""
+               on_event: Callable[[dict[str, Any]], None] = lambda event: None, lock: int | None = None,
+               on_stop: Callable[[], None] = lambda: None) -> dict[str, Any]:
+    """Do a task in a child process; its events go to `on_event`, its result comes back. The worker shares the `lock` it is given.
+
+    `on_stop` is called when the worker has been asked to stop.
+    """
     kills = memory_kills()
     reader, writer = os.pipe()
     child = subprocess.Popen(
@@ -43,7 +47,7 @@ def run_worker(task: Mapping[str, Any], environment: Mapping[str, str],
     try:
         child.stdin.write(json.dumps(task))
         child.stdin.close()
-        with os.fdopen(reader) as lines, politely(child, asked) if "folder" in task else nullcontext():
+        with os.fdopen(reader) as lines, politely(child, asked, on_stop) if "folder" in task else nullcontext():
             for line in lines:
                 event = json.loads(line)
                 if event["event"] in ("result", "mistake", "fault", "out of memory"):
@@ -86,13 +90,13 @@ class Child(Protocol):
 
 
 @contextmanager
-def politely(child: Child, asked: list[int]) -> Iterator[None]:
+def politely(child: Child, asked: list[int], on_stop: Callable[[], None]) -> Iterator[None]:
     """While inside, a signal to stop is passed on and noted: the first lets the worker save, the second kills it."""
 
     def stop(number: int, frame: Any) -> None:
         asked.append(number)
         if len(asked) == 1:
-            print("\nstopping after this step, with a checkpoint; once more to stop at once", file=sys.stderr)
+            on_stop()
         child.send_signal(signal.SIGTERM if len(asked) == 1 else signal.SIGKILL)
         if len(asked) > 1:
             raise KeyboardInterrupt

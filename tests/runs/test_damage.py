@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from shoestring.commands.cli import kept_plan, kept_report, plan_file, settled_plan
-from shoestring.commands.cli import run as command
+from shoestring.commands.main import run as command
+from shoestring.commands.run_plan import kept_plan, plan_file, settled_plan
+from shoestring.commands.train import kept_report
 from shoestring.core.errors import Mistake
 from shoestring.core.seal import Damaged, sealed, unsealed
 from shoestring.memory.accumulate import Accumulate

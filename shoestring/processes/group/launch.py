@@ -38,7 +38,7 @@ RESTARTS = 10      # times that a group is formed again
 
 def run_group(task: Mapping[str, Any], environment: Mapping[str, str], on_event: Callable[[dict[str, Any]], None] = lambda event: None,
               lock: int | None = None, devices: int = 2, nodes: Meeting | None = None, patience: float = PATIENCE,
-              restarts: int = RESTARTS) -> dict[str, Any]:
+              restarts: int = RESTARTS, on_stop: Callable[[], None] = lambda: None) -> dict[str, Any]:
     """Do a task in a group of `devices` workers here, and as many on each other machine of a meeting.
 
     The events of worker 0 go to `on_event`, its result comes back with `world`, `restarts` and `recovery_seconds`. The workers hold the
@@ -56,7 +56,7 @@ def run_group(task: Mapping[str, Any], environment: Mapping[str, str], on_event:
                           entrypoint="shoestring.processes.group.worker")
         word: dict[str, Any] = {"event": "mistake", "text": "node 0 ended"}
         try:
-            with politely(crew, crew.asked) if "folder" in task else nullcontext():
+            with politely(crew, crew.asked, on_stop) if "folder" in task else nullcontext():
                 Agent(spec, crew, stem).run()
             result = crew.outcome()
             word = {"event": "stopped", "step": result["stopped"]} if "stopped" in result else {"event": "finished"}
