@@ -1,8 +1,10 @@
 """shoestring doctor: looks at this machine and measures it anew."""
 from __future__ import annotations
 
+import sys
+
 from shoestring.commands import DONE
-from shoestring.commands.output import say
+from shoestring.commands.output import say, screen
 from shoestring.core.errors import Mistake
 
 TYPE_CHECKING = False
@@ -40,7 +42,7 @@ def run(options: Namespace) -> int:
     if options.json:
         print(json.dumps(asdict(found) | {"missing": missing()}))
     else:
-        print(table([["what", "found"], *rows(found), *(["missing", text] for text in missing())]))
+        print(table([["what", "found"], *rows(found), *(["missing", text] for text in missing())], screen=screen(sys.stdout)))
     return DONE
 
 

@@ -1,6 +1,7 @@
 """What commands say beside their result: words for a person, on the error stream, where they are never in the way of --json."""
 from __future__ import annotations
 
+import os
 import sys
 
 TYPE_CHECKING = False
@@ -8,6 +9,9 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Iterable
     from pathlib import Path
+    from typing import TextIO
+
+    from shoestring.show.terminal import Screen
 
 
 def say(options: Namespace, text: str) -> None:
@@ -30,3 +34,16 @@ def write_page(place: Path, text: str, asked: bool = False) -> None:
         write_whole(place, text.encode(), asked)
     except OSError as error:
         warn([f"{place} can't be written: {error.strerror}"])
+
+
+def screen(stream: TextIO) -> Screen:
+    """How wide a stream of ours is, and whether colours are wanted there (https://no-color.org)."""
+    from shoestring.show.terminal import PIPE, Screen
+
+    if not stream.isatty():
+        return PIPE
+    try:
+        width = os.get_terminal_size(stream.fileno()).columns
+    except OSError:
+        width = 80
+    return Screen(max(width, 20), not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb")

@@ -1,8 +1,11 @@
 """shoestring plan: what would it take."""
 from __future__ import annotations
 
+import sys
+
 from shoestring.commands import DONE
 from shoestring.commands.job_flags import asked, job_flags, loaded, planned, reasons, team, team_flags
+from shoestring.commands.output import screen
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,7 +39,7 @@ def run(options: Namespace) -> int:
     if options.json:
         print(json.dumps(outcome))
     elif "plain" in outcome:
-        print(plan_text(outcome, reasons()))
+        print(plan_text(outcome, reasons(), screen(sys.stdout)))
     else:
         print(chosen)
     return DONE

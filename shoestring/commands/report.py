@@ -4,7 +4,7 @@ from __future__ import annotations
 import sys
 
 from shoestring.commands import DONE, FAULT, STOPPED
-from shoestring.commands.output import say, warn, write_page
+from shoestring.commands.output import say, screen, warn, write_page
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def reported(options: Namespace, report: dict[str, Any], run: Path) -> int:
 def show(report: dict[str, Any], page: Path) -> None:
     from shoestring.show.terminal import beside
 
-    print("", beside(report["predicted"], report["measured"]), "", sep="\n")
+    print("", beside(report["predicted"], report["measured"], screen(sys.stdout)), "", sep="\n")
     if report["shown"]:
         print(report["shown"], "", sep="\n")
     losses = report["losses"]

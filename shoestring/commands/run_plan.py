@@ -1,8 +1,10 @@
 """The plan of a run that `train` begins or goes on with: the one it keeps, a new one, or one made after memory ran out."""
 from __future__ import annotations
 
+import sys
+
 from shoestring.commands.job_flags import planned, reasons, team
-from shoestring.commands.output import say
+from shoestring.commands.output import say, screen
 from shoestring.core.errors import Mistake, OverBudget
 
 TYPE_CHECKING = False
@@ -74,13 +76,13 @@ def new_plan(options: Namespace, job: Job, held: Opened) -> Plan:
     held.folder.write("plan.json", plan_file(chosen, outcome))
     (held.folder.path / "plan-next.json").unlink(missing_ok=True)
     if not options.json and outcome:
-        print(plan_text(outcome, reasons()), "", sep="\n")
+        print(plan_text(outcome, reasons(), screen(sys.stdout)), "", sep="\n")
     return chosen
 
 
 def plan_file(chosen: Plan, outcome: dict[str, Any]) -> dict[str, Any]:
     """A plan as the run keeps it: replayed by --plan, shown by its page."""
-    from shoestring.show.terminal import plan_name
+    from shoestring.planning.spelling import plan_text
 
     why = reasons()
     return {
@@ -88,7 +90,7 @@ def plan_file(chosen: Plan, outcome: dict[str, Any]) -> dict[str, Any]:
         "predicted": {"peak_bytes": chosen.peak_bytes, "process_bytes": chosen.process_bytes, "step_seconds": chosen.step_seconds,
                       "traffic_bytes": chosen.traffic, "sent_bytes": chosen.sent, "sent_by_others_bytes": chosen.sent_by_others},
         "techniques": [one | {"why": why.get(one["name"], "")} for one in chosen.as_json()["techniques"]],
-        "runners_up": [one | {"text": plan_name(one)} for one in outcome.get("runners_up", ())], "sure": chosen.sure,
+        "runners_up": [one | {"text": plan_text(one["techniques"])} for one in outcome.get("runners_up", ())], "sure": chosen.sure,
         "exactness": chosen.exactness.word,
     }
 

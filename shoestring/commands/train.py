@@ -6,7 +6,7 @@ import sys
 
 from shoestring.commands import DONE, STOPPED
 from shoestring.commands.job_flags import asked, job_flags, loaded, team, team_flags
-from shoestring.commands.output import say
+from shoestring.commands.output import say, screen
 from shoestring.commands.report import report_of, reported, unfinished
 from shoestring.commands.run_plan import after_memory_ran_out, require_means, settled_plan
 from shoestring.core.errors import Mistake, OverBudget
@@ -178,7 +178,8 @@ def shower(options: Namespace, steps: int, memory: int | None) -> Callable[[dict
             step, moves = event["step"], sys.stderr.isatty()   # the line moves; on a pipe, every tenth step has its own
             if not options.json and (moves or step % 10 in (0, 1) or step == steps):
                 left = (steps - step) * event["seconds"]
-                print(progress(step, steps, event["loss"], event["most"], memory, left), end="\r" if moves else "\n", file=sys.stderr)
+                line = progress(step, steps, event["loss"], event["most"], memory, left, screen(sys.stderr))
+                print(line, end="\r" if moves else "\n", file=sys.stderr)
         elif kind == "warning":
             print(f"\nwarning: {event['text']}", file=sys.stderr)
         elif kind in ("died", "re-formed"):

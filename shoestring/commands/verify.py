@@ -1,9 +1,11 @@
 """shoestring verify: plain training and the plan side by side."""
 from __future__ import annotations
 
+import sys
+
 from shoestring.commands import DONE, NOT_KEPT
 from shoestring.commands.job_flags import asked, job_flags, loaded, planned
-from shoestring.commands.output import say
+from shoestring.commands.output import say, screen
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
 
@@ -49,9 +51,9 @@ def show(report: dict[str, Any], steps: int) -> None:
     rows = [["", "weights", "largest difference", "losses off by", "stated", "verdict"]]
     rows += [[one["technique"], same if one["bit_equal"] else f"not the {same}", f"{one['largest_difference']:.2g}",
               f"{one['loss_difference']:.1g}", one["stated"], VERDICTS[one["kept"]]] for one in report["verdicts"]]
-    print(table(rows, right=(2, 3)))
+    print(table(rows, right=(2, 3), screen=screen(sys.stdout)))
     print(f"\n{Exactness.ROUNDING.word}: losses within {ROUNDED:.2%}; of {Exactness.DRAWS.word} and {Exactness.CHANGED.word}, nothing "
           f"is promised that {steps} steps could show")
-    print("", beside(report["predicted"], report["measured"]), "", sep="\n")
+    print("", beside(report["predicted"], report["measured"], screen(sys.stdout)), "", sep="\n")
     print("losses, plain and planned:")
     print("\n".join(f"  {plain:.6f}  {planned:.6f}" for plain, planned in report["losses"]))
