@@ -1,3 +1,3 @@
-from shoestring.commands.cli import main
+from shoestring.commands.main import main
 
 main()

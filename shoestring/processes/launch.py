@@ -26,8 +26,11 @@ R = TypeVar("R")
 
 
 def run_worker(task: Task[R], environment: Mapping[str, str], on_event: Callable[[Event], None] = lambda event: None,
-               lock: int | None = None) -> R:
-    """Do a task in a child process; its events go to `on_event`, its result comes back. The worker shares the `lock` it is given."""
+               lock: int | None = None, on_stop: Callable[[], None] = lambda: None) -> R:
+    """Do a task in a child process; its events go to `on_event`, its result comes back. The worker shares the `lock` it is given.
+
+    `on_stop` is called when the worker has been asked to stop.
+    """
     kills = memory_kills()
     reader, writer = os.pipe()
     child = subprocess.Popen(
@@ -41,7 +44,7 @@ def run_worker(task: Task[R], environment: Mapping[str, str], on_event: Callable
     try:
         child.stdin.write(written_task(task))
         child.stdin.close()
-        with os.fdopen(reader) as lines, stopping_gently(child, asked) if is_recorded(task) else nullcontext():
+        with os.fdopen(reader) as lines, stopping_gently(child, asked, on_stop) if is_recorded(task) else nullcontext():
             for message in map(read_message, lines):
                 if isinstance(message, (Answer, Failure)):
                     last = message

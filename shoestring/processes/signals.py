@@ -2,8 +2,7 @@
 from __future__ import annotations
 
 import signal
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -15,13 +14,16 @@ class Stoppable(Protocol):
 
 
 @contextmanager
-def stopping_gently(workers: Stoppable, asked: list[int]) -> Iterator[None]:
-    """While inside, a signal to stop is passed on and added to `asked`: the first lets the workers save, the second kills them."""
+def stopping_gently(workers: Stoppable, asked: list[int], on_stop: Callable[[], None]) -> Iterator[None]:
+    """While inside, a signal to stop is passed on and added to `asked`.
+
+    The first lets the workers save, and `on_stop` is called; the second kills them.
+    """
 
     def stop(number: int, frame: Any) -> None:
         asked.append(number)
         if len(asked) == 1:
-            print("\nstopping after this step, with a checkpoint; once more to stop at once", file=sys.stderr)
+            on_stop()
         workers.send_signal(signal.SIGTERM if len(asked) == 1 else signal.SIGKILL)
         if len(asked) > 1:
             raise KeyboardInterrupt

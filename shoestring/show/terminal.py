@@ -1,31 +1,103 @@
-"""What a person sees in the terminal: tables, bars and the progress line, as text."""
+"""What a person sees in the terminal: tables, bars and the progress line, as text.
+
+Text is made for a screen. On a pipe it is plain and as wide as it gets, so that names stay whole and tools can read it; in a terminal it is
+wrapped at words to the terminal's width, with colours where they are wanted. rich is imported when something is drawn.
+"""
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from shoestring.core.exactness import stated_in
+from shoestring.core.figures import figures
 from shoestring.core.units import bytes_text, seconds_text
+from shoestring.planning.quantities import MEASURABLE
+from shoestring.planning.spelling import plan_text as techniques_text
+from shoestring.planning.spelling import technique_text
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 
-def table(rows: Sequence[Sequence[str]], right: Iterable[int] = ()) -> str:
-    """Rows of cells as aligned columns; the first row is the heading.
+@dataclass(frozen=True)
+class Screen:
+    """Where text is shown."""
 
+    width: int | None = None   # columns; None: a pipe or a file, where no line is ever wrapped
+    colour: bool = False
+
+
+PIPE = Screen()
+NARROW = 100     # columns below which a table of plans has no room for their names
+WIDE = 100_000   # columns that no line reaches
+DASHES = "    \n    \n -  \n    \n    \n    \n    \n    \n"   # rich's way of saying: a line of dashes below each column's heading
+
+
+def rendered(parts: Iterable[RenderableType], screen: Screen) -> str:
+    """What rich makes of these parts, one below the other."""
+    from io import StringIO
+
+    from rich.console import Console
+
+    text = StringIO()
+    console = Console(file=text, width=screen.width or WIDE, force_terminal=screen.colour, no_color=not screen.colour,
+                      color_system="standard" if screen.colour else None, highlight=False, markup=False, emoji=False, legacy_windows=False)
+    for part in parts:
+        console.print(part)
+    return "\n".join(line.rstrip() for line in text.getvalue().rstrip("\n").split("\n"))
+
+
+def table_part(rows: Sequence[Sequence[str]], right: Iterable[int] = (), bold: int | None = None) -> RenderableType:
+    """Rows of cells as aligned columns; the first row is the heading, and row `bold` stands out. Figures, at the right, are never cut."""
+    from rich.box import Box
+    from rich.table import Table
+    from rich.text import Text
+
+    to_right = set(right)
+    drawn = Table(box=Box(DASHES), show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold", border_style="dim")
+    for place, heading in enumerate(rows[0]):
+        if place in to_right:
+            drawn.add_column(Text(heading), justify="right", no_wrap=True, min_width=max(len(row[place]) for row in rows))
+        else:
+            drawn.add_column(Text(heading), overflow="fold")
+    for number, row in enumerate(rows[1:], start=1):
+        drawn.add_row(*map(Text, row), style="bold" if number == bold else None)
+    return drawn
+
+
+def table(rows: Sequence[Sequence[str]], right: Iterable[int] = (), screen: Screen = PIPE) -> str:
+    """
     >>> print(table([["plan", "memory"], ["plain", "1 GiB"]], right=[1]))
     plan   memory
-    -----  ------
+    ------ ------
     plain   1 GiB
     """
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    to_right = set(right)
+    return rendered([table_part(rows, right)], screen)
 
-    def line(row: Sequence[str]) -> str:
-        cells = (cell.rjust(width) if column in to_right else cell.ljust(width)
-                 for column, (cell, width) in enumerate(zip(row, widths, strict=True)))
-        return "  ".join(cells).rstrip()
 
-    return "\n".join([line(rows[0]), "  ".join("-" * width for width in widths), *map(line, rows[1:])])
+def indented(text: str, by: int = 2) -> RenderableType:
+    """A paragraph that stays indented where it is wrapped."""
+    from rich.padding import Padding
+    from rich.text import Text
+
+    return Padding.indent(Text(text, overflow="fold"), by)
+
+
+def aligned(rows: Iterable[Sequence[str]], right: int) -> RenderableType:
+    """Indented rows of cells, those of one column at the right; what is too long is wrapped in the last column."""
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+    found = list(rows)
+    last = len(found[0]) - 1 if found else 0
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    for place in range(last + 1):
+        grid.add_column(justify="right" if place == right else "left", no_wrap=place < last, overflow="fold")
+    for row in found:
+        grid.add_row(*map(Text, row))
+    return Padding.indent(grid, 2)
 
 
 def bar(share: float, width: int = 24) -> str:
@@ -38,63 +110,75 @@ def bar(share: float, width: int = 24) -> str:
     return "█" * full + "░" * (width - full)
 
 
-def shortened(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: width - 1] + "…"
-
-
-def plan_name(plan: dict[str, Any]) -> str:
-    """A plan of the JSON in one line."""
-    return " + ".join(technique_name(one) for one in plan["techniques"]) or "plain"
-
-
-def technique_name(one: dict[str, Any]) -> str:
-    knobs = ", ".join(f"{name}={value!r}" for name, value in one["knobs"].items() if value not in (0, "", None))
-    return f"{one['name']}({knobs})"
-
-
-def plan_row(name: str, plan: dict[str, Any], why: str) -> list[str]:
-    return [name, bytes_text(plan["peak_bytes"]), bytes_text(plan["process_bytes"]), seconds_text(plan["step_seconds"]), why]
-
-
-def plan_text(outcome: dict[str, Any], whys: dict[str, str]) -> str:
+def plan_text(outcome: Mapping[str, Any], whys: Mapping[str, str], screen: Screen = PIPE) -> str:
     """The planner's outcome for a person."""
-    chosen, plain = outcome["chosen"], outcome["plain"]
-    width = max(shutil.get_terminal_size((110, 24)).columns - 52, 34)
+    chosen = outcome["chosen"]
     level = stated_in(chosen)
-    lines = [f"plan for {bytes_text(outcome['memory'])}{f', {level.word}' if level is not None else ''}: {plan_name(chosen)}"]
-    lines += [f"  {level.word}: {level.meaning}"] if level is not None else []
-    lines += [""]
-    lines += [f"  {technique_name(one)}: {whys.get(one['name'], '')}" for one in chosen["techniques"]]
-    lines += [""] if chosen["techniques"] else []
-    rows = [["", "tensors", "process", "a step", ""],
-            plan_row(shortened(plan_name(chosen), width), chosen, "chosen" + (f", {level.word}" if level is not None else "")),
-            *([plan_row(plan_name(plain), plain, "the simplest plan" if plain["techniques"] else "no technique")]
-              if chosen["techniques"] != plain["techniques"] else []),
-            *(plan_row(shortened(plan_name(plan), width), plan, plan["lost"]) for plan in outcome["runners_up"])]
-    lines += [table(rows, right=(1, 2, 3)), ""]
-    if chosen["traffic_bytes"]:
-        lines += [f"to and from the disk: {bytes_text(chosen['traffic_bytes'])} a step, at {bytes_text(chosen['disk_bytes_per_second'])}/s "
-                  f"as measured on this machine", ""]
-    if chosen["stored_bytes"]:
-        lines[-1:] = [f"on the disk of the run: {bytes_text(chosen['stored_bytes'])} of state", ""]
-    if chosen["world"] > 1:
-        lines += [f"{chosen['world']} workers train together; these are the figures of the largest. {sending(chosen)}", ""]
-    lines += [f"the peak is in the {chosen['where']}:"]
+    stated = f", {level.word}" if level is not None else ""
+    parts: list[RenderableType] = [plain(f"plan for {bytes_text(outcome['memory'])}{stated}: {techniques_text(chosen['techniques'])}")]
+    parts += [indented(f"{level.word}: {level.meaning}")] if level is not None else []
+    parts += [""]
+    parts += [indented(f"{technique_text(one)}: {whys.get(one['name'], '')}") for one in chosen["techniques"]]
+    parts += [""] if chosen["techniques"] else []
+    parts += [*plans_part(plan_rows(outcome, stated), screen), "", *moved(chosen)]
+    parts += [plain(f"the peak is in the {chosen['where']}:")]
     whole = sum(chosen["parts"].values()) or 1
-    lines += [f"  {name:<12} {bytes_text(size):>9}  {bar(size / whole)}" for name, size in chosen["parts"].items() if size * 200 > whole]
+    parts += [aligned(((name, bytes_text(size), bar(size / whole)) for name, size in chosen["parts"].items() if size * 200 > whole),
+                      right=1)]
     if outcome["more_memory"]:
-        lines += ["", "what more memory would buy, by the ledger:"]
-        lines += [f"  {bytes_text(plan['process_bytes']):>9}  {seconds_text(plan['step_seconds'])} a step with "
-                  f"{shortened(plan_name(plan), width)}" for plan in outcome["more_memory"]]
+        parts += ["", plain("what more memory would buy, by the ledger:"), aligned(map(bought, outcome["more_memory"]), right=0)]
     if outcome["refused"]:
-        lines += ["", "not used:"]
-        lines += [f"  {one['technique']}: {one['reason']}" for one in outcome["refused"]]
-    lines += ["", f"{outcome['tried']:,} combinations tried, {outcome['fitting']:,} fit by the ledger; planned in "
-                  f"{seconds_text(outcome['seconds'])}", f"how sure: {chosen['sure']}"]
-    return "\n".join(lines)
+        parts += ["", plain("not used:"), *(indented(f"{one['technique']}: {one['reason']}") for one in outcome["refused"])]
+    parts += ["", plain(f"{outcome['tried']:,} combinations tried, {outcome['fitting']:,} fit by the ledger; planned in "
+                        f"{seconds_text(outcome['seconds'])}"), plain(f"how sure: {chosen['sure']}")]
+    return rendered(parts, screen)
 
 
-def sending(plan: dict[str, Any]) -> str:
+def bought(plan: Mapping[str, Any]) -> tuple[str, str]:
+    """What the memory of a plan would buy."""
+    return bytes_text(plan["process_bytes"]), f"{seconds_text(plan['step_seconds'])} a step with {techniques_text(plan['techniques'])}"
+
+
+def plain(text: str) -> RenderableType:
+    from rich.text import Text
+
+    return Text(text, overflow="fold")
+
+
+def plan_rows(outcome: Mapping[str, Any], stated: str) -> list[list[str]]:
+    """The chosen plan, plain training and the runners-up, by those figures that every plan has."""
+    chosen, simplest = outcome["chosen"], outcome["plain"]
+    always = [one for one in MEASURABLE if not one.optional]
+    plans = [(chosen, f"chosen{stated}")]
+    if chosen["techniques"] != simplest["techniques"]:
+        plans += [(simplest, "the simplest plan" if simplest["techniques"] else "no technique")]
+    plans += [(plan, plan["lost"]) for plan in outcome["runners_up"]]
+    return [["", *(one.label for one in always), ""],
+            *([techniques_text(plan["techniques"]), *(one.text(plan[one.name]) for one in always), why] for plan, why in plans)]
+
+
+def plans_part(rows: Sequence[Sequence[str]], screen: Screen) -> list[RenderableType]:
+    """Plans as a table; where that would cut names to pieces, as a name and a line of figures each."""
+    figures_at = range(1, len(rows[0]) - 1)
+    if screen.width is None or screen.width >= NARROW:
+        return [table_part(rows, right=figures_at, bold=1)]
+    return [part for name, *cells, why in rows[1:] for part in (
+        plain(name), indented(", ".join(f"{label} {cell}" for label, cell in zip(rows[0][1:-1], cells, strict=True)) + f": {why}"))]
+
+
+def moved(chosen: Mapping[str, Any]) -> list[RenderableType]:
+    """What passes to and from the disk and between workers, if anything does."""
+    disk = []
+    if chosen["traffic_bytes"]:
+        disk += [f"to and from the disk: {bytes_text(chosen['traffic_bytes'])} a step, at {bytes_text(chosen['disk_bytes_per_second'])}/s "
+                 f"as measured on this machine"]
+    if chosen["stored_bytes"]:
+        disk += [f"on the disk of the run: {bytes_text(chosen['stored_bytes'])} of state"]
+    sent = [f"{chosen['world']} workers train together; these are the figures of the largest. {sending(chosen)}"] * (chosen["world"] > 1)
+    return [*map(plain, disk), *([""] if disk else []), *map(plain, sent), *([""] if sent else [])]
+
+
+def sending(plan: Mapping[str, Any]) -> str:
     """What workers send to each other.
 
     >>> sending({"sent_bytes": 2048.0, "sent_by_others_bytes": 0.0}), sending({"sent_bytes": 0.0})
@@ -107,29 +191,25 @@ def sending(plan: dict[str, Any]) -> str:
         "They send nothing: they share memory")
 
 
-COUNTED = ("peak_bytes", "traffic_bytes", "sent_bytes", "sent_by_others_bytes")   # predicted to the byte
-
-
-def beside(predicted: dict[str, Any], measured: dict[str, Any]) -> str:
+def beside(predicted: Mapping[str, Any], measured: Mapping[str, Any], screen: Screen = PIPE) -> str:
     """Predicted beside measured."""
+    found = [one for one in figures(MEASURABLE, predicted).measured(measured) if one.shown]
     rows = [["", "predicted", "measured", "off by"]]
-    for key, name, shown in (("peak_bytes", "tensors", bytes_text), ("process_bytes", "process", bytes_text),
-                             ("step_seconds", "a step", seconds_text), ("traffic_bytes", "disk, a step", bytes_text),
-                             ("sent_bytes", "sent, a step", bytes_text),
-                             ("sent_by_others_bytes", "sent by others, a step of theirs", bytes_text)):
-        if key in COUNTED[1:] and not (predicted.get(key) and measured.get(key)):
-            continue
-        if not isinstance(predicted.get(key), int | float) or not isinstance(measured.get(key), int | float):
-            rows.append([name, *("not known" if one.get(key) is None else shown(one[key]) for one in (predicted, measured)), ""])
-            continue
-        off = predicted[key] / measured[key] - 1 if measured.get(key) else 0.0
-        difference = int(predicted[key] - measured[key])
-        exact = key in COUNTED and abs(off) < 1e-3
-        rows.append([name, shown(predicted[key]), shown(measured[key]), f"{difference:+,} bytes" if exact else f"{off:+.1%}"])
-    return table(rows, right=(1, 2, 3))
+    rows += [[one.quantity.label, one.quantity.text(one.predicted), one.quantity.text(one.measured), one.off_text] for one in found]
+    return table(rows, right=(1, 2, 3), screen=screen)
 
 
-def progress(step: int, steps: int, loss: float, used: int, budget: int | None, seconds_left: float) -> str:
-    """The line that moves while training."""
-    memory = f"{bytes_text(used)} of {bytes_text(budget)} {bar(used / budget, 8)}" if budget else bytes_text(used)
-    return f"{bar(step / steps, 20)} {step}/{steps}  loss {loss:.3f}  memory {memory}  {seconds_text(seconds_left)} left"
+def progress(step: int, steps: int, loss: float, used: int, budget: int | None, seconds_left: float, screen: Screen = PIPE) -> str:
+    """The line that moves while training: as much of it as fits, and over all that was there before.
+
+    >>> progress(5, 10, 2.5, 3 << 20, 6 << 20, 7.0)
+    '██████████░░░░░░░░░░ 5/10  loss 2.500  memory 3.00 MiB of 6.00 MiB ████░░░░  7 s left'
+    """
+    memory = f"{bytes_text(used)} of {bytes_text(budget)}" if budget else bytes_text(used)
+    filled = f" {bar(used / budget, 8)}" if budget else ""
+    share, left = bar(step / steps, 20), f"{seconds_text(seconds_left)} left"
+    told = (f"{share} {step}/{steps}  loss {loss:.3f}  memory {memory}{filled}  {left}",
+            f"{bar(step / steps, 8)} {step}/{steps}  loss {loss:.3f}  {bytes_text(used)}  {left}", f"{step}/{steps}  loss {loss:.3f}")
+    room = (screen.width or WIDE) - 1
+    line = next((one for one in told if len(one) <= room), told[-1][:room])
+    return line.ljust(room) if screen.width else line

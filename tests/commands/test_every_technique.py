@@ -149,7 +149,7 @@ class Command:
 
 
 def commanded(place: str, words: tuple[str, ...]) -> None:
-    from shoestring.commands.cli import run
+    from shoestring.commands.main import run
 
     os.chdir(place)
     with open("out", "w") as out, open("err", "w") as err:

@@ -14,7 +14,7 @@ import torch
 
 import shoestring
 from shoestring import api
-from shoestring.commands.cli import run
+from shoestring.commands.main import run
 from shoestring.core.errors import Mistake, OverBudget
 from shoestring.core.exactness import Exactness, stated_in
 from shoestring.core.hardware import Hardware

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-import shoestring.commands.cli
+import shoestring.commands.run_plan
 import shoestring.show.terminal
 from shoestring.core.budget import Budget
 from shoestring.core.exactness import Exactness
@@ -172,11 +172,11 @@ def test_a_plan_is_kept_before_anything_else_happens(tmp_path: Path, monkeypatch
         raise KeyboardInterrupt
 
     outcome = Planner(logs()[0], Hardware()).outcome(8 << 30, forced=())
-    monkeypatch.setattr(shoestring.commands.cli, "planned", lambda *_: (outcome.chosen, outcome.as_json()))
+    monkeypatch.setattr(shoestring.commands.run_plan, "planned", lambda *_: (outcome.chosen, outcome.as_json()))
     monkeypatch.setattr(shoestring.show.terminal, "plan_text", killed)
     held = Opened(Folder(tmp_path), Lock(tmp_path), {"memory": None, "use": None, "inexact": False}, True)
     options = Namespace(replan=False, json=False, plan=None, use=None, inexact=False)
     with pytest.raises(KeyboardInterrupt):
-        shoestring.commands.cli.settled_plan(options, logs()[0], held)
+        shoestring.commands.run_plan.settled_plan(options, logs()[0], held)
     assert Folder(tmp_path).read("plan.json")["chosen"]["techniques"] == [] and read(tmp_path)[0][-1]["event"] == "planning"
     held.lock.release()

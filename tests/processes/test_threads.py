@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from shoestring import api
-from shoestring.commands import cli
+from shoestring.commands import run_plan
+from shoestring.core.errors import Mistake
 from shoestring.core.hardware import Hardware
 from shoestring.processes.group.launch import surroundings, threads
 from shoestring.processes.group.rendezvous import Meeting
@@ -36,10 +37,10 @@ def test_planning_again_after_memory_ran_out_knows_how_many_workers_are_here(tmp
 
     def plan(*given: Any, **named: Any) -> Any:
         asked.update(named)
-        raise cli.Mistake("enough")
+        raise Mistake("enough")
 
     monkeypatch.setattr(api, "plan", plan)
     options = Namespace(json=True, devices=3, nodes="10.0.0.1:29400,0/4", patience="30s", restarts=10)
     held = SimpleNamespace(folder=Folder(tmp_path), asked={"memory": 2**30, "inexact": False})
-    said = cli.after_memory_ran_out(options, None, held, SimpleNamespace(process_bytes=2**29), "memory ran out")   # type: ignore[arg-type]
+    said = run_plan.after_memory_ran_out(options, None, held, SimpleNamespace(process_bytes=2**29), "memory ran out")   # type: ignore[arg-type]
     assert (asked["devices"], asked["here"]) == (12, 3) and "led to nothing: enough" in said

@@ -13,9 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from shoestring.runs.fold import Fold
+from shoestring.runs.story import story
 
-from shoestring.commands.cli import kept_plan, kept_report, settled_plan
-from shoestring.commands.cli import run as command
+from shoestring.commands.main import run as command
+from shoestring.commands.run_plan import kept_plan, settled_plan
+from shoestring.commands.train import kept_report
 from shoestring.core.errors import Mistake
 from shoestring.core.seal import Damaged, sealed, unsealed
 from shoestring.memory.accumulate import Accumulate
@@ -26,11 +29,9 @@ from shoestring.processes import worker
 from shoestring.runs.checkpoints import Checkpoint, newest_good, saved
 from shoestring.runs.events import NAME, Events, line_of, read
 from shoestring.runs.export import checkpoint_of, export_steps, export_weights
-from shoestring.runs.fold import Fold
 from shoestring.runs.folder import Folder, Unusable, asked_for, holder, source_of
 from shoestring.runs.resume import opened
 from shoestring.runs.snapshot import PARTS
-from shoestring.runs.story import story
 from shoestring.show.page import page
 from shoestring.show.watch.follow import Followed
 from tests.show.made_runs import append, made_run, step_fields

@@ -45,11 +45,12 @@ RESTARTS = 10      # times that a group is formed again
 
 def run_group(task: Task[R], environment: Mapping[str, str], on_event: Callable[[Event], None] = lambda event: None,
               lock: int | None = None, devices: int = 2, nodes: Rendezvous | None = None, patience: float = PATIENCE,
-              restarts: int = RESTARTS, expected: Mapping[str, str] | None = None) -> R:
+              restarts: int = RESTARTS, expected: Mapping[str, str] | None = None, on_stop: Callable[[], None] = lambda: None) -> R:
     """Do a task in a group of `devices` workers here, and as many on each other machine of a rendezvous.
 
     The events of worker 0 go to `on_event`, its result comes back; of training, with how often the group was formed again. The workers
     hold the `lock` they are given. What ends the group is raised once, whoever met it. `expected` is the fingerprint that node 0 gave.
+    `on_stop` is called when the group has been asked to stop.
     """
     if torch.cuda.is_available() and devices > torch.cuda.device_count():
         raise Mistake(f"--devices {devices}: this machine has {torch.cuda.device_count()} GPUs, and every worker needs one of its own")
@@ -61,15 +62,15 @@ def run_group(task: Task[R], environment: Mapping[str, str], on_event: Callable[
         server = ForkServer(group_environment(rendezvous, devices) | dict(environment), private, lock)
         spec = WorkerSpec("worker", devices, rendezvous, monitor_interval=LOOK, max_restarts=sys.maxsize,
                           entrypoint="shoestring.processes.group.worker")
-        return cast(R, supervised(supervisor, Agent(spec, supervisor, server)))
+        return cast(R, supervised(supervisor, Agent(spec, supervisor, server), on_stop))
 
 
-def supervised(supervisor: Supervisor, agent: Agent) -> Any:
+def supervised(supervisor: Supervisor, agent: Agent, on_stop: Callable[[], None]) -> Any:
     """Let the agent run the group until it is over; gives the result, and lets the other machines know how it ended."""
     closing = Closing(failure="node 0 ended")
     rendezvous = supervisor.rendezvous
     try:
-        with stopping_gently(supervisor, supervisor.asked) if is_recorded(supervisor.task) else nullcontext():
+        with stopping_gently(supervisor, supervisor.asked, on_stop) if is_recorded(supervisor.task) else nullcontext():
             agent.run()
         result = supervisor.result()
         closing = Closing(result.unsaved, result.stopped) if isinstance(result, TrainResult) else Closing()

@@ -1,0 +1,78 @@
+"""shoestring doctor: looks at this machine and measures it anew."""
+from __future__ import annotations
+
+import sys
+
+from shoestring.commands import DONE
+from shoestring.commands.output import say, screen
+from shoestring.core.errors import Mistake
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+
+    from shoestring.core.hardware import Hardware
+
+name = "doctor"
+help = "devices, memory, which dtypes really work, disk speed, what is missing"
+
+
+def flags(parser: ArgumentParser) -> None:
+    parser.description = "Looks at this machine and measures it anew."
+
+
+def run(options: Namespace) -> int:
+    import json
+    from dataclasses import asdict
+    from importlib.util import find_spec
+
+    if find_spec("torch") is None:
+        raise Mistake("torch is not installed: pip install torch==2.13.0 (the CPU build), or the build for your GPU")
+    from shoestring.measure.probe import kept_hardware, remember, settled
+    from shoestring.processes.launch import run_worker
+    from shoestring.processes.tasks import DoctorTask
+    from shoestring.show.terminal import table
+
+    say(options, "measuring this machine …")
+    found = settled(kept_hardware(), run_worker(DoctorTask(), {}))
+    remember(found)
+    if options.json:
+        print(json.dumps(asdict(found) | {"missing": missing()}))
+    else:
+        print(table([["what", "found"], *rows(found), *(["missing", text] for text in missing())], screen=screen(sys.stdout)))
+    return DONE
+
+
+def missing() -> list[str]:
+    """What could be installed, and what for."""
+    from importlib.util import find_spec
+
+    from shoestring.memory.allocator import LIBRARIES, library
+
+    libraries = [f"{one}: Debian's lib{one}2 or lib{one}2.0 gives the allocator another choice" for one in LIBRARIES if not library(one)]
+    return libraries + [f"{one}: pip install {package}" for one, package in
+                        (("transformers", "transformers"), ("sklearn", "scikit-learn")) if find_spec(one) is None]
+
+
+def rows(found: Hardware) -> list[list[str]]:
+    """What was found, for a person."""
+    import time
+
+    from shoestring.core.units import bytes_text
+    from shoestring.measure.probe import QUIET
+
+    again = "; the machine was busy, so it is measured again when it is quieter" if found.busy > QUIET else ""
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found.when))
+    variables = ", ".join(f"{one}={value}" for one, value in found.environment.items())
+    return [
+        ["device", f"{found.device}: {found.name}, {found.cores} threads"],
+        ["memory", bytes_text(found.memory)],
+        ["torch", found.torch],
+        ["matrix products", f"{found.flops / 1e9:.0f} GFLOP/s in float32"],
+        ["disk", f"{bytes_text(found.disk)}/s, written and read back"],
+        ["disk, direct", f"{bytes_text(found.direct)}/s past the page cache" if found.direct else "no direct I/O here"],
+        ["fresh memory", f"{found.fault * 2**30:.2f} s per GiB in small pages, {found.huge_fault * 2**30:.2f} in huge ones"],
+        *([f"dtype {one}", what or "works"] for one, what in found.dtypes.items()),
+        ["measured", f"{when}, the best of {found.tries} tries; others had {found.busy:.0%} of the cores in the quietest{again}"],
+        *([["workers start with", variables]] if variables else []),
+    ]

@@ -1,0 +1,66 @@
+"""shoestring export: the weights or the course of a run in other people's formats."""
+from __future__ import annotations
+
+from shoestring.commands import DONE
+from shoestring.commands.output import warn
+from shoestring.core.errors import Mistake
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+    from pathlib import Path
+
+    from shoestring.runs.folder import Folder
+
+name = "export"
+help = "the weights or the course of a run in other people's formats"
+
+
+def flags(parser: ArgumentParser) -> None:
+    parser.add_argument("run", help="folder of a run")
+    parser.add_argument("--to", required=True, choices=["safetensors", "hf", "csv", "json"],
+                        help="safetensors: the weights; hf: a folder for from_pretrained; csv: steps; json: all that happened")
+    parser.add_argument("--out", metavar="PATH", help="where to (default: RUN/export.KIND)")
+    parser.add_argument("--step", type=int, help="the checkpoint of this step (default: the newest good one)")
+
+
+def run(options: Namespace) -> int:
+    from shoestring.show.watch.places import is_run
+
+    if not is_run(options.run):
+        raise Mistake(f"{options.run} is not a run of shoestring: give the folder that `shoestring train` named")
+    import json
+    from pathlib import Path
+
+    from shoestring.runs.export import export_steps
+    from shoestring.runs.folder import Folder
+
+    folder = Folder(Path(options.run))
+    target = Path(options.out) if options.out else folder.path / ("export-hf" if options.to == "hf" else f"export.{options.to}")
+    if options.to not in ("csv", "json"):
+        return weights(options, folder, target)
+    made, damage = export_steps(folder, options.to, target)
+    warn(damage)
+    print(json.dumps({"path": str(made)}) if options.json else f"written: {made}")
+    return DONE
+
+
+def weights(options: Namespace, folder: Folder, target: Path) -> int:
+    import json
+
+    from shoestring.jobfile import loaded_job
+    from shoestring.runs.export import checkpoint_of, export_hugging_face, export_weights, newer_weights
+    from shoestring.runs.folder import source_of
+
+    checkpoint = checkpoint_of(folder, options.step)
+    if options.to == "safetensors":
+        made = export_weights(checkpoint, target)
+    else:
+        request = folder.request()
+        assert request is not None, "a run has a request"
+        made = export_hugging_face(checkpoint, loaded_job(source_of(folder), dict(request.flags)), target)
+    more = "" if options.step is not None else newer_weights(folder, checkpoint)
+    warn([more] if more else [])
+    told = {"path": str(made), "step": checkpoint.step} | ({"warning": more} if more else {})
+    print(json.dumps(told) if options.json else f"written: {made}, the weights after step {checkpoint.step}")
+    return DONE

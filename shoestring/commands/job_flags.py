@@ -1,0 +1,125 @@
+"""What `plan`, `train` and `verify` share: flags that name a job, a budget and a plan, and what follows from them."""
+from __future__ import annotations
+
+import os
+from collections import namedtuple
+
+from shoestring.commands.output import say
+from shoestring.core.errors import Mistake
+from shoestring.core.exactness import ASKED, Exactness, allowed
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+    from pathlib import Path
+    from typing import Any
+
+    from shoestring.core.job import Job
+    from shoestring.planning.plan import Plan
+    from shoestring.processes.nodes import Team
+
+# path: of the job's file; flags: values of the job's own flags; memory: bytes, None: what is free
+Asked = namedtuple("Asked", ["path", "flags", "memory"])
+
+
+def job_flags(parser: ArgumentParser) -> None:
+    """A job, and how it may be trained."""
+    parser.epilog = ("The job's own arguments are flags too; built-in jobs: gpt (a byte-level transformer on Python's own source), "
+                     "digits (a conv net)")
+    parser.set_defaults(job_words=[])
+    parser.add_argument("job", help="a Python file with `def job(...) -> Job`, or the name of a built-in job")
+    parser.add_argument("--memory", help="most bytes of the process, such as 600MiB (default: what is free)")
+    parser.add_argument("--use", action="append", metavar="TECHNIQUE",
+                        help='exactly these techniques instead of planning, such as "Checkpoint(every=2)"; may be repeated')
+    parser.add_argument("--plan", metavar="FILE", help="replay a plan that was saved")
+    parser.add_argument("--exact", choices=list(ASKED), help="the least that the weights must be of those of plain training: "
+                        + ", ".join(f"{name} ({level.word})" for name, level in ASKED.items())
+                        + f" (default: {Exactness.ROUNDING.word} if such a plan fits, else {Exactness.DRAWS.word})")
+    parser.add_argument("--inexact", action="store_true",
+                        help=f"allow weights that are {Exactness.CHANGED.word}: techniques that compute other numbers, such as bf16")
+
+
+def team_flags(parser: ArgumentParser) -> None:
+    """How many workers train together, and where."""
+    parser.add_argument("--devices", type=int, default=1, metavar="N", help="workers on this machine that train together (default 1)")
+    parser.add_argument("--nodes", metavar="HOST:PORT,RANK/OF",
+                        help="train with other machines: all give the same command, with their own rank; HOST has rank 0")
+    parser.add_argument("--patience", default="30s", metavar="TIME",
+                        help="without a sign of life for so long, a worker is replaced (default 30s)")
+    parser.add_argument("--restarts", type=int, default=10, metavar="N", help="how often to go on after a worker's death (default 10)")
+
+
+def asked(options: Namespace) -> Asked:
+    """What the flags say, checked as far as that is possible without importing anything heavy."""
+    from shoestring.core.units import parse_bytes
+    from shoestring.jobfile import job_path, parsed_flags
+
+    file = job_path(options.job)
+    flags = parsed_flags(file, options.job_words)
+    memory = None if options.memory is None else parse_bytes(options.memory)
+    allowed(options.exact, options.inexact)
+    if options.plan and options.use:
+        raise Mistake("--plan and --use say two different things: give one of them")
+    if options.use:
+        from shoestring.planning.names import check_written
+
+        for written in options.use:
+            check_written(written)
+    if options.plan and not os.path.exists(options.plan):
+        raise Mistake(f"there is no plan file {options.plan}; save one with: shoestring plan JOB --memory 2GiB --save {options.plan}")
+    from pathlib import Path
+
+    return Asked(Path(file), flags, memory)
+
+
+def team(options: Namespace) -> Team:
+    """Who trains together, from what the user wrote, or from what torchrun or SLURM put into the environment."""
+    from shoestring.processes.nodes import Team, team_of
+
+    if "devices" not in options:
+        return Team()
+    return team_of(options.devices, options.nodes, options.patience, options.restarts, os.environ)
+
+
+def loaded(options: Namespace, path: Path, flags: dict[str, Any]) -> Job:
+    from shoestring.jobfile import loaded_job
+
+    try:
+        return loaded_job(path, flags)
+    except Mistake as error:
+        if options.traceback and error.__cause__ is not None:
+            import traceback
+
+            traceback.print_exception(error.__cause__)
+        raise
+
+
+def planned(options: Namespace, job: Job, memory: int | None, hardware: str | None = None) -> tuple[Plan, dict[str, Any]]:
+    """The plan to run and the planner's outcome as JSON (empty when a saved plan is replayed)."""
+    from pathlib import Path
+
+    from shoestring.api import plan as make_plan
+    from shoestring.planning.plan import load_plan
+
+    if options.plan:
+        return within(load_plan(Path(options.plan)), options.exact), {}
+    say(options, "planning …")
+    workers = team(options)
+    outcome = make_plan(job, memory, options.use, options.inexact, devices=workers.world, here=workers.devices, hardware=hardware,
+                        exact=options.exact)
+    return outcome.chosen, outcome.as_json() | {"blocks": outcome.chosen.blocks}
+
+
+def within(plan: Plan, exact: str | None) -> Plan:
+    """A plan that was saved, if it is as close to plain training as the user asks for."""
+    if exact and plan.exactness > ASKED[exact]:
+        raise Mistake(f"the plan {plan} is {plan.exactness.word}, and --exact {exact} allows {ASKED[exact].word}: plan anew, or give "
+                      f"{plan.exactness.flag}")
+    return plan
+
+
+def reasons() -> dict[str, str]:
+    """What every technique is good for, by its name."""
+    from shoestring.planning.catalogue import CATALOGUE
+
+    return {kind.__name__: str(kind.why) for kind in CATALOGUE}

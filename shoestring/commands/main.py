@@ -1,0 +1,112 @@
+"""The table of commands, and what all of them share: parsing, errors and exit codes.
+
+A command is a module, or any object, with `name`, `help` (one line), `flags(parser)`, which adds its flags, and `run(options)`, which does
+it and gives its exit code. A package adds one without a change here, by an entry point of the group "shoestring.commands" that has the
+command's name:
+
+    [project.entry-points."shoestring.commands"]
+    sweep = "my_package.sweep"
+
+Entry points are looked up only for a name that is none of ours: that imports a lot, and our own help has to be quick.
+"""
+from __future__ import annotations
+
+import sys
+
+from shoestring.commands import FAULT, MISTAKE, OVER_BUDGET, STOPPED, doctor, export, plan, train, verify, watch
+from shoestring.commands.parser import Parser
+from shoestring.core.errors import Mistake, OverBudget
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+    from typing import Any, Protocol
+
+    class Command(Protocol):
+        @property
+        def name(self) -> str: ...
+        @property
+        def help(self) -> str: ...
+        def flags(self, parser: ArgumentParser, /) -> None: ...
+        def run(self, options: Namespace, /) -> int: ...
+
+BUILT_IN: tuple[Command, ...] = (plan, train, verify, watch, export, doctor)
+GROUP = "shoestring.commands"
+
+
+def main(words: list[str] | None = None) -> None:
+    raise SystemExit(run(sys.argv[1:] if words is None else words))
+
+
+def run(words: list[str]) -> int:
+    """Do a command; gives its exit code."""
+    shown = "--traceback" in words
+    try:
+        return done(words)
+    except OverBudget as error:
+        return refused(error, "--json" in words)
+    except Mistake as error:
+        return failed(error, MISTAKE, shown)
+    except KeyboardInterrupt:
+        print("\nstopped", file=sys.stderr)
+        return STOPPED
+    except OSError as error:
+        return failed(error, MISTAKE, shown)
+    except Exception as error:
+        return failed(error, FAULT, shown)
+
+
+def done(words: list[str]) -> int:
+    """Parse the words and run their command. Words that are no flag of it are left to a command with the default `job_words`."""
+    own = {command.name for command in BUILT_IN}
+    commands = BUILT_IN if not words or words[0].startswith("-") or words[0] in own else (*BUILT_IN, *from_packages(words[0]))
+    options, rest = parser(commands).parse_known_args(words)
+    if "job_words" in options:
+        options.job_words = rest
+    elif rest:
+        raise Mistake(f"{rest[0]!r} is no option of {options.command}; see shoestring {options.command} --help")
+    return next(command for command in commands if command.name == options.command).run(options)
+
+
+def parser(commands: tuple[Command, ...]) -> Parser:
+    top = Parser(prog="shoestring", description="Deep learning on a budget: your PyTorch model and your memory, "
+                                                "the plan that meets it, and the proof.")
+    below = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for command in commands:
+        one = below.add_parser(command.name, help=command.help, description=command.help)
+        command.flags(one)
+        one.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+        one.add_argument("--traceback", action="store_true", help="show where an error came from")
+    return top
+
+
+def from_packages(wanted: str) -> tuple[Command, ...]:
+    """The command of this name that another package brings, if one does."""
+    from importlib.metadata import entry_points
+
+    found = [entry for entry in entry_points(group=GROUP) if entry.name == wanted]
+    try:
+        return tuple(entry.load() for entry in found[:1])
+    except Exception as error:
+        raise Mistake(f"the command {wanted} of {found[0].value} can't be imported ({type(error).__name__}: {error}): mend or remove the "
+                      f"package that brings it") from error
+
+
+def failed(error: Exception, code: int, shown: bool) -> int:
+    if shown:
+        import traceback
+
+        traceback.print_exception(error)
+    kind = "" if code == MISTAKE or type(error).__name__ == "Crashed" else f"{type(error).__name__}: "
+    print(f"shoestring: {kind}{error}", file=sys.stderr)
+    return code
+
+
+def refused(error: OverBudget, as_json: bool) -> int:
+    nearest: Any = error.nearest
+    if as_json:
+        import json
+
+        print(json.dumps({"error": str(error), "least_bytes": nearest.process_bytes, "nearest": nearest.as_json()}))
+    print(f"shoestring: {error}", file=sys.stderr)
+    return OVER_BUDGET

@@ -1,0 +1,49 @@
+"""What commands say beside their result: words for a person, on the error stream, where they are never in the way of --json."""
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Iterable
+    from pathlib import Path
+    from typing import TextIO
+
+    from shoestring.show.terminal import Screen
+
+
+def say(options: Namespace, text: str) -> None:
+    """A word for the person in front of the terminal."""
+    if sys.stderr.isatty() or not options.json:
+        print(text, file=sys.stderr)
+
+
+def warn(texts: Iterable[str]) -> None:
+    """Tell of what is wrong and does not keep us from going on."""
+    for text in texts:
+        print(f"warning: {text}", file=sys.stderr)
+
+
+def write_page(place: Path, text: str, asked: bool = False) -> None:
+    """A page that can't be written is told of; the run is none the worse."""
+    from shoestring.core.files import write_whole
+
+    try:
+        write_whole(place, text.encode(), asked)
+    except OSError as error:
+        warn([f"{place} can't be written: {error.strerror}"])
+
+
+def screen(stream: TextIO) -> Screen:
+    """How wide a stream of ours is, and whether colours are wanted there (https://no-color.org)."""
+    from shoestring.show.terminal import PIPE, Screen
+
+    if not stream.isatty():
+        return PIPE
+    try:
+        width = os.get_terminal_size(stream.fileno()).columns
+    except OSError:
+        width = 80
+    return Screen(max(width, 20), not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb")

@@ -1,0 +1,121 @@
+"""The plan of a run that `train` begins or goes on with: the one it keeps, a new one, or one made after memory ran out."""
+from __future__ import annotations
+
+import sys
+
+from shoestring.commands.job_flags import planned, reasons, team
+from shoestring.commands.output import say, screen
+from shoestring.core.errors import Mistake, OverBudget
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from pathlib import Path
+
+    from shoestring.core.job import Job
+    from shoestring.planning.plan import Plan
+    from shoestring.processes.nodes import Team
+    from shoestring.runs.folder import Folder
+    from shoestring.runs.resume import Opened
+
+
+def settled_plan(options: Namespace, job: Job, held: Opened) -> Plan:
+    """The plan of a run: the one that is there, the one that follows from what was measured, or a new one."""
+    if options.replan:
+        return following_plan(held.folder)
+    kept = None if held.changed else kept_plan(held.folder, options.adopt)
+    return new_plan(options, job, held) if kept is None else kept
+
+
+def following_plan(folder: Folder) -> Plan:
+    """The plan that was made when the run was out of memory; it is the run's from now on."""
+    from shoestring.planning.plan import plan_in
+    from shoestring.runs.event import Adopted
+    from shoestring.runs.events import note
+
+    following = folder.path / "plan-next.json"
+    if not following.exists():
+        raise Mistake(f"{folder.path} did not run out of memory, so nothing was measured to plan from: leave --replan out, "
+                      f"or give another --memory with --adopt")
+    chosen = plan_in(folder.read("plan-next.json"), following)
+    following.rename(folder.path / "plan.json")
+    note(folder.path, Adopted(("the plan made from what was measured",)))
+    return chosen
+
+
+def kept_plan(folder: Folder, adopt: bool) -> Plan | None:
+    """The plan of a run, if it has one. A damaged one is never trained from: with `adopt` another is made."""
+    from shoestring.planning.plan import plan_in
+    from shoestring.runs.event import Adopted
+    from shoestring.runs.events import note
+    from shoestring.runs.folder import CURES, Unusable
+
+    try:
+        found = folder.read("plan.json")
+        return plan_in(found, folder.path / "plan.json") if found else None
+    except Mistake as error:
+        if adopt:
+            note(folder.path, Adopted(("a new plan, because the one it had was damaged",)))
+            return None
+        if isinstance(error, Unusable):
+            raise
+        raise Unusable(f"{error}; {CURES['plan.json']}") from error
+
+
+def new_plan(options: Namespace, job: Job, held: Opened) -> Plan:
+    """Plan, keep the plan, then show it: who is killed after that goes on with this plan."""
+    from shoestring.core.units import bytes_text
+    from shoestring.planning.outcome import plan_file
+    from shoestring.runs.event import Planning
+    from shoestring.runs.events import note
+    from shoestring.show.terminal import plan_text
+
+    request, memory = held.request, held.request.memory
+    note(held.folder.path, Planning(memory))
+    options.use, options.inexact, options.exact = request.use, request.inexact, request.exact
+    chosen, outcome = planned(options, job, memory)
+    if outcome and memory is not None and chosen.process_bytes > memory:
+        raise OverBudget(f"{chosen} needs {bytes_text(chosen.process_bytes)}, more than the {bytes_text(memory)} of --memory", chosen)
+    held.folder.write("plan.json", plan_file(chosen, outcome))
+    (held.folder.path / "plan-next.json").unlink(missing_ok=True)
+    if not options.json and outcome:
+        print(plan_text(outcome, reasons(), screen(sys.stdout)), "", sep="\n")
+    return chosen
+
+
+def require_means(chosen: Plan, workers: Team, folder: Path) -> None:
+    """Refuse a plan that these workers, or this disk, can't carry out."""
+    from shoestring.memory.disk_store import require_room
+
+    if workers.world > 1 and not any(one.unites for one in chosen.techniques):
+        raise Mistake(f"{chosen} is a plan for one worker, with nothing that unites {workers.world}: they would train apart; plan for them "
+                      f"(--devices without --plan, --fresh in a folder that has a plan), or train with one")
+    require_room(folder, chosen.stored_bytes, sum(file.stat().st_blocks * 512 for file in folder.glob("*.bin")))
+
+
+def after_memory_ran_out(options: Namespace, job: Job, held: Opened, chosen: Plan, why: str) -> str:
+    """Plan again with what was measured; gives what to tell the user."""
+    from shoestring.api import plan as make_plan
+    from shoestring.core.units import bytes_text
+    from shoestring.measure.process import memory_free
+    from shoestring.runs.checkpoints import newest_good
+    from shoestring.runs.report import report_of
+
+    told = report_of(held.folder.path)
+    good, _ = newest_good(held.folder.checkpoints)
+    kept = f"its checkpoint of step {good.step} is whole" if good else "it had no checkpoint yet, so it will begin anew"
+    measured = int(told.measured.get("process_bytes", 0))
+    most = max(measured, chosen.process_bytes)
+    budget = held.request.memory or int(0.9 * memory_free())
+    workers = team(options)
+    said = f"the run stopped after step {told.step} because {why}; {kept}. It was planned for {bytes_text(chosen.process_bytes)} " \
+           f"and had {bytes_text(measured)} at its last step"
+    say(options, "planning again with what was measured …")
+    try:
+        outcome = make_plan(job, int(min(0.9, chosen.process_bytes / most) * min(budget, most)), None, held.request.inexact,
+                            devices=workers.world, here=workers.devices, exact=held.request.exact)
+    except (Mistake, OverBudget) as error:   # nothing fits, or planning, which trains a few steps, met the same
+        return f"{said}; planning again led to nothing: {error}"
+    held.folder.write("plan-next.json", outcome.as_file())
+    return (f"{said}. A plan with more room is ready, {outcome.chosen} at {bytes_text(outcome.chosen.process_bytes)}: "
+            f"go on with it by the same command and --run {held.folder.path} --replan")

@@ -1,0 +1,260 @@
+"""shoestring train: run a plan in a folder, go on with it after whatever ended it, and show predicted beside measured."""
+from __future__ import annotations
+
+import re
+import sys
+
+from shoestring.commands import DONE, STOPPED
+from shoestring.commands.job_flags import asked, job_flags, loaded, team, team_flags
+from shoestring.commands.output import say, screen
+from shoestring.commands.report import finished_report, reported, unfinished
+from shoestring.commands.run_plan import after_memory_ran_out, require_means, settled_plan
+from shoestring.core.errors import Mistake, OverBudget
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+    from typing import Any
+
+    from shoestring.core.job import Job
+    from shoestring.planning.plan import Plan
+    from shoestring.processes.group.rendezvous import Rendezvous
+    from shoestring.processes.nodes import Team
+    from shoestring.processes.tasks import TrainResult, TrainTask
+    from shoestring.runs.cadence import Cadence
+    from shoestring.runs.event import Event
+    from shoestring.runs.folder import Folder
+    from shoestring.runs.request import Request
+    from shoestring.runs.resume import Opened
+
+name = "train"
+help = "run that plan and show predicted beside measured"
+
+
+def flags(parser: ArgumentParser) -> None:
+    job_flags(parser)
+    team_flags(parser)
+    parser.add_argument("--run", metavar="DIR", help="folder of the run; one that is there is resumed (default: runs/JOB-TIME)")
+    parser.add_argument("--fresh", action="store_true", help="begin anew in --run; what is there is kept aside")
+    parser.add_argument("--adopt", action="store_true", help="go on with what is in --run although the job or plan changed")
+    parser.add_argument("--replan", action="store_true", help="go on in --run with a plan made from what was measured there")
+    parser.add_argument("--save-every", metavar="N", default="1m",
+                        help="save every so many steps (50) or so often (90s, 5m, 1h) (default 1m, and at most 3 %% of the time)")
+    parser.add_argument("--keep", type=int, default=3, metavar="K", help="checkpoints to keep, beside the best one (default 3)")
+    parser.add_argument("--tensorboard", action="store_true", help="write event files for TensorBoard into the run")
+    parser.add_argument("--report", metavar="FILE", help="where to write the report page as well")
+
+
+def run(options: Namespace) -> int:
+    given = asked(options)
+    if (options.fresh or options.adopt or options.replan) and not options.run:
+        raise Mistake("--fresh, --adopt and --replan are about a run that is there: name it with --run")
+    if options.fresh and (options.adopt or options.replan):
+        raise Mistake("--fresh begins anew, --adopt and --replan go on: give one of them")
+    cadence, workers = cadence_of(options), team(options)
+    from pathlib import Path
+
+    from shoestring.runs.request import request_for
+    from shoestring.runs.resume import new_folder, opened
+    from shoestring.runs.tensorboard import needs_tensorboard
+
+    if options.tensorboard:
+        needs_tensorboard()
+    wanted = request_for(given.path, given.flags, given.memory, options.use, options.inexact, options.plan, options.exact)
+    if workers.nodes is not None and workers.nodes.rank:
+        return followed(options, given.path, wanted, workers)
+    with rendezvous_of(workers) as rendezvous:
+        held = opened(Path(options.run) if options.run else new_folder(given.path.stem), wanted, given.path, options.fresh, options.adopt)
+        try:
+            report = {} if held.changed else kept_report(held.folder)
+            if report and not options.replan:
+                say(options, f"{held.folder.path} is finished; --fresh trains it anew")
+                return reported(options, report, held.folder.path)
+            return noted(options, given.path, held, cadence, workers, rendezvous)
+        finally:
+            held.lock.release()
+
+
+def cadence_of(options: Namespace) -> Cadence:
+    """How often to save, from what the user wrote."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|h)?", options.save_every.strip())
+    if found is None or not float(found[1]) or (not found[2] and not found[1].isdigit()):
+        raise Mistake(f"--save-every {options.save_every}: write a number of steps (50) or a time (90s, 5m, 1h)")
+    if options.keep < 1:
+        raise Mistake(f"--keep {options.keep}: a run needs at least one checkpoint to go on from")
+    from shoestring.runs.cadence import Cadence
+
+    if not found[2]:
+        return Cadence(steps=int(found[1]), keep=options.keep)
+    return Cadence(seconds=float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2]], keep=options.keep)
+
+
+def kept_report(folder: Folder) -> dict[str, Any]:
+    """The report of a finished run; a damaged one is made again from its events and its last checkpoint."""
+    from shoestring.runs.folder import Unusable
+
+    try:
+        return folder.read("report.json")
+    except Unusable as error:
+        print(f"warning: {error}", file=sys.stderr)
+        return {}
+
+
+def noted(options: Namespace, path: Path, held: Opened, cadence: Cadence, workers: Team, rendezvous: Rendezvous | None) -> int:
+    """Train; what ends it early is noted among the run's events, unless the worker did so."""
+    from shoestring.runs.event import Failed, Stopped
+    from shoestring.runs.events import note, read
+
+    try:
+        return trained(options, path, held, cadence, workers, rendezvous)
+    except (Exception, KeyboardInterrupt) as error:
+        said = read(held.folder.path).events
+        if isinstance(error, KeyboardInterrupt):
+            note(held.folder.path, Stopped(text="stopped at once; what was not saved is lost"))
+        elif not said or not isinstance(said[-1], Failed):
+            note(held.folder.path, Failed(str(error)))
+        raise
+
+
+def trained(options: Namespace, path: Path, held: Opened, cadence: Cadence, workers: Team, rendezvous: Rendezvous | None) -> int:
+    """Train in a folder that this process holds."""
+    from shoestring.planning.evidence.tasks import specs_of
+    from shoestring.processes.messages import OutOfMemory
+    from shoestring.processes.tasks import TrainTask
+    from shoestring.runs.recorder import Recording
+    from shoestring.runs.report import report_of
+
+    request = held.request
+    job = loaded(options, path, dict(request.flags))
+    chosen = settled_plan(options, job, held)
+    require_means(chosen, workers, held.folder.path)
+    folder = held.folder
+    task = TrainTask(file=str(path), flags=request.flags, techniques=specs_of(chosen.techniques), steps=job.steps,
+                     recording=Recording(str(folder.path), cadence, request.memory, chosen.process_bytes), traceback=options.traceback)
+    try:
+        result = worked(options, task, job, chosen, held, workers, rendezvous)
+    except OutOfMemory as error:
+        raise OverBudget(after_memory_ran_out(options, job, held, chosen, str(error)), chosen) from error
+    told = report_of(folder.path)
+    if result.stopped is not None or result.unsaved:
+        return unfinished(options, folder.path, told, result)
+    report = finished_report(options.job, held, chosen, told, result)
+    try:
+        folder.write("report.json", report)
+    except OSError as error:
+        print(f"warning: the run is done, but its report can't be written ({error.strerror}): free some space and give the same command",
+              file=sys.stderr)
+    return reported(options, report, folder.path)
+
+
+def worked(options: Namespace, task: TrainTask, job: Job, chosen: Plan, held: Opened, workers: Team,
+           rendezvous: Rendezvous | None) -> TrainResult:
+    """What the worker, or the group of them, gives back; what happens meanwhile is shown."""
+    from shoestring.api import worker_environment
+    from shoestring.processes.launch import run_worker
+    from shoestring.runs.tensorboard import Board
+
+    board = Board(held.folder.path) if options.tensorboard else None
+    show = shower(options, job.steps, held.request.memory)
+
+    def on_event(event: Event) -> None:
+        if board is not None:
+            board.add(event)
+        show(event)
+
+    try:
+        if workers.world == 1:
+            return run_worker(task, worker_environment(chosen.techniques), on_event, held.lock.file, say_stopping)
+        return grouped(task, held, workers, rendezvous, on_event)
+    finally:
+        if board is not None:
+            board.close()
+
+
+def say_stopping() -> None:
+    print("\nstopping after this step, with a checkpoint; once more to stop at once", file=sys.stderr)
+
+
+def shower(options: Namespace, steps: int, memory: int | None) -> Callable[[Event], None]:
+    """Shows the events of a run to the person in front of the terminal."""
+    from shoestring.runs.event import Begun, Died, Reformed, Stepped, Warned
+    from shoestring.show.terminal import progress
+
+    def show(event: Event) -> None:
+        if isinstance(event, Stepped):
+            step, moves = event.step, sys.stderr.isatty()   # the line moves; on a pipe, every tenth step has its own
+            if not options.json and (moves or step % 10 in (0, 1) or step == steps):
+                left = (steps - step) * event.seconds
+                line = progress(step, steps, event.loss, event.most, memory, left, screen(sys.stderr))
+                print(line, end="\r" if moves else "\n", file=sys.stderr)
+        elif isinstance(event, Warned):
+            print(f"\nwarning: {event.text}", file=sys.stderr)
+        elif isinstance(event, (Died, Reformed)):
+            say(options, event.text)
+        elif isinstance(event, Begun) and event.step:
+            say(options, f"going on after step {event.step} of {event.steps}: {event.how}")
+
+    return show
+
+
+def rendezvous_of(workers: Team) -> AbstractContextManager[Rendezvous | None]:
+    """Where other machines come to, if there are some: open before the plan is made, so that they can wait for it."""
+    if workers.nodes is None:
+        from contextlib import nullcontext
+
+        return nullcontext()
+    from shoestring.processes.group.rendezvous import Rendezvous
+
+    return Rendezvous(workers.nodes)
+
+
+def grouped(task: TrainTask, held: Opened, workers: Team, rendezvous: Rendezvous | None, on_event: Callable[[Event], None]) -> TrainResult:
+    """Train in a group of workers, here and on the machines that came to the rendezvous."""
+    from dataclasses import replace
+
+    from shoestring.api import worker_environment
+    from shoestring.planning.evidence.tasks import techniques_of
+    from shoestring.processes.group.launch import run_group
+    from shoestring.processes.group.round import Invitation
+    from shoestring.processes.launch import fingerprint
+    from shoestring.processes.tasks import written_task
+
+    if rendezvous is not None:
+        assert task.recording is not None, "the command trains in a folder"
+        there = replace(task, recording=replace(task.recording, folder=str(held.folder.path.resolve())))
+        rendezvous.invite(Invitation(written_task(there), held.request, fingerprint(task.file)))
+    return run_group(task, worker_environment(techniques_of(task.techniques)), on_event, held.lock.file, workers.devices, rendezvous,
+                     workers.patience, workers.restarts, on_stop=say_stopping)
+
+
+def followed(options: Namespace, path: Path, wanted: Request, workers: Team) -> int:
+    """Train on a machine that does not lead: node 0 plans, keeps the run and tells of it."""
+    from dataclasses import replace
+    from pathlib import Path
+
+    from shoestring.api import worker_environment
+    from shoestring.planning.evidence.tasks import techniques_of
+    from shoestring.processes.group.launch import run_group
+    from shoestring.processes.group.rendezvous import Rendezvous
+    from shoestring.processes.tasks import TrainTask, read_task
+    from shoestring.runs.request import differences
+
+    assert workers.nodes is not None, "a machine that does not lead is one of several"
+    with Rendezvous(workers.nodes) as rendezvous:
+        say(options, f"{workers.nodes}: waiting for node 0 to plan …")
+        given = rendezvous.invitation()
+        task, found = read_task(given.task), differences(given.request, wanted)
+        assert isinstance(task, TrainTask) and task.recording is not None, "machines train together, in a folder"
+        if found:
+            raise Mistake(f"{workers.nodes} asks for something else than node 0: {'; '.join(found)}; give the same command everywhere")
+        if not Path(task.recording.folder).is_dir():
+            raise Mistake(f"{workers.nodes} does not see the folder of the run, {task.recording.folder}: put it where all machines see "
+                          f"it, under the same name, and say so with --run")
+        say(options, f"{workers.nodes}: training; node 0 tells how it goes")
+        result = run_group(replace(task, file=str(path)), worker_environment(techniques_of(task.techniques)), devices=workers.devices,
+                           nodes=rendezvous, patience=workers.patience, restarts=workers.restarts, expected=given.fingerprint,
+                           on_stop=say_stopping)
+    return DONE if result.stopped is None else STOPPED

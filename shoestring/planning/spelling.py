@@ -1,0 +1,47 @@
+"""How a technique of a plan's JSON is written: as `core.technique.text` writes the technique itself, without importing it (and torch).
+
+Knobs at their default are left out; defaults are read off the source, like names and knobs (`planning.names`).
+"""
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import Any
+
+from shoestring.planning.names import source, technique_files
+
+
+def technique_text(one: Mapping[str, Any]) -> str:
+    """
+    >>> technique_text({"name": "Checkpoint", "knobs": {"every": 2, "groups": 0}}), technique_text({"name": "Fused", "knobs": {}})
+    ('Checkpoint(every=2)', 'Fused()')
+    >>> technique_text({"name": "Unheard", "knobs": {"of": None}})
+    'Unheard(of=None)'
+    """
+    name, knobs = str(one.get("name") or "technique"), one.get("knobs")
+    usual = defaults().get(name, {})
+    given = knobs if isinstance(knobs, Mapping) else {}
+    shown = {knob: value for knob, value in given.items() if knob not in usual or value != usual[knob]}
+    return f"{name}({', '.join(f'{knob}={value!r}' for knob, value in shown.items())})"
+
+
+def plan_text(techniques: Iterable[Mapping[str, Any]]) -> str:
+    """The techniques of a plan in one line, as `str` of the plan gives it."""
+    return " + ".join(map(technique_text, techniques)) or "plain"
+
+
+@cache
+def defaults() -> dict[str, dict[str, Any]]:
+    """The knobs of every technique of the catalogue that have a default, with it."""
+    return {name: dict(defaults_in(name, file)) for name, file in technique_files().items()}
+
+
+def defaults_in(name: str, file: str) -> Iterable[tuple[str, Any]]:
+    kind = next(node for node in source(file).body if isinstance(node, ast.ClassDef) and node.name == name)
+    for node in kind.body:
+        if isinstance(node, ast.AnnAssign) and node.value is not None and not ast.unparse(node.annotation).startswith("ClassVar"):
+            try:
+                yield ast.unparse(node.target), ast.literal_eval(node.value)
+            except ValueError:   # it is computed: shown whatever it is
+                continue

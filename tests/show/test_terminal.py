@@ -1,0 +1,102 @@
+"""What a terminal of a given width shows: whole names on a pipe, no line too long on a screen, the same words on both."""
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from shoestring.core.technique import described, text
+from shoestring.memory.checkpoint import Checkpoint
+from shoestring.memory.fused import Fused
+from shoestring.memory.offload import OffloadOptimizer
+from shoestring.memory.precision import Precision
+from shoestring.parallel.local_steps import LocalSteps
+from shoestring.planning.catalogue import CATALOGUE
+from shoestring.planning.spelling import defaults, technique_text
+from shoestring.show.terminal import PIPE, Screen, beside, plan_text, progress, table
+
+MIB = 1 << 20
+KNOBS = [{"name": "Checkpoint", "knobs": {"every": 2, "groups": 0}}, {"name": "OffloadOptimizer", "knobs": {"moments": "8bit"}}]
+
+
+def plan(techniques: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+    return {"techniques": techniques, "peak_bytes": 221 * MIB, "process_bytes": 531 * MIB, "step_seconds": 0.91, "exactness": "same bits",
+            "traffic_bytes": 3.0 * MIB, "disk_bytes_per_second": 9e8, "stored_bytes": 62 * MIB, "sent_bytes": 2048.0, "world": 2,
+            "where": "backward of layers.3", "parts": {"activations": 88 * MIB, "optimizer": 62 * MIB, "crumbs": 1},
+            "sure": "one real step was measured, the rest is counted from its tensors", **more}
+
+
+def outcome() -> dict[str, Any]:
+    return {"memory": 600 * MIB, "chosen": plan(KNOBS), "plain": plan([]), "tried": 1234, "fitting": 56, "seconds": 3.2,
+            "runners_up": [plan(KNOBS[:1], lost="12% slower, and the memory it saves isn't needed")], "more_memory": [plan(KNOBS[1:])],
+            "refused": [{"technique": "Spill()", "reason": "the disk is too small for what it would put there"}]}
+
+
+WHY = {"Checkpoint": "activations are computed again instead of kept"}
+
+
+def test_on_a_pipe_no_line_is_wrapped_and_nothing_is_coloured() -> None:
+    lines = plan_text(outcome(), WHY).splitlines()
+    name = "Checkpoint(every=2) + OffloadOptimizer(moments='8bit')"
+    assert lines[0] == f"plan for 600 MiB, same bits: {name}"
+    assert "  Checkpoint(every=2): activations are computed again instead of kept" in lines
+    row = next(line for line in lines if line.startswith(name) and "chosen" in line)
+    assert row.split("  ")[1:] and row.endswith("chosen, same bits") and "221 MiB" in row and "910 ms" in row
+    assert "to and from the disk: 3.00 MiB a step, at 858 MiB/s as measured on this machine" in lines
+    assert "   531 MiB" not in lines and any(line.startswith("  531 MiB  910 ms a step with OffloadOptimizer") for line in lines)
+    assert "  activations  88.0 MiB  ██████████████░░░░░░░░░░" in lines and not any("crumbs" in line for line in lines)
+    assert lines[-1] == "how sure: one real step was measured, the rest is counted from its tensors"
+    assert "\x1b" not in "".join(lines) and all(line == line.rstrip() for line in lines)
+
+
+@pytest.mark.parametrize("width", [100, 120])
+def test_a_screen_shows_the_same_words_and_no_line_is_too_long(width: int) -> None:
+    wrapped = plan_text(outcome(), WHY, Screen(width))
+    assert max(map(len, wrapped.splitlines())) <= width
+    assert sorted("".join(wrapped.replace("-", "").split())) == sorted("".join(plan_text(outcome(), WHY).replace("-", "").split()))
+    for figure in ("221 MiB", "531 MiB", "910 ms"):
+        assert wrapped.count(figure) >= 3
+
+
+def test_a_narrow_screen_keeps_names_whole() -> None:
+    lines = plan_text(outcome(), WHY, Screen(60)).splitlines()
+    assert max(map(len, lines)) <= 60
+    place = lines.index("Checkpoint(every=2) + OffloadOptimizer(moments='8bit')")
+    assert lines[place + 1 : place + 3] == ["  tensors 221 MiB, process 531 MiB, a step 910 ms: chosen,", "  same bits"]
+
+
+def test_colours_are_only_added_where_they_are_wanted() -> None:
+    assert "\x1b[" in plan_text(outcome(), WHY, Screen(120, colour=True)) and "\x1b" not in plan_text(outcome(), WHY, Screen(120))
+
+
+def test_markup_in_a_name_is_text() -> None:
+    assert "[bold]x[/bold] :smile:" in table([["name"], ["[bold]x[/bold] :smile:"]])
+
+
+def test_predicted_stands_beside_measured_figure_by_figure() -> None:
+    predicted = {"peak_bytes": 20_480, "process_bytes": 110 * MIB, "step_seconds": 1.0, "traffic_bytes": 0.0, "sent_bytes": 8.0}
+    lines = beside(predicted, {"peak_bytes": 20_472, "process_bytes": 100 * MIB, "traffic_bytes": 5.0, "sent_bytes": 8.0}).splitlines()
+    assert [" ".join(line.split()) for line in lines if "--" not in line] == [
+        "predicted measured off by", "tensors 20.0 KiB 20.0 KiB +8 bytes", "process 110 MiB 100 MiB +10.0%", "a step 1 s not known",
+        "sent, a step 8 B 8 B +0 bytes"]
+
+
+@pytest.mark.parametrize("width", [20, 60, 120])
+def test_the_progress_line_fits_and_covers_what_was_there(width: int) -> None:
+    line = progress(7, 4000, 2.345, 531 * MIB, 600 * MIB, 3600.0, Screen(width))
+    assert len(line) == width - 1 and line.strip() and "7/4000" in line
+    assert progress(7, 4000, 2.345, 531 * MIB, 600 * MIB, 3600.0, PIPE).endswith("left")
+
+
+@pytest.mark.parametrize("technique", [Checkpoint(every=2), Checkpoint(groups=-1), Fused(), OffloadOptimizer(), OffloadOptimizer("host"),
+                                       Precision("bf16", "bf16"), LocalSteps(h=2, outer=0.7)], ids=text)
+def test_a_technique_is_spelt_the_same_from_its_json(technique: Any) -> None:
+    assert technique_text(json.loads(json.dumps(described(technique)))) == text(technique)
+
+
+def test_defaults_are_those_of_the_classes() -> None:
+    from dataclasses import MISSING, fields
+
+    found = {kind.__name__: {one.name: one.default for one in fields(kind) if one.default is not MISSING} for kind in CATALOGUE}   # type: ignore[arg-type]
+    assert found == defaults()
