@@ -29,6 +29,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from shoestring.core import random_state as chance
 from shoestring.core.errors import Mistake
 from shoestring.core.private import tree_flatten, tree_leaves, tree_unflatten
+from shoestring.measure.interception import patched
 from shoestring.memory.block_state import BlockState, Frozen, version
 from shoestring.memory.fingerprint import Fingerprint, fingerprint, matches
 
@@ -358,19 +359,3 @@ def without_caches(value: Any) -> Any:
         items = [without_caches(item) for item in value]
         return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
     return None if type(value).__name__.endswith("Cache") else value
-
-
-@contextmanager
-def patched(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
-    """The modules' forward replaced for a while."""
-    before: dict[nn.Module, Any] = {module: module.__dict__.get("forward") for module in forwards}
-    for module, forward in forwards.items():
-        module.forward = forward
-    try:
-        yield
-    finally:
-        for module, earlier in before.items():
-            if earlier is None:
-                del module.forward
-            else:
-                module.forward = earlier

@@ -15,12 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from shoestring.core.batch import Batch
+from shoestring.core.elementwise import ELEMENTWISE
 from shoestring.core.errors import Mistake
-from shoestring.core.private import DispatchMode, tree_leaves
 from shoestring.core.run import Run
+from shoestring.measure.interception import Guard, patched
 from shoestring.memory.disk_store import Buffer, OnDisk, Shelf
-from shoestring.memory.offloaded_optimizer import ELEMENTWISE, SMALL, Habit, Parked, Ring
-from shoestring.memory.recompute import Recorder, patched
+from shoestring.memory.offloaded_optimizer import SMALL, Habit, Parked, Ring
+from shoestring.memory.recompute import Recorder
 from shoestring.memory.row_split import Cut, can_be_cut, rows_of
 
 DESKS = 3      # at work, read ahead, written behind
@@ -288,22 +289,6 @@ class Shelved:
         unit = self.streaming.unit_of[self.parameter]
         self.streaming.come(unit)
         yield self.parameter.detach().cpu().contiguous().reshape(-1)
-
-
-class Guard(DispatchMode):
-    """Refuses operations on weights that are not there."""
-
-    def __init__(self, absent: Callable[[Tensor], str], advice: str) -> None:
-        super().__init__()
-        self.absent, self.advice = absent, advice   # the name of the weight that a tensor is a part of and that is not there, if it is
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace == "aten" and func is not torch.ops.aten.detach.default:
-            for leaf in tree_leaves((args, kwargs or {})):
-                if isinstance(leaf, Tensor) and leaf.layout is torch.strided and (name := self.absent(leaf)):
-                    raise Mistake(f"the model uses the weight {name} outside of the module that it belongs to, where nobody knows that "
-                                  f"it is needed: {self.advice}")
-        return func(*args, **(kwargs or {}))
 
 
 def laid_out(run: Run, names: Mapping[nn.Parameter, str]) -> tuple[list[Unit], dict[nn.Module, nn.Parameter]]:

@@ -50,7 +50,7 @@ def label(technique: Technique) -> str:
 
 def clash(one: Technique, other: Technique) -> str:
     """Why two techniques can't be combined; empty if they can."""
-    if one.unites and other.unites and type(one) is not type(other):
+    if one.unites and one.unites == other.unites and type(one) is not type(other):
         return "both unite the workers: choose one"
     if one.unites or other.unites:
         alone = one if other.unites else other

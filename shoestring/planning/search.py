@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import Ledger
 from shoestring.core.training import TrainingTechnique as Technique
+from shoestring.core.training import axes_not_united
 from shoestring.planning.conflicts import clash
 
 
@@ -30,7 +31,7 @@ def candidates(ledger: Ledger, catalogue: tuple[type[Technique], ...], most: Exa
     rows = sorted(catalogue, key=lambda kind: kind.order)
 
     def below(start: int, chosen: tuple[Technique, ...], now: Ledger, level: Exactness) -> Iterator[Candidate]:
-        if now.world == 1 or any(one.unites for one in chosen):
+        if not axes_not_united(chosen, {"data": now.world}):
             yield candidate(chosen, now, level)
         for row in range(start, len(rows)):
             for choice in rows[row].choices(now):

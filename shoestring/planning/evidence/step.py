@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from shoestring.core.elementwise import ELEMENTWISE
 from shoestring.core.errors import Mistake
 from shoestring.core.hardware import Hardware
 from shoestring.core.job import Job
@@ -20,7 +21,6 @@ from shoestring.data.feed import Feed
 from shoestring.measure.timeline import blocks_of, filled, last_step, peak
 from shoestring.measure.tracker import Log
 from shoestring.memory.fused import HAS_KERNEL
-from shoestring.memory.offloaded_optimizer import ELEMENTWISE
 from shoestring.planning.evidence.rehearse import rehearse
 
 CAUTION = 1.1   # what a plan keeps back against what the anchor did: the ledger should not promise too little
