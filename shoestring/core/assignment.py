@@ -33,7 +33,8 @@ class Assignment(ABC):
         """Whether this worker's steps are those of the run."""
         return True
 
-    def end(self) -> None:   # noqa: B027
+    @abstractmethod
+    def end(self) -> None:
         """This worker has done its last step. Asynchronous workers wait here until all have."""
 
 
@@ -45,6 +46,9 @@ class OwnPart(Assignment):
 
     def next(self, feed: Batches) -> tuple[int, int | None]:
         return feed.taken, self.number
+
+    def end(self) -> None:
+        """Nobody is waited for: all have done the same steps."""
 
 
 def own_part(mesh: Mesh) -> OwnPart:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from abc import ABC
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import ClassVar, Self
@@ -95,6 +96,12 @@ class TrainingTechnique(Technique[Run, Ledger], ABC):
     def making(self) -> AbstractContextManager[object]:
         """In this context the job's model is made and techniques are applied."""
         return nullcontext()
+
+
+def axes_not_united(techniques: Iterable[TrainingTechnique], sizes: Mapping[str, int]) -> list[str]:
+    """The axes of a mesh whose workers would train apart, or be united twice: each with several workers needs exactly one technique."""
+    united = Counter(technique.unites for technique in techniques)
+    return [axis for axis, size in sizes.items() if size > 1 and united[axis] != 1]
 
 
 def environment(techniques: Iterable[TrainingTechnique]) -> dict[str, str]:

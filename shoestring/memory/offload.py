@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from shoestring.core.batch import Batch
+from shoestring.core.elementwise import ELEMENTWISE
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import Ledger
@@ -24,7 +25,7 @@ from shoestring.core.run import Run
 from shoestring.core.training import TrainingTechnique
 from shoestring.memory import eight_bits
 from shoestring.memory.disk_store import DiskStore, OnDisk
-from shoestring.memory.offloaded_optimizer import BUFFERS, CHUNK, ELEMENTWISE, SMALL, OffloadedOptimizer, OptimizerProxy, offload_refusal
+from shoestring.memory.offloaded_optimizer import BUFFERS, CHUNK, SMALL, OffloadedOptimizer, OptimizerProxy, offload_refusal
 from shoestring.memory.step_in_backward import only
 
 PLACES = ("disk", "host")

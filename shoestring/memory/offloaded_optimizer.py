@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn, optim
 
+from shoestring.core.elementwise import ELEMENTWISE
 from shoestring.core.ledger import Ledger
 from shoestring.memory import eight_bits
 from shoestring.memory.disk_store import Buffer, DiskStore
@@ -24,8 +25,6 @@ from shoestring.memory.step_in_backward import only
 SMALL = 1 << 14     # numbers: the moments of a smaller parameter stay in memory
 CHUNK = 4 << 20     # numbers that are brought through memory at once
 BUFFERS = 4         # of a chunk each: one at work, the others coming or going
-ELEMENTWISE = (optim.Adam, optim.AdamW, optim.SGD, optim.RMSprop, optim.Adagrad, optim.Adadelta, optim.Adamax, optim.NAdam,
-               optim.RAdam, optim.ASGD, optim.Rprop)
 
 
 def offload_refusal(ledger: Ledger, coded: bool) -> str:

@@ -30,6 +30,7 @@ from shoestring.core import random_state
 from shoestring.core.errors import ABOUT_A_BLOCK, Mistake
 from shoestring.core.private import storage_id_of, tree_flatten, tree_leaves, tree_unflatten
 from shoestring.measure.calls import without_caches
+from shoestring.measure.interception import patched
 from shoestring.memory.block_state import BlockState, Frozen, version
 from shoestring.memory.fingerprint import Fingerprint, fingerprint, matches
 
@@ -352,17 +353,3 @@ class Recorder:
         return pack
 
 
-@contextmanager
-def patched(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
-    """The modules' forward replaced for a while."""
-    before: dict[nn.Module, Any] = {module: module.__dict__.get("forward") for module in forwards}
-    for module, forward in forwards.items():
-        module.forward = forward
-    try:
-        yield
-    finally:
-        for module, earlier in before.items():
-            if earlier is None:
-                del module.forward
-            else:
-                module.forward = earlier

@@ -28,7 +28,7 @@ from shoestring.core.ledger import NO_BLOCK_RUNS, Ledger
 from shoestring.core.private import FakeTensor, storage_id, storage_id_of, write_count
 from shoestring.core.run import Part, Run
 from shoestring.core.training import TrainingTechnique
-from shoestring.memory.recompute import patched
+from shoestring.measure.interception import patched
 
 SMALL = 1 << 14   # bytes: a smaller tensor stays where it is
 

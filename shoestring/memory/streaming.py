@@ -15,12 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from shoestring.core.batch import Batch
+from shoestring.core.elementwise import ELEMENTWISE
 from shoestring.core.errors import Mistake
-from shoestring.core.private import DispatchMode, own_parameters, storage_id_of, tree_leaves
+from shoestring.core.private import own_parameters, storage_id_of
 from shoestring.core.run import Run
+from shoestring.measure.interception import Guard, patched
 from shoestring.memory.disk_store import Buffer, DiskStore, OnDisk
-from shoestring.memory.offloaded_optimizer import ELEMENTWISE, SMALL, AccessOrder, BufferRing, OffloadedOptimizer
-from shoestring.memory.recompute import Recorder, patched
+from shoestring.memory.offloaded_optimizer import SMALL, AccessOrder, BufferRing, OffloadedOptimizer
+from shoestring.memory.recompute import Recorder
 from shoestring.memory.row_split import RowSplit, can_be_split, rows_at_once
 
 UNIT_BUFFERS = 3   # of units in memory at once: at work, read ahead, written behind
@@ -291,22 +293,6 @@ class DiskTensor:
         unit = self.streaming.unit_of[self.parameter]
         self.streaming.load(unit)
         yield self.parameter.detach().cpu().contiguous().reshape(-1)
-
-
-class Guard(DispatchMode):
-    """Refuses operations on weights that are not there."""
-
-    def __init__(self, absent: Callable[[Tensor], str], advice: str) -> None:
-        super().__init__()
-        self.absent, self.advice = absent, advice   # the name of the weight that a tensor is a part of and that is not there, if it is
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace == "aten" and func is not torch.ops.aten.detach.default:
-            for leaf in tree_leaves((args, kwargs or {})):
-                if isinstance(leaf, Tensor) and leaf.layout is torch.strided and (name := self.absent(leaf)):
-                    raise Mistake(f"the model uses the weight {name} outside of the module that it belongs to, where nobody knows that "
-                                  f"it is needed: {self.advice}")
-        return func(*args, **(kwargs or {}))
 
 
 def laid_out(run: Run, names: Mapping[nn.Parameter, str]) -> tuple[list[Unit], dict[nn.Module, nn.Parameter]]:

@@ -19,12 +19,12 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from shoestring.core.batch import Batch
+from shoestring.core.elementwise import ELEMENTWISE
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import Ledger
 from shoestring.core.run import Run, weighed
 from shoestring.core.training import TrainingTechnique
-from shoestring.memory.offloaded_optimizer import ELEMENTWISE
 from shoestring.parallel.average import Statistics, alone, mixed_drift, share_of, split_exactness, with_traffic
 from shoestring.parallel.sharding import Sharding
 

@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from shoestring.core.link import Done, Link, Sending
 from shoestring.core.private import resize_storage, storage_id, storage_id_of, tree_leaves
 from shoestring.core.run import Part, Run
-from shoestring.memory.recompute import patched
-from shoestring.memory.streaming import Guard
+from shoestring.measure.interception import Guard, patched
 from shoestring.parallel.reducer import Bucket, Reducer, bucketed, part_of
 
 VECTOR = 16        # numbers: parts begin at a multiple of it

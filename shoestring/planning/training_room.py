@@ -9,7 +9,7 @@ from shoestring.core.budget import Budget
 from shoestring.core.exactness import Exactness
 from shoestring.core.figures import Quantity
 from shoestring.core.ledger import Ledger
-from shoestring.core.training import TrainingTechnique
+from shoestring.core.training import TrainingTechnique, axes_not_united
 from shoestring.planning.choose import candidates
 from shoestring.planning.conflicts import clash
 from shoestring.planning.plan import Plan
@@ -101,7 +101,7 @@ class TrainingRoom(Room[TrainingTechnique, Ledger, Plan]):
 
 def complete(techniques: Techniques, ledger: Ledger) -> bool:
     """Workers need something that unites them."""
-    return ledger.world == 1 or any(one.unites for one in techniques)
+    return not axes_not_united(techniques, {"data": ledger.world})
 
 
 def combinations(ledger: Ledger, catalogue: Iterable[type[TrainingTechnique]], most: Exactness) -> Iterator[Combination]:

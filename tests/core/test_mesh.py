@@ -8,6 +8,9 @@ from hypothesis import strategies as st
 
 from shoestring.core.link import Link
 from shoestring.core.mesh import Mesh, coordinates, imagined_mesh, lines, on_one_axis, rank_at
+from shoestring.core.training import axes_not_united
+from shoestring.parallel.average import Average
+from shoestring.parallel.shard import Shard
 
 SIZES = st.dictionaries(st.sampled_from(["data", "stage", "tensor"]), st.integers(1, 4), min_size=1)
 
@@ -68,3 +71,9 @@ def test_ranks_count_along_the_last_axis_first() -> None:
     assert [coordinates(sizes, rank) for rank in (0, 1, 2, 3)] == [
         {"data": 0, "stage": 0}, {"data": 0, "stage": 1}, {"data": 1, "stage": 0}, {"data": 1, "stage": 1}]
     assert rank_at(sizes, {"data": 1, "stage": 0}) == 2
+
+
+def test_every_axis_with_several_workers_needs_exactly_one_technique() -> None:
+    assert axes_not_united([], {"data": 1}) == [] == axes_not_united([Average()], {"data": 4, "stage": 1})
+    assert axes_not_united([], {"data": 2}) == ["data"] == axes_not_united([Average(), Shard()], {"data": 2})
+    assert axes_not_united([Average()], {"data": 2, "stage": 2}) == ["stage"]

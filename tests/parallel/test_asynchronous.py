@@ -257,6 +257,8 @@ def test_a_feed_gives_whatever_part_it_is_asked_for() -> None:
         def next(self, feed: Any) -> tuple[int, int | None]:
             return self.left.pop(0)
 
+        def end(self) -> None: ...
+
     rows = torch.utils.data.TensorDataset(torch.arange(40))
     for data in (lambda: rows, lambda: [torch.arange(7) + 7 * number for number in range(5)]):
         jobs = [Job(model=nn.Identity, data=data, batch=7, mesh=on_one_axis(Link(rank, 3))) for rank in range(3)]

@@ -1,0 +1,44 @@
+"""What several techniques do around a model's code: replace a module's forward for a while, and refuse weights that are not there."""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shoestring.core.errors import Mistake
+from shoestring.core.private import DispatchMode, tree_leaves
+
+
+@contextmanager
+def patched(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
+    """The modules' forward replaced for a while."""
+    before: dict[nn.Module, Any] = {module: module.__dict__.get("forward") for module in forwards}
+    for module, forward in forwards.items():
+        module.forward = forward
+    try:
+        yield
+    finally:
+        for module, earlier in before.items():
+            if earlier is None:
+                del module.forward
+            else:
+                module.forward = earlier
+
+
+class Guard(DispatchMode):
+    """Refuses operations on weights that are not there."""
+
+    def __init__(self, absent: Callable[[Tensor], str], advice: str) -> None:
+        super().__init__()
+        self.absent, self.advice = absent, advice   # the name of the weight that a tensor is a part of and that is not there, if it is
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "aten" and func is not torch.ops.aten.detach.default:
+            for leaf in tree_leaves((args, kwargs or {})):
+                if isinstance(leaf, Tensor) and leaf.layout is torch.strided and (name := self.absent(leaf)):
+                    raise Mistake(f"the model uses the weight {name} outside of the module that it belongs to, where nobody knows that "
+                                  f"it is needed: {self.advice}")
+        return func(*args, **(kwargs or {}))
