@@ -10,6 +10,7 @@ from shoestring.core.hardware import Hardware
 from shoestring.core.job import Origin
 from shoestring.memory.allocator import following
 from shoestring.memory.fused import Fused
+from shoestring.planning.evidence.tasks import AnchorTask
 from shoestring.planning.plan import Plan
 from shoestring.planning.planner import Planner
 from shoestring.processes.launch import run_worker
@@ -36,8 +37,7 @@ def job() -> Job:
 def test_a_workspace_that_its_kernel_leaves_half_empty_does_not_make_the_rest_of_the_process_look_smaller(tmp_path: Path) -> None:
     path = tmp_path / "recurrent.py"
     path.write_text(RECURRENT)
-    task = {"task": "anchor", "file": str(path), "flags": {}, "variants": {"": []}, "memory": True}
-    over = run_worker(task, following().environment)[""]["overheads"]
+    over = run_worker(AnchorTask(file=str(path), variants={"": ()}, memory=True), following().environment).steps[""].overheads
     assert min(over.values()) > over["forward (start)"] - 2**21
 
 

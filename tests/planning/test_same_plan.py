@@ -29,10 +29,10 @@ from shoestring.planning.evidence.step import Anchor, half_log, plain_ledger, tr
 from shoestring.planning.plan import Plan
 from shoestring.planning.planner import Planner, asked_for
 from shoestring.planning.search import NOISE, Candidate, best_first, candidates
-from shoestring.runs.events import read
 from shoestring.runs.folder import Folder, Lock
 from shoestring.runs.resume import Opened
 from tests.models import job
+from tests.records import records
 
 MACHINE = Hardware(cores=2, fault=2.5e-10, huge_fault=1e-10)
 
@@ -158,5 +158,5 @@ def test_a_plan_is_kept_before_anything_else_happens(tmp_path: Path, monkeypatch
     options = Namespace(replan=False, json=False, plan=None, use=None, inexact=False)
     with pytest.raises(KeyboardInterrupt):
         shoestring.commands.cli.settled_plan(options, logs()[0], held)
-    assert Folder(tmp_path).read("plan.json")["chosen"]["techniques"] == [] and read(tmp_path)[0][-1]["event"] == "planning"
+    assert Folder(tmp_path).read("plan.json")["chosen"]["techniques"] == [] and records(tmp_path)[-1]["event"] == "planning"
     held.lock.release()
