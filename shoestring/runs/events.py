@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from shoestring.core.codec import Unreadable, from_json
 from shoestring.core.regular import regular
-from shoestring.runs.event import KINDS, Begun, Event, Other, Stepped
+from shoestring.runs.event import KINDS, Event, Other, Stepped
 
 NAME = "events.jsonl"
 BEFORE = b'{"event": "'                     # how a line of the version before begins; now there is no space
@@ -62,6 +62,7 @@ LEFT_OUT = {name: {one.name: one.default for one in fields(kind) if one.metadata
 def record_of(event: Event) -> dict[str, Any]:
     """An event as JSON.
 
+    >>> from shoestring.runs.event import Begun
     >>> record_of(Begun(pid=7, steps=9, step=0, how="from the beginning", time=1.5))
     {'event': 'begun', 'time': 1.5, 'pid': 7, 'steps': 9, 'step': 0, 'how': 'from the beginning'}
     """
@@ -187,14 +188,3 @@ def read_records(folder: Path, offset: int = 0, most: int = -1) -> FoundRecords:
     lines = [line for line in data[:size].split(b"\n") if line]
     events = events_of(lines)
     return FoundRecords(events, offset + size, len(lines) - len(events), len(data) - size)
-
-
-def steps_of(events: list[Event]) -> list[Stepped]:
-    """The steps as they count: what was done again after a resume stands in place of what was lost."""
-    steps: dict[int, Stepped] = {}
-    for event in events:
-        if isinstance(event, Begun):
-            steps = {number: step for number, step in steps.items() if number <= event.step}
-        elif isinstance(event, Stepped):
-            steps[event.step] = event
-    return [steps[number] for number in sorted(steps)]

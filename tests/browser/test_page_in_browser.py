@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from shoestring.runs.folder import Folder, Lock
-from shoestring.runs.story import story
+from shoestring.runs.report import report_of
 from shoestring.show.page import page as report
 from shoestring.show.watch.follow import Watch
 from shoestring.show.watch.server import Server
@@ -145,7 +145,7 @@ def test_a_token_leaves_the_address_and_stays_as_a_cookie(browser: Any, run: Pat
 
 def test_the_report_is_readable_as_a_file(browser: Any, tmp_path: Path) -> None:
     path = finished(tmp_path / "gpt-1")
-    (path / "report.html").write_text(report(story(path)))
+    (path / "report.html").write_text(report(report_of(path).as_json()))
     with tab(browser, width=390) as opened:
         opened.goto((path / "report.html").as_uri())
         seen(opened, "Trained 400 steps inside 600 MiB")

@@ -39,10 +39,10 @@ from shoestring.parallel.shard import Shard
 from shoestring.planning.catalogue import CATALOGUE
 from shoestring.planning.plan import Plan
 from shoestring.runs.digest import weights_sha256
-from shoestring.runs.events import read
 from shoestring.runs.folder import holder
 from shoestring.runs.tensors import TensorFile
 from tests.parallel.members import CONTEXT
+from tests.records import records
 
 STEPS, EVERY, DEADLINE = 6, 2, 120.0
 JOB = """
@@ -89,13 +89,13 @@ def test_a_technique_is_trained_by_the_command_killed_resumed_and_exported(techn
 
     last = 3 if technique == LocalSteps(h=2, after=1) else 4   # its workers meet after the steps 1, 3, 5 and 6
     begun = Command(tmp_path, *words, "--run", "run")
-    saved = begun.until(lambda: any(event["event"] == "saved" and event["step"] == last for event in read(tmp_path / "run")[0]))
+    saved = begun.until(lambda: any(event["event"] == "saved" and event["step"] == last for event in records(tmp_path / "run")))
     assert saved, begun.said()
     begun.kill(tmp_path / "run")
     (tmp_path / "killed").touch()
 
     report = Command(tmp_path, *words, "--run", "run").report()
-    assert [event["step"] for event in read(tmp_path / "run")[0] if event["event"] == "begun"] == [0, last]
+    assert [event["step"] for event in records(tmp_path / "run") if event["event"] == "begun"] == [0, last]
     assert report["steps"] == len(report["losses"]) == STEPS
     assert all(torch.tensor(report["losses"]).isfinite())
     out = Command(tmp_path, "export", "run", "--to", "safetensors", "--json").report()["path"]
@@ -126,7 +126,7 @@ class Command:
 
     def kill(self, folder: Path) -> None:
         """Kill it and the first worker that trains for it, and wait until nobody does any more."""
-        worker = next(event["pid"] for event in read(folder)[0] if event["event"] == "begun")
+        worker = next(event["pid"] for event in records(folder) if event["event"] == "begun")
         self.process.kill()
         self.process.join()
         with suppress(ProcessLookupError):

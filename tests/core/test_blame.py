@@ -27,7 +27,10 @@ from shoestring.memory.checkpoint import Checkpoint
 from shoestring.memory.fused import Fused
 from shoestring.memory.step_in_backward import StepInBackward
 from shoestring.planning.evidence.rehearse import prepared, tracked_steps
-from shoestring.processes.worker import last_word
+from shoestring.planning.evidence.tasks import specs_of
+from shoestring.processes.messages import Answer, Cause, Failure
+from shoestring.processes.tasks import TrainTask
+from shoestring.processes.worker import last_message
 from tests.models import seeded
 
 HERE = Path(__file__).name
@@ -65,7 +68,7 @@ def library(tmp: Path) -> type[nn.Module]:
     return held["Net"]
 
 
-def failing(made: Job, techniques: tuple[Technique, ...] = (), looked: bool = True) -> dict[str, Any]:
+def failing(made: Job, techniques: tuple[Technique, ...] = (), looked: bool = True) -> Any:
     """What a worker has to say of a job that fails; looked: in its first steps, which are tracked."""
     def work() -> dict[str, Any]:
         tracker = Tracker()
@@ -75,7 +78,11 @@ def failing(made: Job, techniques: tuple[Technique, ...] = (), looked: bool = Tr
             pass
         return {}
 
-    return last_word({"techniques": [{"name": type(one).__name__, "knobs": {}} for one in techniques]}, work)
+    return last_message(TrainTask(file=HERE, techniques=specs_of(techniques)), work)
+
+
+def cause(last: Any) -> Cause | None:
+    return last.cause if isinstance(last, Failure) else None
 
 
 def steps_of(run: Any, batches: Any) -> Any:
@@ -106,8 +113,8 @@ def plain(**changes: Any) -> Job:
 def test_a_failure_of_the_job_is_told_as_such(what: str, made: Job, techniques: tuple[Technique, ...], said: str, looked: bool) -> None:
     graphs.clear()
     last = failing(made, techniques, looked)
-    assert last["event"] == "mistake" and said in last["text"] and "the job failed" in last["text"], last["text"]
-    assert "trace" not in last
+    assert cause(last) is Cause.MISTAKE and said in last.text and "the job failed" in last.text, last.text
+    assert not last.trace
 
 
 graphs: list[Tensor] = []
@@ -121,7 +128,7 @@ def kept_graph(output: Tensor) -> Tensor:
 def test_a_model_of_a_library_is_the_jobs(tmp_path: Path) -> None:
     for techniques in ((), (Checkpoint(every=1),)):
         last = failing(plain(model=library(tmp_path)), techniques)
-        assert last["event"] == "mistake" and "failed in its model (net.py line" in last["text"]
+        assert cause(last) is Cause.MISTAKE and "failed in its model (net.py line" in last.text
 
 
 def complex_weights() -> nn.Module:
@@ -134,15 +141,15 @@ def complex_weights() -> nn.Module:
 def test_a_failure_of_our_engines_is_a_fault_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accumulate, "scaled", partial(torch.cat, dim=0))   # called with what it can't take, in our line
     last = failing(plain(), (Accumulate(2),))
-    assert last["event"] == "fault" and last["text"].startswith("a fault of shoestring in memory/accumulate.py line"), last["text"]
-    assert "report" in last["text"] and "without Accumulate" in last["text"] and "Traceback" in last["trace"]
+    assert cause(last) is Cause.FAULT and last.text.startswith("a fault of shoestring in memory/accumulate.py line"), last.text
+    assert "report" in last.text and "without Accumulate" in last.text and "Traceback" in last.trace
 
 
 def test_a_users_optimizer_that_we_changed_is_ours() -> None:
     made = plain(model=complex_weights)
-    assert failing(made)["event"] == "result"
+    assert isinstance(failing(made), Answer)
     last = failing(made, (Fused(),))
-    assert last["event"] == "fault" and "core/run.py" in last["text"] and "without Fused" in last["text"], last["text"]
+    assert cause(last) is Cause.FAULT and "core/run.py" in last.text and "without Fused" in last.text, last.text
 
 
 def test_an_assertion_of_ours_is_a_broken_promise(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,8 +158,8 @@ def test_an_assertion_of_ours_is_a_broken_promise(monkeypatch: pytest.MonkeyPatc
     exec(code, held)
     monkeypatch.setattr(step_in_backward, "only", held["only"])
     last = failing(plain(), (StepInBackward(),))
-    assert last["event"] == "fault"
-    assert last["text"].startswith("a promise of shoestring's own code was broken in memory/step_in_backward.py")
+    assert cause(last) is Cause.FAULT
+    assert last.text.startswith("a promise of shoestring's own code was broken in memory/step_in_backward.py")
 
 
 def test_what_the_machine_refuses_us_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +169,7 @@ def test_what_the_machine_refuses_us_is_no_fault(monkeypatch: pytest.MonkeyPatch
     exec(code, held)
     monkeypatch.setattr(accumulate, "scaled", held["scaled"])
     last = failing(plain(), (Accumulate(2),))
-    assert last["event"] == "mistake" and "No space left on device" in last["text"] and "fault" not in last["text"]
+    assert cause(last) is Cause.MISTAKE and "No space left on device" in last.text and "fault" not in last.text
 
 
 def test_every_seam_is_a_function_that_there_is() -> None:

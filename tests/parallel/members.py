@@ -6,31 +6,34 @@ import multiprocessing
 import socket
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from shoestring.core.codec import to_json
 from shoestring.core.technique import described
 from shoestring.core.training import TrainingTechnique as Technique
+from shoestring.processes.tasks import TrainTask
+from tests.tasks import train_task
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload([
     "torch.distributed", "shoestring.processes.worker", "shoestring.planning.evidence.rehearse", "shoestring.planning.plan",
-    "shoestring.runs.keeper", "shoestring.parallel.process_link", "shoestring.jobfile", "torch._dynamo"])
+    "shoestring.processes.training", "shoestring.parallel.process_link", "shoestring.jobfile", "torch._dynamo"])
 DEADLINE = 60.0   # seconds, for a whole group
 
 
 class Group:
     """Processes that do one task."""
 
-    def __init__(self, place: Path, world: int, job: Path, techniques: Sequence[Technique], steps: int, **more: Any) -> None:
+    def __init__(self, place: Path, world: int, job: Path, techniques: Sequence[Technique], steps: int, folder: str = "",
+                 cadence: Mapping[str, int] | None = None, flags: Mapping[str, Any] | None = None, weights: str = "") -> None:
         place.mkdir(exist_ok=True)
         self.place = place
         for old in self.errors():
             old.unlink()
-        task = {"task": "train", "file": str(job), "techniques": [described(one) for one in techniques], "steps": steps,
-                "flags": {}} | more
+        task = train_task(job, steps, map(described, techniques), folder, cadence, flags, weights)
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -58,12 +61,12 @@ class Group:
             process.join()
 
 
-def member(rank: int, world: int, port: int, task: dict[str, Any], place: str) -> None:
+def member(rank: int, world: int, port: int, task: TrainTask, place: str) -> None:
     import torch
     from torch import distributed
 
     from shoestring.parallel.shared_memory_link import joined
-    from shoestring.processes.worker import train
+    from shoestring.processes.training import train
 
     torch.set_num_threads(1)
     link = None
@@ -72,6 +75,6 @@ def member(rank: int, world: int, port: int, task: dict[str, Any], place: str) -
                                        timeout=timedelta(seconds=DEADLINE / 2))
         link = joined(rank, world)
     try:
-        Path(place, f"result-{rank}.json").write_text(json.dumps(train(task, lambda event: None, link)))
+        Path(place, f"result-{rank}.json").write_text(json.dumps(to_json(train(task, lambda event: None, link))))
     except Exception:
         Path(place, f"error-{rank}").write_text(traceback.format_exc())

@@ -3,19 +3,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from shoestring.core.errors import Mistake
 from shoestring.core.hardware import Hardware
-from shoestring.core.technique import described
 from shoestring.jobfile import loaded_job
 from shoestring.memory.fused import Fused
 from shoestring.parallel.shard import Shard
+from shoestring.planning.evidence.tasks import Position, R, Task, TrialTask, specs_of
 from shoestring.planning.planner import Planner
 from shoestring.processes.launch import run_worker
-from shoestring.processes.worker import trial
+from shoestring.processes.training import trial
 
 JOB = """
 import torch
@@ -32,24 +31,23 @@ def job() -> Job:
 def test_a_trial_of_an_imagined_group_asks_for_no_finite_loss(stage: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "job.py").write_text(JOB)
     monkeypatch.setattr("shoestring.loop.math.isfinite", lambda loss: False)   # as what was not gathered may lead to
-    task = {"file": str(tmp_path / "job.py"), "flags": {}, "techniques": [described(Shard(stage))], "steps": 3, "place": (0, 2),
-            "together": False}
-    assert trial(task, lambda event: None)["steps"] == 3
+    task = TrialTask(file=str(tmp_path / "job.py"), techniques=specs_of([Shard(stage)]), steps=3, position=Position(0, 2))
+    assert trial(task, lambda event: None).steps == 3
 
 
 def test_a_trial_of_one_process_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "job.py").write_text(JOB)
     monkeypatch.setattr("shoestring.loop.math.isfinite", lambda loss: False)
     with pytest.raises(Mistake, match="the loss became"):
-        trial({"file": str(tmp_path / "job.py"), "flags": {}, "techniques": [], "steps": 3, "together": False}, lambda event: None)
+        trial(TrialTask(file=str(tmp_path / "job.py"), steps=3), lambda event: None)
 
 
 def test_what_the_machine_has_no_room_for_is_estimated_and_not_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "job.py").write_text(JOB)
     tasks: list[str] = []
 
-    def worker(task: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
-        tasks.append(task["task"])
+    def worker(task: Task[R], environment: Mapping[str, str], /) -> R:
+        tasks.append(task.kind)
         return run_worker(task, environment)
 
     planner = Planner(loaded_job(tmp_path / "job.py", {}), Hardware(), worker)

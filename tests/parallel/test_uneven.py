@@ -14,9 +14,9 @@ from shoestring.parallel.average import Average
 from shoestring.parallel.compress_gradients import CompressGradients
 from shoestring.parallel.local_steps import LocalSteps
 from shoestring.parallel.shard import Shard
-from shoestring.runs.events import read
 from shoestring.runs.tensors import TensorFile
 from tests.parallel.members import Group
+from tests.records import records
 
 JOB = Path(__file__).with_name("uneven.py")
 
@@ -56,7 +56,7 @@ def test_a_rate_that_grows_with_the_workers_is_reached_step_by_step(tmp_path: Pa
 
 def test_workers_that_are_apart_meet_after_the_last_step(tmp_path: Path) -> None:
     results = Group(tmp_path, 2, JOB, [LocalSteps(h=3)], 4, flags={}, folder=str(tmp_path), weights="").results()
-    sent = [event["sent"] for event in read(tmp_path)[0] if event["event"] == "step"]
+    sent = [event["sent"] for event in records(tmp_path) if event["event"] == "step"]
     assert sent[:2] == [0, 0] and sent[2] == sent[3] > 1000, "the fourth step is no third, and the last"
     assert [one["sent"] for one in results[0]["workers"]] == [sum(sent)] * 2
 

@@ -26,8 +26,8 @@ from shoestring.memory.fused import Fused
 from shoestring.planning.outcome import Outcome
 from shoestring.planning.plan import Plan, load_plan
 from shoestring.planning.planner import Planner
-from shoestring.runs.folder import differences
-from shoestring.runs.resume import overruled
+from shoestring.runs.request import Request, differences
+from shoestring.runs.resume import settled
 from shoestring.show.page.telling import plan as plan_section
 from shoestring.show.terminal import plan_text
 from tests.models import Chain, job, rows
@@ -125,13 +125,11 @@ def test_plans_that_were_saved_before_there_were_levels_are_read_as_the_weakest_
 
 
 def test_a_run_is_compared_by_the_level_that_it_was_asked_for() -> None:
-    before = {"source": "", "flags": {}, "memory": None, "use": None, "inexact": False, "exact": "bits", "plan": None, "job": "a.py"}
-    assert differences(before, before | {"exact": None}) == []
-    assert differences(before, before | {"exact": "draws"}) == ["--exact was bits and is draws"]
-    old = {name: value for name, value in before.items() if name != "exact"}
-    assert differences(old, before) == ["--exact was not given and is bits"]
-    assert overruled("exact", {"inexact": True, "exact": None}) and overruled("inexact", {"inexact": False, "exact": "bits"})
-    assert not overruled("exact", {"inexact": False, "exact": None})
+    none, bits, draws, inexact = (Request(job="a.py", **given) for given in ({}, {"exact": "bits"}, {"exact": "draws"}, {"inexact": True}))   # type: ignore[arg-type]
+    assert differences(bits, none) == [] and differences(bits, draws) == ["--exact was bits and is draws"]
+    assert differences(none, bits) == ["--exact was not given and is bits"]
+    assert settled(inexact, bits) == inexact and settled(bits, inexact) == bits, "one takes the other back"
+    assert settled(none, bits) == bits and settled(none, inexact) == inexact
 
 
 def test_a_saved_plan_is_held_to_the_level_that_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,6 +16,7 @@ from shoestring.core.hardware import Hardware
 from shoestring.memory.accumulate import Accumulate
 from shoestring.parallel.average import Average
 from shoestring.planning.evidence.pieces import tried_in_pieces
+from shoestring.planning.evidence.tasks import AnchorTask
 from shoestring.planning.planner import Planner
 from shoestring.processes.launch import run_worker
 from tests.models import job as listed
@@ -160,5 +161,4 @@ def job() -> Job:
     x = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
     return Job(model=lambda: nn.Linear(4, 4), data=lambda: [x] * 9, loss=lambda output, batch: (output @ output.T).square().mean())
 ''')
-    task = {"task": "anchor", "file": str(path), "flags": {}, "variants": {"": []}, "memory": False}
-    assert "not the mean" in run_worker(task, {})[""]["pieces"]["mixes samples"]
+    assert "not the mean" in run_worker(AnchorTask(file=str(path), variants={"": ()}), {}).pieces["mixes samples"]

@@ -17,6 +17,7 @@ from shoestring.memory.allocator import following
 from shoestring.memory.fused import Fused
 from shoestring.planning.evidence.gather import Evidence
 from shoestring.planning.evidence.rehearsals import Rehearsals
+from shoestring.planning.evidence.tasks import AnchorTask, Task, TrialResult
 from shoestring.planning.plan import Plan
 from shoestring.planning.predict import Predictor
 from shoestring.processes.launch import run_worker
@@ -43,8 +44,7 @@ def job() -> Job:
 def test_a_workspace_that_its_kernel_leaves_half_empty_does_not_make_the_rest_of_the_process_look_smaller(tmp_path: Path) -> None:
     path = tmp_path / "recurrent.py"
     path.write_text(RECURRENT)
-    task = {"task": "anchor", "file": str(path), "flags": {}, "variants": {"": []}, "memory": True}
-    over = run_worker(task, following().environment)[""]["overheads"]
+    over = run_worker(AnchorTask(file=str(path), variants={"": ()}, memory=True), following().environment).steps[""].overheads
     assert min(over.values()) > over["forward (start)"] - 2**21
 
 
@@ -55,8 +55,9 @@ def test_a_workspace_that_its_kernel_leaves_half_empty_does_not_make_the_rest_of
 def test_a_plan_near_its_budget_is_tried_again_and_the_largest_trial_counts(sizes: list[int], largest: int, trials: int) -> None:
     """Runs of one plan under glibc's allocator differ by some percent; one trial that came out small led to a run over its budget."""
     left = list(sizes)
-    def worker(task: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
-        return {"measured": {"process_bytes": left.pop(0)}}
+
+    def worker(task: Task[Any], environment: Mapping[str, str]) -> Any:
+        return TrialResult(left.pop(0), 1.0, 4)
 
     plan = Plan((Fused(),), process_bytes=980, sure="process from a trial of 4 steps")
     predictor = Predictor(Rehearsals(replace(job("chain"), origin=Origin("net.py")), Hardware(), worker), Evidence(Ledger(()), Log()))

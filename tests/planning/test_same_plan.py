@@ -32,10 +32,11 @@ from shoestring.planning.plan import Plan
 from shoestring.planning.planner import Planner
 from shoestring.planning.predict import Combination
 from shoestring.planning.training_room import combinations
-from shoestring.runs.events import read
 from shoestring.runs.folder import Folder, Lock
+from shoestring.runs.request import Request
 from shoestring.runs.resume import Opened
 from tests.models import job
+from tests.records import records
 
 MACHINE = Hardware(cores=2, fault=2.5e-10, huge_fault=1e-10)
 
@@ -174,9 +175,9 @@ def test_a_plan_is_kept_before_anything_else_happens(tmp_path: Path, monkeypatch
     outcome = Planner(logs()[0], Hardware()).outcome(8 << 30, forced=())
     monkeypatch.setattr(shoestring.commands.run_plan, "planned", lambda *_: (outcome.chosen, outcome.as_json()))
     monkeypatch.setattr(shoestring.show.terminal, "plan_text", killed)
-    held = Opened(Folder(tmp_path), Lock(tmp_path), {"memory": None, "use": None, "inexact": False}, True)
+    held = Opened(Folder(tmp_path), Lock(tmp_path), Request(job="job.py"), True)
     options = Namespace(replan=False, json=False, plan=None, use=None, inexact=False)
     with pytest.raises(KeyboardInterrupt):
         shoestring.commands.run_plan.settled_plan(options, logs()[0], held)
-    assert Folder(tmp_path).read("plan.json")["chosen"]["techniques"] == [] and read(tmp_path)[0][-1]["event"] == "planning"
+    assert Folder(tmp_path).read("plan.json")["chosen"]["techniques"] == [] and records(tmp_path)[-1]["event"] == "planning"
     held.lock.release()

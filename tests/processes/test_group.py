@@ -18,12 +18,15 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from shoestring.core.errors import Mistake
 from shoestring.processes.group.launch import run_group
-from shoestring.processes.group.rendezvous import Meeting
-from shoestring.processes.group.worker import lost, wait_for_all
-from shoestring.processes.launch import Crashed, OutOfMemory
+from shoestring.processes.group.rendezvous import Rendezvous
+from shoestring.processes.group.worker import says_peer_lost, wait_for_all
+from shoestring.processes.messages import Crashed, OutOfMemory
 from shoestring.processes.nodes import Nodes, parsed_nodes, surrounding_nodes
-from shoestring.runs.events import course, read
+from shoestring.processes.tasks import TrainTask
+from shoestring.runs.event import Event, Stepped
 from shoestring.runs.folder import holder
+from tests.records import records, steps_in
+from tests.tasks import train_task
 
 STEPS = 24
 JOB = """
@@ -70,11 +73,10 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def task(place: Path, run: str = "run", **flags: Any) -> dict[str, Any]:
+def task(place: Path, run: str = "run", every: int = 3, **flags: Any) -> TrainTask:
     folder = place / run
     folder.mkdir(exist_ok=True)
-    return {"task": "train", "file": str(place / "small.py"), "flags": flags, "techniques": PLAN["chosen"]["techniques"], "steps": STEPS,
-            "folder": str(folder), "cadence": {"steps": 3, "keep": 2}}
+    return train_task(place / "small.py", STEPS, PLAN["chosen"]["techniques"], folder, {"steps": every, "keep": 2}, flags)   # type: ignore[arg-type]
 
 
 def members(launcher: int) -> dict[int, int]:
@@ -88,12 +90,12 @@ def members(launcher: int) -> dict[int, int]:
             if name[0] == "shoestring" and len(name) == 2 and parents.get(parents[pid]) == launcher}
 
 
-def at_step(step: int, act: Callable[[], object]) -> Callable[[dict[str, Any]], None]:
+def at_step(step: int, act: Callable[[], object]) -> Callable[[Event], None]:
     """Do something once, when a step is done."""
     left = [act]
 
-    def look(event: dict[str, Any]) -> None:
-        if event["event"] == "step" and event["step"] >= step and left:
+    def look(event: Event) -> None:
+        if isinstance(event, Stepped) and event.step >= step and left:
             left.pop()()
 
     return look
@@ -103,20 +105,19 @@ def test_each_worker_in_turn_is_killed_and_the_group_goes_on_with_the_same_bits(
     # Right after a save: until the next one, five steps later, whoever is killed has steps to do again.
     killed = [at_step(step, lambda rank=rank: os.kill(members(os.getpid())[rank], signal.SIGKILL))   # type: ignore[misc]
               for rank, step in enumerate((7, 13, 19))]
-    asked = task(place) | {"cadence": {"steps": 6, "keep": 2}}
-    result = run_group(asked, {}, lambda event: [look(event) for look in killed] and None, devices=3)
-    assert result["steps"] == STEPS and result["world"] == 3 and result["restarts"] == 3
-    events = read(place / "run")[0]
+    result = run_group(task(place, every=6), {}, lambda event: [look(event) for look in killed] and None, devices=3)
+    assert result.steps == STEPS and result.world == 3 and result.restarts == 3
+    events = records(place / "run")
     deaths = [event for event in events if event["event"] == "died"]
     assert [event["rank"] for event in deaths] == [0, 1, 2] and all(event["why"] == "SIGKILL" for event in deaths)
     assert all("go on from step" in event["text"] for event in deaths)
     formed = [event for event in events if event["event"] == "re-formed"]
-    assert [event["world"] for event in formed] == [3, 3, 3] and len(result["recovery_seconds"]) == 3
-    assert all(one["seconds"] <= took for one, took in zip(formed, result["recovery_seconds"], strict=True))
+    assert [event["world"] for event in formed] == [3, 3, 3] and len(result.recovery_seconds) == 3
+    assert all(one["seconds"] <= took for one, took in zip(formed, result.recovery_seconds, strict=True))
     done = [(event["step"], event["loss"]) for event in events if event["event"] == "step"]
     assert len(done) > STEPS and len(set(done)) == STEPS, "steps that were done again lost the same"
     undisturbed = run_group(task(place, "undisturbed", pause=0.0), {}, devices=3)
-    assert undisturbed["restarts"] == 0 and result["weights_sha256"] == undisturbed["weights_sha256"]
+    assert undisturbed.restarts == 0 and result.weights_sha256 == undisturbed.weights_sha256
     assert not members(os.getpid())
 
 
@@ -128,9 +129,9 @@ def test_a_suspended_worker_is_missed_named_and_replaced(place: Path) -> None:
         os.kill(members(os.getpid())[1], signal.SIGSTOP)
 
     result = run_group(task(place), {}, at_step(7, suspend), devices=2, patience=3.0)
-    died = next(event for event in read(place / "run")[0] if event["event"] == "died")
+    died = next(event for event in records(place / "run") if event["event"] == "died")
     assert died["rank"] == 1 and "no sign of life" in died["why"] and 2.0 < died["time"] - when[0] < 6.0
-    assert result["restarts"] == 1 and result["steps"] == STEPS and not members(os.getpid())
+    assert result.restarts == 1 and result.steps == STEPS and not members(os.getpid())
 
 
 @pytest.mark.parametrize(("fault", "kind", "said"), [
@@ -141,7 +142,7 @@ def test_what_would_come_again_ends_the_group_at_once(fault: str, kind: type[Exc
                                                       capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(kind, match=said):
         run_group(task(place, fault=fault), {}, devices=2)
-    events = [event["event"] for event in read(place / "run")[0]]
+    events = [event["event"] for event in records(place / "run")]
     assert events.count("failed") == 1 and not {"died", "re-formed"} & set(events)
     assert "Traceback" not in capfd.readouterr().err and not members(os.getpid())
 
@@ -150,7 +151,7 @@ def test_a_worker_that_dies_again_and_again_is_given_up(place: Path) -> None:
     with pytest.raises(Crashed, match=r"worker 1 died \(SIGSEGV\), and in 3 tries no new step was done after step 2: a native library "
                                       r"crashed; there is no checkpoint yet"):
         run_group(task(place, fault="dies"), {}, devices=2)
-    assert [event["event"] for event in read(place / "run")[0]].count("died") == 3
+    assert [event["event"] for event in records(place / "run")].count("died") == 3
 
 
 def shoestring(place: Path, *words: object) -> list[str]:
@@ -169,7 +170,7 @@ def until(true: Callable[[], object], seconds: float = 100.0) -> None:
 
 
 def steps_done(run: Path) -> int:
-    done = course(read(run)[0])
+    done = steps_in(records(run))
     return done[-1]["step"] if done else 0
 
 
@@ -177,7 +178,7 @@ def test_a_mistake_in_the_job_is_told_once(place: Path) -> None:
     done = subprocess.run(shoestring(place, "--devices", 2, "--fault", "wrong"), cwd=place, capture_output=True, text=True, timeout=200)
     assert done.returncode == 2 and done.stderr.count("no such thing") == 1, done.stderr
     assert "small.py line" in done.stderr and "Traceback" not in done.stderr and "died" not in done.stderr
-    assert [event["event"] for event in read(place / "a")[0]].count("failed") == 1
+    assert [event["event"] for event in records(place / "a")].count("failed") == 1
 
 
 def test_workers_end_with_their_launcher_and_ctrl_c_saves(place: Path) -> None:
@@ -192,13 +193,13 @@ def test_workers_end_with_their_launcher_and_ctrl_c_saves(place: Path) -> None:
     assert holder(place / "a") is None
 
     second = begun(place, *words)
-    until(lambda: steps_done(place / "a") >= 10 and sum(event["event"] == "begun" for event in read(place / "a")[0]) == 2)
+    until(lambda: steps_done(place / "a") >= 10 and sum(event["event"] == "begun" for event in records(place / "a")) == 2)
     second.send_signal(signal.SIGINT)
     _, said = second.communicate(timeout=60)
-    last = read(place / "a")[0][-1]
+    last = records(place / "a")[-1]
     assert second.returncode == 130 and "the same command goes on from there" in said and "Traceback" not in said, said
     assert last["event"] == "stopped" and (place / "a" / "checkpoints" / f"step-{last['step']:08}").exists()
-    assert next(event["step"] for event in read(place / "a")[0][::-1] if event["event"] == "begun") >= 4
+    assert next(event["step"] for event in records(place / "a")[::-1] if event["event"] == "begun") >= 4
 
 
 def free_port() -> int:
@@ -222,14 +223,14 @@ def test_a_machine_that_is_lost_is_gone_on_without_and_may_come_back(place: Path
     for launcher in (first, third):
         _, said = launcher.communicate(timeout=60)
         assert launcher.returncode == 130 and "Traceback" not in said, said
-    events = read(place / "a")[0]
+    events = records(place / "a")
     assert events[-1]["event"] == "stopped" and [event["world"] for event in events if event["event"] == "re-formed"] == [1, 2]
     assert sum("node 1 of 2 is gone" in event.get("text", "") for event in events) == 1
-    assert [event["step"] for event in course(events)] == list(range(1, events[-1]["step"] + 1))
+    assert [event["step"] for event in steps_in(events)] == list(range(1, events[-1]["step"] + 1))
 
 
 def worlds(run: Path) -> list[int]:
-    return [event.get("world", 1) for event in read(run)[0] if event["event"] == "begun"]
+    return [event.get("world", 1) for event in records(run) if event["event"] == "begun"]
 
 
 @pytest.mark.slow
@@ -259,12 +260,12 @@ def test_a_port_in_use_and_a_machine_that_does_not_come_are_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(Mistake, match=f"port {port} is in use here.*take another one"):
-            Meeting(Nodes("127.0.0.1", port, 0, 2))
+            Rendezvous(Nodes("127.0.0.1", port, 0, 2))
     missing = r"node 1 of 3 did not come to 127.0.0.1:\d+ within 200 ms: give the same command there"
-    with pytest.raises(Mistake, match=missing), Meeting(Nodes("127.0.0.1", free_port(), 0, 3), come=0.2) as meeting:
-        meeting.next_rendezvous()
+    with pytest.raises(Mistake, match=missing), Rendezvous(Nodes("127.0.0.1", free_port(), 0, 3), come=0.2) as rendezvous:
+        rendezvous.next_rendezvous()
     with pytest.raises(Mistake, match=r"node 0 of 2 could not be reached at 127\.0\.0\.1:"):
-        Meeting(Nodes("127.0.0.1", free_port(), 1, 2), come=0.2)
+        Rendezvous(Nodes("127.0.0.1", free_port(), 1, 2), come=0.2)
 
 
 def test_a_worker_that_does_not_join_is_named() -> None:
@@ -276,15 +277,15 @@ def test_a_worker_that_does_not_join_is_named() -> None:
 
 
 def test_losing_another_worker_is_nobodys_mistake() -> None:
-    assert lost(RuntimeError("[/x/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:31882"))
+    assert says_peer_lost(RuntimeError("[/x/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:31882"))
     try:
         try:
             raise RuntimeError("[/x/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 4000ms for recv operation to complete")
         except RuntimeError as error:
             raise ValueError("wrapped by somebody") from error
     except ValueError as error:
-        assert lost(error)
-    assert not lost(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+        assert says_peer_lost(error)
+    assert not says_peer_lost(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
 
 
 def test_the_machines_are_read_from_what_the_user_or_a_scheduler_says() -> None:

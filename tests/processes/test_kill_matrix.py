@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from shoestring.runs.events import course, read
 from tests.commands.test_cli import answer
+from tests.records import records, steps_in
 
 pytestmark = pytest.mark.slow
 
@@ -124,8 +124,8 @@ def test_a_group_whose_worker_is_killed_ends_with_the_same_bits(use: str, rank: 
     report = trained(made(tmp_path), "--plan", undisturbed[use]["plan"], "--rank", rank, "--moment", moment, "--saved", saved)
     assert (tmp_path / "killed").read_text() == f"worker {rank}: {moment}"
     assert report["restarts"] == 1 and len(report["recovery_seconds"]) == 1 and report["world"] == 3
-    events = read(tmp_path / "run")[0]
+    events = records(tmp_path / "run")
     assert [(event["rank"], event["why"]) for event in events if event["event"] == "died"] == [(rank, "SIGKILL")]
     assert [event["step"] for event in events if event["event"] == "begun"] == [0, MOMENTS[moment]]
-    assert [event["step"] for event in course(events)] == list(range(1, STEPS + 1))
+    assert [event["step"] for event in steps_in(events)] == list(range(1, STEPS + 1))
     assert report["losses"] == undisturbed[use]["losses"] and report["weights_sha256"] == undisturbed[use]["weights_sha256"]

@@ -14,10 +14,11 @@ from shoestring import api
 from shoestring.commands import run_plan
 from shoestring.core.errors import Mistake
 from shoestring.core.hardware import Hardware
-from shoestring.processes.group.launch import surroundings, threads
-from shoestring.processes.group.rendezvous import Meeting
+from shoestring.processes.group.launch import group_environment, threads
+from shoestring.processes.group.rendezvous import Rendezvous
 from shoestring.processes.nodes import Nodes
 from shoestring.runs.folder import Folder
+from shoestring.runs.request import Request
 
 
 @pytest.mark.parametrize(("count", "devices", "each"), [(6, 2, "3"), (6, 4, "1"), (1, 3, "1"), (8, 1, "8")])
@@ -26,7 +27,7 @@ def test_threads_of_a_worker_are_the_same_when_planning_and_when_training(count:
     monkeypatch.setattr(torch, "get_num_threads", lambda: count)                      # as the user limits them
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(32)))          # of cores there are more
     assert threads(devices) == {"OMP_NUM_THREADS": each}
-    assert surroundings(Meeting(Nodes("127.0.0.1", 0, 0, 1)), devices)["OMP_NUM_THREADS"] == each
+    assert group_environment(Rendezvous(Nodes("127.0.0.1", 0, 0, 1)), devices)["OMP_NUM_THREADS"] == each
     machine = Hardware(cores=count, links={f"{max(devices, 2)} near": (1e-9, 1e-4, 0.0), f"{max(devices, 2)} far": (1e-9, 1e-4, 0.0)})
     planned = api.in_group(machine, 2 * devices, devices)
     assert planned.environment["OMP_NUM_THREADS"] == each and planned.cores == int(each)
@@ -41,6 +42,6 @@ def test_planning_again_after_memory_ran_out_knows_how_many_workers_are_here(tmp
 
     monkeypatch.setattr(api, "plan", plan)
     options = Namespace(json=True, devices=3, nodes="10.0.0.1:29400,0/4", patience="30s", restarts=10)
-    held = SimpleNamespace(folder=Folder(tmp_path), asked={"memory": 2**30, "inexact": False})
+    held = SimpleNamespace(folder=Folder(tmp_path), request=Request(job="job.py", memory=2**30))
     said = run_plan.after_memory_ran_out(options, None, held, SimpleNamespace(process_bytes=2**29), "memory ran out")   # type: ignore[arg-type]
     assert (asked["devices"], asked["here"]) == (12, 3) and "led to nothing: enough" in said

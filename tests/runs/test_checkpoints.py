@@ -27,10 +27,11 @@ from shoestring.data.feed import Feed
 from shoestring.loop import steps
 from shoestring.planning.evidence.rehearse import prepared
 from shoestring.runs.checkpoints import FILES, Checkpoint, damage, draft, newest_good, prune, publish, saved
-from shoestring.runs.keeper import Keeper
+from shoestring.runs.event import Event, Warned
 from shoestring.runs.packing import packed, unpacked
+from shoestring.runs.recorder import Recorder, Recording
 from shoestring.runs.saver import Cadence, Saver, Snapshot
-from shoestring.runs.snapshot import put_back, taken
+from shoestring.runs.snapshot import restore, snapshot_of
 from shoestring.runs.tensors import TensorFile, Unreadable, write_tensors
 
 
@@ -242,14 +243,14 @@ def test_a_run_put_back_goes_on_with_the_same_bits(optimizer: Any, tmp_path: Pat
     training = steps(run, feed)
     for _ in range(5):
         next(training)
-    shot = taken(run, feed, 5, None)
+    shot = snapshot_of(run, feed, 5, None)
     checkpoint, _ = publish(draft(tmp_path, 5, shot.weights, shot.state, shot.aliases))
     assert set(shot.aliases) == {"out.weight"}
     for _ in range(5):
         next(training)
     chance.seed(123)
     other, other_feed = begun()
-    put_back(checkpoint, other, other_feed)
+    restore(checkpoint, other, other_feed)
     again = steps(other, other_feed)
     for _ in range(5):
         next(again)
@@ -260,29 +261,29 @@ def test_a_run_put_back_goes_on_with_the_same_bits(optimizer: Any, tmp_path: Pat
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     job = tied_job(lambda p: torch.optim.SGD(p, lr=0.1))
     run = prepared(job, (), job.model())
-    shot = taken(run, Feed(job), 0, None)
+    shot = snapshot_of(run, Feed(job), 0, None)
     checkpoint, _ = publish(draft(tmp_path, 1, shot.weights, shot.state, shot.aliases))
     other = Job(model=lambda: nn.Linear(8, 8), data=job.data)
     with pytest.raises(Mistake, match="not the one it was made of"):
-        put_back(checkpoint, prepared(other, (), other.model()), Feed(other))
+        restore(checkpoint, prepared(other, (), other.model()), Feed(other))
 
 
 def test_a_damaged_newest_checkpoint_is_told_of_and_kept_aside(tmp_path: Path) -> None:
     job = tied_job(lambda p: torch.optim.SGD(p, lr=0.1))
-    told: list[dict[str, Any]] = []
+    told: list[Event] = []
     for number in (1, 2):
         run, feed = prepared(job, (), job.model()), Feed(job)
-        shot = taken(run, feed, number, None)
+        shot = snapshot_of(run, feed, number, None)
         publish(draft(tmp_path / "checkpoints", number, shot.weights, shot.state, shot.aliases))
     (tmp_path / "checkpoints" / "step-00000002" / "state.json").write_bytes(b"")
     import signal
 
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        keeper = Keeper({"folder": str(tmp_path), "steps": 9}, told.append)
-        assert keeper.look() and keeper.resume(run, feed) == 1
+        recorder = Recorder(Recording(str(tmp_path)), 9, told.append)
+        assert recorder.look() and recorder.resume(run, feed) == 1
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    assert told[0]["event"] == "warning" and "step 2 is damaged (state.json has 0 bytes" in told[0]["text"]
+    assert isinstance(told[0], Warned) and "step 2 is damaged (state.json has 0 bytes" in told[0].text
     assert (tmp_path / "checkpoints" / "step-00000002.damaged-0").exists()

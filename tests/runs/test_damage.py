@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from shoestring.runs.fold import Fold
-from shoestring.runs.story import story
 
 from shoestring.commands.main import run as command
 from shoestring.commands.run_plan import kept_plan, settled_plan
@@ -25,16 +23,21 @@ from shoestring.memory.accumulate import Accumulate
 from shoestring.memory.stream import Stream
 from shoestring.planning.outcome import plan_file
 from shoestring.planning.plan import Plan, load_plan
-from shoestring.processes import worker
+from shoestring.processes import training
 from shoestring.runs.checkpoints import Checkpoint, newest_good, saved
 from shoestring.runs.events import NAME, Events, line_of, read
 from shoestring.runs.export import checkpoint_of, export_steps, export_weights
-from shoestring.runs.folder import Folder, Unusable, asked_for, holder, source_of
+from shoestring.runs.folder import Folder, Unusable, holder, source_of
+from shoestring.runs.history import History
+from shoestring.runs.report import report_of
+from shoestring.runs.request import request_for
 from shoestring.runs.resume import opened
 from shoestring.runs.snapshot import PARTS
 from shoestring.show.page import page
 from shoestring.show.watch.follow import Followed
+from tests.records import records
 from tests.show.made_runs import append, made_run, step_fields
+from tests.tasks import train_task
 
 JOB = """
 import torch
@@ -58,22 +61,21 @@ class Trained:
     def __init__(self, place: Path, *techniques: Any) -> None:
         self.job, self.path = place / "small.py", place / "run"
         self.job.write_text(JOB)
-        self.asked = asked_for(self.job, {"width": 5}, 1 << 30, None, False, None)
+        self.asked = request_for(self.job, {"width": 5}, 1 << 30, None, False, None)
         held = opened(self.path, self.asked, self.job, False, False)
         chosen = Plan(techniques, 1, 2, 3.0)
         held.folder.write("plan.json", plan_file(chosen, {}))
-        task = {"task": "train", "file": str(self.job), "flags": {"width": 5}, "techniques": chosen.as_json()["techniques"], "steps": 6,
-                "folder": str(self.path), "cadence": {"steps": 2}}
+        task = train_task(self.job, 6, chosen.as_json()["techniques"], self.path, {"steps": 2}, {"width": 5})
         before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
-            result = worker.train(task, lambda event: None)
+            result = training.train(task, lambda event: None)
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-        told = story(self.path)
+        told = report_of(self.path).as_json()
         held.folder.write("report.json", {name: told[name] for name in ("losses", "predicted", "measured", "techniques")}
-                          | {"steps": 6, "shown": "", "weights_sha256": result["weights_sha256"]})
-        (self.path / "report.html").write_text(page(story(self.path)))
+                          | {"steps": 6, "shown": "", "weights_sha256": result.weights_sha256})
+        (self.path / "report.html").write_text(page(report_of(self.path).as_json()))
         held.lock.release()
         self.files = sorted(path for path in self.path.rglob("*") if path.is_file())
         self.source, self.before = sha256(JOB.encode()).hexdigest(), self.outlook()
@@ -87,11 +89,11 @@ class Trained:
         finally:
             held.lock.release()
         assert plan is not None and good is not None
-        return (held.asked, held.changed, plan), good.path.name, bool(bad)
+        return (held.request, held.changed, plan), good.path.name, bool(bad)
 
     def look(self, out: Path) -> dict[str, Any]:
         """All that only looks."""
-        told = story(self.path)
+        told = report_of(self.path).as_json()
         page(told)
         Followed("run", self.path).look(0.0)
         for kind in ("csv", "json"):
@@ -203,11 +205,11 @@ def test_a_run_of_the_version_before_goes_on_and_is_shown(trained: Trained, tmp_
     shutil.copytree(trained.path, tmp_path / "run")
     for name in ("run.json", "plan.json", "report.json"):
         (tmp_path / "run" / name).write_text(json.dumps(Folder(trained.path).read(name), indent=1))
-    (tmp_path / "run" / NAME).write_text("".join(json.dumps(event) + "\n" for event in read(trained.path)[0]))
+    (tmp_path / "run" / NAME).write_text("".join(json.dumps(event) + "\n" for event in records(trained.path)))
     kept, trained.path = trained.path, tmp_path / "run"
     try:
         assert trained.outlook() == trained.before and kept_report(Folder(trained.path)) == Folder(kept).read("report.json")
-        old, new = (story(path) for path in (trained.path, kept))
+        old, new = (report_of(path).as_json() for path in (trained.path, kept))
         assert {key: value for key, value in old.items() if key not in ("run", "now")} == {
             key: value for key, value in new.items() if key not in ("run", "now")} and not old["damage"]
         text = (trained.path / "run.json").read_text()
@@ -274,7 +276,7 @@ def test_damaged_lines_are_skipped_and_counted(tmp_path: Path) -> None:
     lines[5] = lines[5].replace(b'"step":', b'"stop":')
     lines[9] = lines[9][:40] + b"\n"
     (path / NAME).write_bytes(b"".join(lines))
-    told = story(path)
+    told = report_of(path).as_json()
     assert len(told["losses"]) == 18 and told["step"] == 20
     assert told["damage"][0].startswith("2 lines of events.jsonl are damaged") and told["damage"][0] in page(told)
     made, damage = export_steps(Folder(path), "csv", tmp_path / "csv")
@@ -291,22 +293,22 @@ def test_an_event_that_lacks_what_its_kind_needs_is_skipped(bad: dict[str, Any],
     for line in (line_of(bad), json.dumps(bad).encode()):   # now, and by the version before
         (tmp_path / NAME).write_bytes(line_of({"event": "finished", "time": 2.0}) + b"\n" + line + b"\n")
         found = read(tmp_path)
-        assert [event["event"] for event in found.events] == ["finished"] and found.damaged == 1
+        assert [event.kind for event in found.events] == ["finished"] and found.damaged == 1
 
 
 def test_folding_on_gives_what_folding_all_at_once_gives(tmp_path: Path) -> None:
     """Also where the word is lost that a run went back."""
-    path, draw, on = made_run(tmp_path / "run", done=9), random.Random(1), Fold()
+    path, draw, on = made_run(tmp_path / "run", done=9), random.Random(1), History()
     for _ in range(60):
         kind = draw.choice(["step", "step", "step", "step", "begun", "adopted", "measured", "saved"])
         number = draw.randrange(1, 30)
         fields = {"step": step_fields(number) | draw.choice([{}, {"moved": 7, "sent": number}]), "measured": {"peak_bytes": number},
                   "begun": {"step": number, "steps": 40}, "saved": {"step": number}, "adopted": {"differences": []}}[kind]
         append(path, [{"event": kind, "time": float(number), **fields}])
-        now, before = story(path, on.read(path)), story(path)
+        now, before = report_of(path, on.read(path)).as_json(), report_of(path).as_json()
         assert now | {"now": 0} == before | {"now": 0}
         steps: dict[int, float] = {}
-        for event in read(path)[0]:
+        for event in records(path):
             if event["event"] == "begun":
                 steps = {one: loss for one, loss in steps.items() if one <= event["step"]}
             elif event["event"] == "step":

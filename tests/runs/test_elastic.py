@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,6 +12,7 @@ from shoestring.parallel.average import Average
 from shoestring.parallel.shard import Shard
 from shoestring.processes.group.launch import run_group
 from shoestring.processes.launch import run_worker
+from tests.tasks import train_task
 
 JOB = """
 import torch
@@ -35,10 +35,9 @@ def job() -> Job:
 
 def losses(folder: Path, techniques: tuple[Technique, ...], workers: int, steps: int) -> list[float]:
     """Train up to a step, alone or in a group, and tell the losses of the steps that were done now."""
-    task: dict[str, Any] = {"task": "train", "file": str(folder / "job.py"), "flags": {}, "steps": steps, "folder": str(folder / "run"),
-                            "techniques": [described(technique) for technique in techniques], "cadence": {"steps": 100}}
+    task = train_task(folder / "job.py", steps, map(described, techniques), folder / "run", {"steps": 100})
     done = run_worker(task, {}) if workers == 1 else run_group(task, {}, devices=workers)
-    return list(done["losses"])
+    return list(done.losses)
 
 
 @pytest.mark.parametrize("technique", [*(pytest.param(one, marks=pytest.mark.slow) for one in (Average(), Shard(1), Shard(2))), Shard(3)])

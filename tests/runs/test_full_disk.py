@@ -14,8 +14,8 @@ import torch
 
 from shoestring.runs import tensors
 from shoestring.runs.checkpoints import Checkpoint, make_room, saved
-from shoestring.runs.events import course, read
 from shoestring.runs.saver import Cadence, Saver, Snapshot
+from tests.records import records, steps_in
 
 
 def steps_of(folder: Path) -> list[int]:
@@ -128,8 +128,8 @@ def test_a_run_whose_last_weights_could_not_be_saved_is_not_finished_and_the_sam
     assert first.returncode == 1 and not first.stdout, first.stderr
     assert ("all 12 steps are done, but the weights after the last one could not be saved (File too large), and the last checkpoint is of "
             "step 8: free some space and give the same command") in first.stderr
-    lost = [event["loss"] for event in course(read(tmp_path / "a")[0])]
-    assert len(lost) == 12 and read(tmp_path / "a")[0][-1]["event"] == "failed" and not (tmp_path / "a" / "report.json").exists()
+    lost = [event["loss"] for event in steps_in(records(tmp_path / "a"))]
+    assert len(lost) == 12 and records(tmp_path / "a")[-1]["event"] == "failed" and not (tmp_path / "a" / "report.json").exists()
 
     old = shoestring("export", "a", "--to", "safetensors", "--json")
     told = json.loads(old.stdout)
@@ -140,7 +140,7 @@ def test_a_run_whose_last_weights_could_not_be_saved_is_not_finished_and_the_sam
     second = shoestring(*words)
     assert second.returncode == 0, second.stderr
     assert json.loads(second.stdout)["losses"] == lost and steps_of(tmp_path / "a" / "checkpoints")[-1] == 12
-    assert [event["step"] for event in read(tmp_path / "a")[0] if event["event"] == "begun"] == [0, 8]
+    assert [event["step"] for event in records(tmp_path / "a") if event["event"] == "begun"] == [0, 8]
 
 
 @pytest.mark.slow

@@ -5,7 +5,6 @@ checkpoint must hold is in play. The same with its state streamed from disk, whi
 """
 from __future__ import annotations
 
-import json
 import os
 import random
 import resource
@@ -15,14 +14,17 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from shoestring.processes.launch import Crashed, run_worker
+from shoestring.processes.launch import run_worker
+from shoestring.processes.messages import Crashed
+from shoestring.processes.tasks import TrainResult, TrainTask, written_task
 from shoestring.runs.checkpoints import newest_good
-from shoestring.runs.events import course, read
+from shoestring.runs.event import Begun, Event, Saved, Stepped, Warned
 from shoestring.runs.folder import holder
+from tests.records import records, steps_in
+from tests.tasks import train_task
 
 STEPS = 24
 JOB = """
@@ -71,10 +73,9 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def task(job: Path, folder: Path, pause: float = 0.02, plan: str = "in memory", flag: str = "") -> dict[str, Any]:
+def task(job: Path, folder: Path, pause: float = 0.02, plan: str = "in memory", flag: str = "") -> TrainTask:
     folder.mkdir(exist_ok=True)
-    return {"task": "train", "file": str(job), "flags": {"pause": pause, "flag": flag}, "techniques": PLANS[plan], "steps": STEPS,
-            "folder": str(folder), "cadence": {"steps": 3, "keep": 2}}
+    return train_task(job, STEPS, PLANS[plan], folder, {"steps": 3, "keep": 2}, {"pause": pause, "flag": flag})
 
 
 @pytest.fixture(scope="module")
@@ -89,18 +90,18 @@ def expected(job: Path, plan: str, tmp_path_factory: pytest.TempPathFactory) -> 
 
 def trained(job: Path, folders: pytest.TempPathFactory, plan: str) -> str:
     result = run_worker(task(job, folders.mktemp("run"), 0.0, plan), {})
-    assert result["steps"] == STEPS
-    return str(result["weights_sha256"])
+    assert result.steps == STEPS
+    return result.weights_sha256
 
 
-def killed_at(job: Path, folder: Path, moment: Callable[[dict[str, Any]], bool], number: int = signal.SIGKILL,
-              plan: str = "in memory") -> dict[str, Any]:
+def killed_at(job: Path, folder: Path, moment: Callable[[Event], bool], number: int = signal.SIGKILL,
+              plan: str = "in memory") -> TrainResult:
     """Train until `moment` is true of an event, then send the worker a signal."""
     pid = 0
 
-    def look(event: dict[str, Any]) -> None:
+    def look(event: Event) -> None:
         nonlocal pid
-        pid = event.get("pid", pid)
+        pid = event.pid if isinstance(event, Begun) else pid
         if pid and moment(event):
             os.kill(pid, number)
             pid = 0
@@ -109,16 +110,16 @@ def killed_at(job: Path, folder: Path, moment: Callable[[dict[str, Any]], bool],
 
 
 def gone_on(job: Path, folder: Path, plan: str = "in memory", flag: str = "") -> str:
-    return str(run_worker(task(job, folder, 0.0, plan, flag), {})["weights_sha256"])
+    return run_worker(task(job, folder, 0.0, plan, flag), {}).weights_sha256
 
 
 @pytest.mark.parametrize("step", [0, *(pytest.param(step, marks=pytest.mark.slow) for step in (1, 11)), 23])
 def test_killed_in_a_step(step: int, plan: str, job: Path, tmp_path: Path, expected: str) -> None:
     """Step 0 is the first one, before anything was saved."""
     with pytest.raises(Crashed, match="SIGKILL"):
-        killed_at(job, tmp_path, lambda event: event["event"] == ("step" if step else "begun") and event["step"] == step, plan=plan)
+        killed_at(job, tmp_path, lambda event: isinstance(event, Stepped if step else Begun) and event.step == step, plan=plan)
     assert gone_on(job, tmp_path, plan) == expected
-    assert [event["step"] for event in course(read(tmp_path)[0])] == list(range(1, STEPS + 1))
+    assert [event["step"] for event in steps_in(records(tmp_path))] == list(range(1, STEPS + 1))
 
 
 def test_killed_in_backward_when_a_part_of_the_weights_is_updated(plan: str, job: Path, tmp_path: Path, expected: str) -> None:
@@ -130,12 +131,13 @@ def test_killed_in_backward_when_a_part_of_the_weights_is_updated(plan: str, job
 
 
 def test_killed_during_a_save(plan: str, job: Path, tmp_path: Path, expected: str) -> None:
-    code = "import json,sys\nfrom shoestring.processes.launch import run_worker\nrun_worker(json.loads(sys.argv[1]), {})"
-    child = subprocess.Popen([sys.executable, "-c", code, json.dumps(task(job, tmp_path, plan=plan))], stderr=subprocess.DEVNULL)
+    code = ("import sys\nfrom shoestring.processes.launch import run_worker\nfrom shoestring.processes.tasks import read_task\n"
+            "run_worker(read_task(sys.argv[1]), {})")
+    child = subprocess.Popen([sys.executable, "-c", code, written_task(task(job, tmp_path, plan=plan))], stderr=subprocess.DEVNULL)
     until = time.monotonic() + 60
     while not list(tmp_path.glob("checkpoints/step-*.tmp-*")) and time.monotonic() < until:
         time.sleep(0.0005)
-    pid = next(event["pid"] for event in read(tmp_path)[0] if event["event"] == "begun")
+    pid = next(event["pid"] for event in records(tmp_path) if event["event"] == "begun")
     os.kill(pid, signal.SIGKILL)
     child.wait(60)
     assert gone_on(job, tmp_path, plan) == expected
@@ -144,9 +146,9 @@ def test_killed_during_a_save(plan: str, job: Path, tmp_path: Path, expected: st
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_asked_to_stop_it_saves_first(number: int, job: Path, tmp_path: Path, undisturbed: str) -> None:
-    result = killed_at(job, tmp_path, lambda event: event["event"] == "step" and event["step"] == 7, number)
-    last = read(tmp_path)[0][-1]
-    assert result["stopped"] == last["step"] >= 7 and signal.Signals(number).name in last["text"]
+    result = killed_at(job, tmp_path, lambda event: isinstance(event, Stepped) and event.step == 7, number)
+    last = records(tmp_path)[-1]
+    assert result.stopped == last["step"] >= 7 and signal.Signals(number).name in last["text"]
     assert (tmp_path / "checkpoints" / f"step-{last['step']:08}").exists()
     assert gone_on(job, tmp_path) == undisturbed
 
@@ -155,50 +157,50 @@ def test_suspended_and_woken_it_goes_on(job: Path, tmp_path: Path, undisturbed: 
     """SIGSTOP, and SIGCONT from somebody else a moment later."""
     waker: list[subprocess.Popen[bytes]] = []
 
-    def look(event: dict[str, Any]) -> None:
-        if event["event"] == "step" and event["step"] == 5:
-            pid = next(one["pid"] for one in read(tmp_path)[0] if one["event"] == "begun")
+    def look(event: Event) -> None:
+        if isinstance(event, Stepped) and event.step == 5:
+            pid = next(one["pid"] for one in records(tmp_path) if one["event"] == "begun")
             os.kill(pid, signal.SIGSTOP)
             waker.append(subprocess.Popen(["sh", "-c", f"sleep 0.5; kill -CONT {pid}"]))
 
-    assert run_worker(task(job, tmp_path), {}, look)["weights_sha256"] == undisturbed
+    assert run_worker(task(job, tmp_path), {}, look).weights_sha256 == undisturbed
     assert waker and waker[0].wait() == 0
 
 
 def test_a_worker_whose_launcher_is_killed_saves_and_ends(job: Path, tmp_path: Path, undisturbed: str) -> None:
-    code = ("import json,sys\nfrom shoestring.processes.launch import run_worker\n"
+    code = ("import sys\nfrom shoestring.processes.launch import run_worker\nfrom shoestring.processes.tasks import read_task\n"
             "from shoestring.runs.folder import Lock\nfrom pathlib import Path\n"
-            "task = json.loads(sys.argv[1])\nrun_worker(task, {}, lock=Lock(Path(task['folder'])).file)")
-    launcher = subprocess.Popen([sys.executable, "-c", code, json.dumps(task(job, tmp_path, 0.1))], stderr=subprocess.DEVNULL)
+            "task = read_task(sys.argv[1])\nrun_worker(task, {}, lock=Lock(Path(task.recording.folder)).file)")
+    launcher = subprocess.Popen([sys.executable, "-c", code, written_task(task(job, tmp_path, 0.1))], stderr=subprocess.DEVNULL)
     until = time.monotonic() + 60
-    while len(course(read(tmp_path)[0])) < 4 and time.monotonic() < until:
+    while len(steps_in(records(tmp_path))) < 4 and time.monotonic() < until:
         time.sleep(0.01)
     launcher.kill()
     launcher.wait()
     while holder(tmp_path) is not None and time.monotonic() < until:   # the worker has the lock as well, until it has saved
         time.sleep(0.01)
-    last = read(tmp_path)[0][-1]
+    last = records(tmp_path)[-1]
     assert last["event"] == "stopped" and "launcher is gone" in last["text"] and last["step"] < STEPS
     assert gone_on(job, tmp_path) == undisturbed
 
 
 def test_a_disk_that_is_full_for_a_while_costs_warnings_only(job: Path, tmp_path: Path, undisturbed: str) -> None:
     """No file may grow past 20 kB between steps 5 and 14: events still fit, checkpoints do not."""
-    told: list[dict[str, Any]] = []
+    told: list[Event] = []
     pid = 0
 
-    def look(event: dict[str, Any]) -> None:
+    def look(event: Event) -> None:
         nonlocal pid
-        pid = event.get("pid", pid)
+        pid = event.pid if isinstance(event, Begun) else pid
         told.append(event)
-        if event["event"] == "step" and event["step"] in (5, 14):
-            most = 20_000 if event["step"] == 5 else resource.RLIM_INFINITY
+        if isinstance(event, Stepped) and event.step in (5, 14):
+            most = 20_000 if event.step == 5 else resource.RLIM_INFINITY
             resource.prlimit(pid, resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
 
-    assert run_worker(task(job, tmp_path), {}, look)["weights_sha256"] == undisturbed
-    warned = [event["text"] for event in told if event["event"] == "warning"]
+    assert run_worker(task(job, tmp_path), {}, look).weights_sha256 == undisturbed
+    warned = [event.text for event in told if isinstance(event, Warned)]
     assert 2 <= len(warned) <= 4 and all("training goes on" in text for text in warned)
-    steps = [event["step"] for event in told if event["event"] == "saved"]
+    steps = [event.step for event in told if isinstance(event, Saved)]
     assert steps[0] == 3 and not {6, 9} & set(steps) and steps[-1] == STEPS
     assert newest_good(tmp_path / "checkpoints")[0] is not None and not list(tmp_path.glob("checkpoints/*.tmp-*"))
 
@@ -215,12 +217,10 @@ def test_a_hundred_random_kills(plan: str, job: Path, tmp_path: Path, expected: 
             after = draw.uniform(0.0, 0.6)
             when: list[float] = []
 
-            def look(event: dict[str, Any], after: float = after, when: list[float] = when) -> bool:
+            def look(event: Event, after: float = after, when: list[float] = when) -> None:
                 when.append(time.monotonic())
-                if event["event"] == "begun":
-                    pid = event["pid"]
-                    subprocess.Popen(["sh", "-c", f"sleep {after}; kill -9 {pid}"], stderr=subprocess.DEVNULL)
-                return False
+                if isinstance(event, Begun):
+                    subprocess.Popen(["sh", "-c", f"sleep {after}; kill -9 {event.pid}"], stderr=subprocess.DEVNULL)
 
             try:
                 run_worker(task(job, folder, plan=plan), {}, look)

@@ -5,28 +5,28 @@ from pathlib import Path
 from typing import Any
 
 from shoestring.memory.spill import Spill
-from shoestring.runs.events import read
-from shoestring.runs.fold import Fold
-from shoestring.runs.measured import measured, of_group
-from shoestring.runs.story import story
+from shoestring.runs.event import Adopted, Begun, Event, Measured, Stepped
+from shoestring.runs.history import History, measured, measured_by
+from shoestring.runs.report import report_of
 from tests.parallel.members import Group
+from tests.records import records
 
 JOB = Path(__file__).parent.parent / "parallel" / "straggling.py"
 
 
-def step(number: int, seconds: float, most: int = 100, **more: int) -> dict[str, Any]:
-    return {"event": "step", "time": 0.0, "step": number, "loss": 0.0, "seconds": seconds, "process": most, "most": most} | more
+def step(number: int, seconds: float, most: int = 100, moved: int | None = None, sent: int | None = None) -> Stepped:
+    return Stepped(number, 0.0, seconds, most, most, moved, sent)
 
 
-def figures(*events: dict[str, Any]) -> dict[str, Any]:
-    fold = Fold()
+def figures(*events: Event) -> dict[str, Any]:
+    history = History()
     for event in events:
-        fold.add({"time": 0.0} | event)
-    return measured(fold)
+        history.add(event)
+    return measured(history)
 
 
-def begun(at: int) -> dict[str, Any]:
-    return {"event": "begun", "step": at, "steps": 9}
+def begun(at: int) -> Begun:
+    return Begun(step=at, steps=9)
 
 
 def test_the_first_two_steps_of_every_life_are_not_the_pace_of_a_run() -> None:
@@ -44,9 +44,10 @@ def test_bytes_sent_are_the_mean_of_all_steps_and_bytes_of_the_disk_those_of_a_s
 
 
 def test_what_was_before_another_plan_was_adopted_does_not_count() -> None:
-    old = [begun(0), {"event": "measured", "peak_bytes": 9}, step(1, 1.0, most=900), step(2, 1.0, most=900)]
-    new = [{"event": "adopted"}, begun(2), {"event": "measured", "peak_bytes": 5, "where": "there"}, step(3, 4.0)]
-    assert figures(*old, *new) == {"peak_bytes": 5, "where": "there", "process_bytes": 100, "step_seconds": 4.0}
+    old = [begun(0), Measured(9), step(1, 1.0, most=900), step(2, 1.0, most=900)]
+    new = [Adopted(), begun(2), Measured(5, where="there"), step(3, 4.0)]
+    assert figures(*old, *new) == {
+        "peak_bytes": 5, "flops": 0.0, "where": "there", "parts": {}, "process_bytes": 100, "step_seconds": 4.0}
     assert figures(*old, new[0], new[1])["process_bytes"] == 900, "of the new one nothing is known yet"
 
 
@@ -55,16 +56,16 @@ def test_of_workers_that_do_not_wait_the_largest_counts_and_each_by_its_own_step
     workers = [{"peak_bytes": 30, "where": "here", "process_bytes": 60, "steps": 3, "sent": 30},
                {"peak_bytes": 20, "process_bytes": 65, "steps": 1, "sent": 10},
                {"peak_bytes": 0, "process_bytes": 5, "steps": 0, "sent": 0}]
-    assert of_group([server, *workers]) == {"peak_bytes": 30, "where": "here", "process_bytes": 70, "sent_by_others_bytes": 10}
-    told = [begun(0), step(1, 1.0, most=50), {"event": "measured"} | of_group([server, *workers])]
+    assert measured_by([server, *workers]) == Measured(30, where="here", process_bytes=70, sent_by_others_bytes=10)
+    told = [begun(0), step(1, 1.0, most=50), measured_by([server, *workers])]
     assert figures(*told)["process_bytes"] == 70 and figures(*told)["sent_by_others_bytes"] == 10
 
 
-def test_the_worker_and_the_story_tell_the_same_figures_of_a_run_that_was_begun_twice(tmp_path: Path) -> None:
+def test_the_worker_and_the_report_tell_the_same_figures_of_a_run_that_was_begun_twice(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
     _, second = (Group(tmp_path, 1, JOB, [Spill()], steps, folder=str(folder), cadence={"steps": 2}).results()[0]["measured"]
                      for steps in (4, 8))
-    assert [event["step"] for event in read(folder)[0] if event["event"] == "begun"] == [0, 4]
-    assert second == story(folder)["measured"], "of both lives, though the worker has seen one"
+    assert [event["step"] for event in records(folder) if event["event"] == "begun"] == [0, 4]
+    assert second == report_of(folder).measured, "of both lives, though the worker has seen one"
     assert {"peak_bytes", "process_bytes", "step_seconds"} <= second.keys()

@@ -18,9 +18,9 @@ import pytest
 from shoestring.core.errors import Mistake
 from shoestring.core.files import drafted, temporary_folder, write_whole
 from shoestring.parallel import shared_memory as shared
-from shoestring.runs.events import course, read
 from shoestring.runs.folder import holder
 from shoestring.runs.resume import Opened, opened
+from tests.records import records, steps_in
 
 ROUNDS = 100
 RACER = """
@@ -179,7 +179,7 @@ def test_a_launcher_that_was_killed_leaves_nothing_that_the_next_group_does_not_
     launcher = subprocess.Popen([*words, "--pause", "0.1"], cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL,
                                 stderr=subprocess.DEVNULL)
     until = time.monotonic() + 120
-    while len(course(read(tmp_path / "run")[0])) < 2 and time.monotonic() < until:
+    while len(steps_in(records(tmp_path / "run"))) < 2 and time.monotonic() < until:
         time.sleep(0.02)
     launcher.kill()
     launcher.wait()

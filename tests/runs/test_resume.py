@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from shoestring.runs.events import Events, course, read
+from shoestring.runs.event import Stepped
+from shoestring.runs.events import Events
 from shoestring.runs.folder import holder
-from shoestring.runs.story import story
+from shoestring.runs.report import report_of
+from tests.records import records, steps_in
 from tests.show.made_runs import append, made_run, step_fields
 
 JOB = """
@@ -81,7 +83,7 @@ def test_a_run_is_resumed_refused_adopted_and_begun_anew(place: Path) -> None:
     assert adopted.returncode == 0, adopted.stderr
     longer = json.loads(adopted.stdout)
     assert longer["steps"] == 20 and longer["losses"][:12] == report["losses"]
-    events = read(place / "a")[0]
+    events = records(place / "a")
     assert [event["step"] for event in events if event["event"] == "begun"] == [0, 12]
     assert "steps" in next(event for event in events if event["event"] == "adopted")["differences"][0]
 
@@ -99,7 +101,7 @@ def test_an_adopted_run_that_is_killed_is_not_taken_for_finished(place: Path) ->
     words = ["train", "small.py", "--run", "a", "--plan", "saved.json", "--steps", "40", "--pause", "0.1", "--adopt", "--save-every", "4"]
     longer = subprocess.Popen([sys.executable, "-m", "shoestring", *words], cwd=place, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     until = time.monotonic() + 60
-    while len(course(read(place / "a")[0])) < 18 and time.monotonic() < until:
+    while len(steps_in(records(place / "a"))) < 18 and time.monotonic() < until:
         time.sleep(0.02)
     longer.kill()
     longer.wait()
@@ -127,7 +129,7 @@ def test_the_second_process_in_a_folder_is_refused_with_the_first_ones_pid(place
     first = subprocess.Popen([sys.executable, "-m", "shoestring", *words], cwd=place, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL,
                              text=True)
     until = time.monotonic() + 60
-    while not course(read(place / "a")[0]) and time.monotonic() < until:
+    while not steps_in(records(place / "a")) and time.monotonic() < until:
         time.sleep(0.02)
     second = train(place)
     pid = holder(place / "a")
@@ -135,7 +137,7 @@ def test_the_second_process_in_a_folder_is_refused_with_the_first_ones_pid(place
     first.send_signal(signal.SIGINT)                                # Ctrl-C: it saves and says how to go on
     _, said = first.communicate(timeout=60)
     assert first.returncode == 130 and "the same command goes on from there" in said
-    assert read(place / "a")[0][-1]["event"] == "stopped" and holder(place / "a") is None
+    assert records(place / "a")[-1]["event"] == "stopped" and holder(place / "a") is None
     assert list((place / "a" / "checkpoints").glob("step-*"))
 
 
@@ -144,13 +146,13 @@ def test_killed_during_the_plan_it_plans_again(place: Path) -> None:
     first = subprocess.Popen([sys.executable, "-m", "shoestring", "train", "small.py", "--run", "a"], cwd=place,
                              stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     until = time.monotonic() + 60
-    while not read(place / "a")[0] and time.monotonic() < until:
+    while not records(place / "a") and time.monotonic() < until:
         time.sleep(0.01)
     first.kill()
     first.wait()
     done = train(place, "--json")
     assert done.returncode == 0, done.stderr
-    assert [event["event"] for event in read(place / "a")[0]].count("planning") == 2
+    assert [event["event"] for event in records(place / "a")].count("planning") == 2
 
 
 def test_memory_that_runs_out_leads_to_another_plan(place: Path) -> None:
@@ -170,7 +172,7 @@ def test_near_its_budget_a_run_says_so_before_it_dies(place: Path) -> None:
     (place / "saved.json").write_text(json.dumps(small))
     done = train(place, "--plan", "saved.json", "--memory", "150MiB")
     assert done.returncode == 0 and "it may run out of memory" in done.stderr
-    assert [event["event"] for event in read(place / "a")[0]].count("warning") == 1
+    assert [event["event"] for event in records(place / "a")].count("warning") == 1
 
 
 @pytest.mark.parametrize(("words", "said"), [
@@ -232,19 +234,19 @@ def test_a_transformers_model_is_exported_for_from_pretrained(place: Path) -> No
 
 def test_a_torn_line_and_a_full_disk_lose_events_and_nothing_else(tmp_path: Path) -> None:
     events = Events(tmp_path)
-    events.add("step", **step_fields(1))
+    events.add(Stepped(**step_fields(1)))
     os.write(events.file, b'{"event": "step", "st')          # killed in the middle of a line
     events.close()
-    Events(tmp_path).add("step", **step_fields(2))
-    assert [event["step"] for event in read(tmp_path)[0]] == [1, 2]
+    Events(tmp_path).add(Stepped(**step_fields(2)))
+    assert [event["step"] for event in records(tmp_path)] == [1, 2]
     full = Events(tmp_path)
     os.close(full.file)
     full.file = os.open("/dev/full", os.O_WRONLY)
-    full.add("step", **step_fields(3))
+    full.add(Stepped(**step_fields(3)))
     os.close(full.file)
     full.file = os.open(tmp_path / "events.jsonl", os.O_RDWR | os.O_APPEND)
-    full.add("step", **step_fields(4))
-    assert [event["step"] for event in read(tmp_path)[0]] == [1, 2, 4]
+    full.add(Stepped(**step_fields(4)))
+    assert [event["step"] for event in records(tmp_path)] == [1, 2, 4]
 
 
 def test_the_first_steps_of_every_life_do_not_count_as_a_step_s_time(tmp_path: Path) -> None:
@@ -254,7 +256,7 @@ def test_the_first_steps_of_every_life_do_not_count_as_a_step_s_time(tmp_path: P
         append(path, [{"event": "begun", "time": time.time(), "pid": 1, "steps": 9, "step": first, "how": ""},
                       *({"event": "step", "time": time.time(), **step_fields(first + number), "seconds": one}
                         for number, one in enumerate(seconds, 1))])
-        found: float = story(path)["measured"]["step_seconds"]
+        found: float = report_of(path).measured["step_seconds"]
         return found
 
     assert went_on(0, 9.0, 3.0) == 3.0, "the best there is"
@@ -268,11 +270,11 @@ def test_the_measured_peak_is_the_highest_of_all_its_lives_with_this_plan(tmp_pa
 
     def told(kind: str, **fields: Any) -> int:
         append(path, [{"event": kind, "time": time.time(), **fields}])
-        peak: int = story(path)["measured"]["peak_bytes"]
+        peak: int = report_of(path).measured["peak_bytes"]
         return peak
 
     assert told("measured", peak_bytes=200, where="update") == 200
     assert told("measured", peak_bytes=150, where="backward") == 200
     append(path, [{"event": "adopted", "time": time.time(), "differences": ["another plan"]}])
     assert told("measured", peak_bytes=100, where="backward") == 200, "nothing was trained by the other plan yet"
-    assert told("step", **step_fields(11) | {"most": 7}) == 100 and story(path)["measured"]["process_bytes"] == 7
+    assert told("step", **step_fields(11) | {"most": 7}) == 100 and report_of(path).measured["process_bytes"] == 7

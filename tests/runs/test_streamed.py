@@ -19,10 +19,12 @@ from shoestring.memory.stream import Stream
 from shoestring.planning.evidence.rehearse import rehearse
 from shoestring.planning.plan import Plan
 from shoestring.processes.launch import run_worker
+from shoestring.processes.tasks import TrainResult
 from shoestring.runs.checkpoints import newest_good
-from shoestring.runs.events import read
 from shoestring.runs.export import export_weights
 from shoestring.runs.tensors import TensorFile
+from tests.records import records
+from tests.tasks import train_task
 
 JOB = """
 import torch
@@ -50,16 +52,15 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def trained(job: Path, folder: Path, *techniques: dict[str, Any], steps: int = 4, **more: Any) -> dict[str, Any]:
+def trained(job: Path, folder: Path, *techniques: dict[str, Any], steps: int = 4, weights: str = "") -> TrainResult:
     folder.mkdir(exist_ok=True)
-    return run_worker({"task": "train", "file": str(job), "flags": {}, "techniques": techniques, "steps": steps, "folder": str(folder),
-                       "cadence": {"steps": 2}} | more, {})
+    return run_worker(train_task(job, steps, techniques, folder, {"steps": 2}, weights=weights), {})
 
 
 def test_the_weights_of_a_streamed_run_are_exported(job: Path, tmp_path: Path) -> None:
     plain = trained(job, tmp_path / "plain", weights=str(tmp_path / "plain.safetensors"))
     streamed = trained(job, tmp_path / "run", STREAM)
-    assert streamed["weights_sha256"] == plain["weights_sha256"] and streamed["measured"]["traffic_bytes"] > 0
+    assert streamed.weights_sha256 == plain.weights_sha256 and streamed.measured["traffic_bytes"] > 0
     checkpoint, damaged = newest_good(tmp_path / "run" / "checkpoints")
     assert checkpoint is not None and not damaged and len(list((tmp_path / "run" / "checkpoints").iterdir())) == 1
     export_weights(checkpoint, tmp_path / "out.safetensors")
@@ -73,7 +74,7 @@ def test_it_goes_on_with_the_same_bits_and_not_under_another_plan(technique: dic
     trained(job, tmp_path / "run", technique)
     with pytest.raises(Mistake, match="made by another plan"):
         trained(job, tmp_path / "run", steps=6)
-    assert trained(job, tmp_path / "run", technique, steps=6)["weights_sha256"] == whole["weights_sha256"]
+    assert trained(job, tmp_path / "run", technique, steps=6).weights_sha256 == whole["weights_sha256"]
 
 
 @pytest.mark.parametrize("technique", [Stream(), OffloadOptimizer()])
@@ -95,7 +96,7 @@ def test_a_plan_for_a_larger_disk_is_refused_before_anything_is_made(job: Path, 
     (STREAM, "stream.bin"), pytest.param(OFFLOAD, "moments.bin", marks=pytest.mark.slow)])
 def test_bits_that_flipped_while_nothing_ran_are_told_of_and_the_same_command_begins_anew(
         technique: dict[str, Any], name: str, job: Path, tmp_path: Path) -> None:
-    undisturbed = trained(job, tmp_path / "run", technique, steps=6)["weights_sha256"]
+    undisturbed = trained(job, tmp_path / "run", technique, steps=6).weights_sha256
     path = tmp_path / "run" / name
     held = bytearray(path.read_bytes())
     for offset in range(100, len(held), 4096):   # in both slots of every region
@@ -104,8 +105,8 @@ def test_bits_that_flipped_while_nothing_ran_are_told_of_and_the_same_command_be
     with pytest.raises(Mistake, match=rf"{name} is not what was written there.*kept aside as .*{name}.damaged-0.*same command begins anew"):
         trained(job, tmp_path / "run", technique, steps=8)
     again = trained(job, tmp_path / "run", technique, steps=6)
-    assert again["weights_sha256"] == undisturbed and again["steps"] == 6
-    warning = next(event["text"] for event in read(tmp_path / "run")[0] if event["event"] == "warning" and "damaged" in event["text"])
+    assert again.weights_sha256 == undisturbed and again.steps == 6
+    warning = next(event["text"] for event in records(tmp_path / "run") if event["event"] == "warning" and "damaged" in event["text"])
     assert f"{name}, in which its state lies, is not there any more" in warning and "goes on from the beginning" in warning
     assert (tmp_path / "run" / f"{name}.damaged-0").read_bytes() == held
     assert [one.name for one in (tmp_path / "run" / "checkpoints").iterdir() if "damaged" in one.name] == ["step-00000006.damaged-0"]

@@ -8,6 +8,7 @@ from math import exp
 from pathlib import Path
 from typing import Any
 
+from shoestring.runs.event import KINDS, Stepped
 from shoestring.runs.events import NAME, Events, line_of
 from shoestring.runs.folder import Folder, Lock
 
@@ -63,7 +64,7 @@ def append(path: Path, events: Iterable[dict[str, Any]]) -> None:
 def add(path: Path, kind: str, **fields: Any) -> None:
     """One event more, as the run itself would add it."""
     events = Events(path)
-    events.add(kind, **fields)
+    events.add(KINDS[kind](**fields))
     events.close()
 
 
@@ -73,7 +74,7 @@ def live_on(path: Path, step: int) -> None:
     events = Events(path)
     while lock:
         step += 1
-        events.add("step", **step_fields(step))
+        events.add(Stepped(**step_fields(step)))
         print(step, flush=True)
         time.sleep(0.2)
 

@@ -15,7 +15,7 @@ import pytest
 
 from shoestring.core.errors import Mistake
 from shoestring.runs.folder import Folder, Lock
-from shoestring.runs.story import silence
+from shoestring.runs.report import silence
 from shoestring.show.watch import serve
 from shoestring.show.watch.follow import DRAW, LOOK, Followed, Watch
 from shoestring.show.watch.places import check

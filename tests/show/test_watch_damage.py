@@ -9,6 +9,8 @@ from threading import Event
 import pytest
 
 from shoestring.runs.events import NAME
+from shoestring.runs.history import History
+from shoestring.runs.report import Report, report_of
 from shoestring.show.watch.follow import Followed, Watch
 from shoestring.show.watch.guard import is_own_host
 from tests.show.made_runs import made_run
@@ -63,14 +65,12 @@ def test_whatever_a_run_does_to_the_page_the_others_are_shown(tmp_path: Path, mo
     made_run(tmp_path / "runs" / os.fsdecode(b"caf\xe9"), done=5)   # a name that is not UTF-8
     bad = made_run(tmp_path / "runs" / "bad", done=5)
 
-    def told(path: Path, fold: object) -> dict[str, object]:
-        from shoestring.runs.story import story
-
+    def told(path: Path, history: History) -> Report:
         if path == bad:
             raise RecursionError("too deep")
-        return story(path, fold)   # type: ignore[arg-type]
+        return report_of(path, history)
 
-    monkeypatch.setattr("shoestring.show.watch.follow.story", told)
+    monkeypatch.setattr("shoestring.show.watch.follow.report_of", told)
     with served(tmp_path / "runs") as server:
         assert "This run can&#x27;t be read: too deep" in text_of(server, "/run/bad")
         text = text_of(server)
