@@ -34,6 +34,8 @@ from shoestring.show.page import page
 from shoestring.show.watch.follow import Followed
 from tests.show.made_runs import append, made_run, step_fields
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 JOB = """
 import torch
 from torch import nn

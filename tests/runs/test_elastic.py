@@ -14,6 +14,8 @@ from shoestring.parallel.shard import Shard
 from shoestring.processes.group.launch import run_group
 from shoestring.processes.launch import run_worker
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 JOB = """
 import torch
 from torch import nn

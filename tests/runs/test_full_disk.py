@@ -17,6 +17,8 @@ from shoestring.runs.checkpoints import Checkpoint, make_room, saved
 from shoestring.runs.events import course, read
 from shoestring.runs.saver import Cadence, Saver, Snapshot
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 
 def steps_of(folder: Path) -> list[int]:
     return [one.step for one in saved(folder)]

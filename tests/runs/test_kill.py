@@ -24,6 +24,8 @@ from shoestring.runs.checkpoints import newest_good
 from shoestring.runs.events import course, read
 from shoestring.runs.folder import holder
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 STEPS = 24
 JOB = """
 import os, random, signal, time

@@ -24,6 +24,8 @@ from shoestring.runs.events import read
 from shoestring.runs.export import export_weights
 from shoestring.runs.tensors import TensorFile
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 JOB = """
 import torch
 from torch import nn
