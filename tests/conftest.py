@@ -1,4 +1,5 @@
-"""One thread a process: tests run side by side, and two spinning threads on busy cores are far slower than one.
+"""One thread a process: tests run side by side, and two spinning threads on busy cores are far slower than one. Commands that tests start
+have all their threads, as a user's have, but those sleep while they wait for each other: the same numbers in half the time.
 
 And no test dies of an instruction. Tests compute in bf16 and fp16 in their own process, and on some processors that is a SIGILL
 (shoestring/measure/instructions.py). So a whole session runs under the cap that shoestring starts its workers with, found as shoestring
@@ -8,10 +9,24 @@ start inherit it.
 """
 from __future__ import annotations
 
+import os
+import sys
+
+import pytest
+
 from shoestring.measure.instructions import cap_this_process
 
 cap_this_process()
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch  # noqa: E402
 
 torch.set_num_threads(1)
+
+
+@pytest.fixture
+def warm_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Worker processes that this test has started are forked from a warm Python (tests/warm.py)."""
+    from tests.warm import python
+
+    monkeypatch.setattr(sys, "executable", python())

@@ -44,6 +44,8 @@ from shoestring.runs.tensors import TensorFile
 from tests.parallel.members import CONTEXT
 from tests.records import records
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 STEPS, EVERY, DEADLINE = 6, 2, 120.0
 JOB = """
 import os, time

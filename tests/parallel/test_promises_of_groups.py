@@ -32,6 +32,8 @@ from tests.models import job
 from tests.parallel.members import Group
 from tests.parallel.trying import sgd
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 UNEVEN = Path(__file__).with_name("uneven.py")
 TOLERANCE = 1e-4   # of sums in another order, after five steps of SGD
 

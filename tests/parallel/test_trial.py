@@ -16,6 +16,8 @@ from shoestring.planning.planner import Planner
 from shoestring.processes.launch import run_worker
 from shoestring.processes.training import trial
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 JOB = """
 import torch
 from torch import nn

@@ -32,6 +32,8 @@ from shoestring.show.page.telling import plan as plan_section
 from shoestring.show.terminal import plan_text
 from tests.models import Chain, job, rows
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 PAPER = Hardware(described=True, memory=1 << 40, base=0)   # where the predicted process follows from the tensors alone
 
 

@@ -39,6 +39,8 @@ from tests.records import records
 from tests.show.made_runs import append, made_run, step_fields
 from tests.tasks import train_task
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 JOB = """
 import torch
 from torch import nn

@@ -14,6 +14,8 @@ from shoestring.processes.group.launch import run_group
 from shoestring.processes.launch import run_worker
 from tests.tasks import train_task
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 JOB = """
 import torch
 from torch import nn

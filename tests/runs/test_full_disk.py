@@ -17,6 +17,8 @@ from shoestring.runs.checkpoints import Checkpoint, make_room, saved
 from shoestring.runs.saver import Cadence, Saver, Snapshot
 from tests.records import records, steps_in
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 
 def steps_of(folder: Path) -> list[int]:
     return [one.step for one in saved(folder)]

@@ -21,6 +21,9 @@ from shoestring.runs.report import report_of
 from tests.records import records, steps_in
 from tests.show.made_runs import append, made_run, step_fields
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+REAL = sys.executable   # of a test that depends on how long an interpreter takes to start
+
 JOB = """
 import time
 import torch
@@ -113,7 +116,7 @@ def test_an_adopted_run_that_is_killed_is_not_taken_for_finished(place: Path) ->
 
 def test_stopped_before_it_could_listen_it_says_so(place: Path) -> None:
     words = ["train", "small.py", "--run", "a", "--plan", "saved.json"]
-    first = subprocess.Popen([sys.executable, "-m", "shoestring", *words], cwd=place, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL,
+    first = subprocess.Popen([REAL, "-m", "shoestring", *words], cwd=place, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL,
                              text=True)
     until = time.monotonic() + 60
     while not (place / "a" / "plan.json").exists() and time.monotonic() < until:

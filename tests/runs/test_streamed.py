@@ -26,6 +26,8 @@ from shoestring.runs.tensors import TensorFile
 from tests.records import records
 from tests.tasks import train_task
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 JOB = """
 import torch
 from torch import nn
