@@ -25,8 +25,6 @@ from shoestring.processes.nodes import Nodes, parsed_nodes, surrounding_nodes
 from shoestring.runs.events import course, read
 from shoestring.runs.folder import holder
 
-pytestmark = pytest.mark.usefixtures("warm_workers")
-
 STEPS = 24
 JOB = """
 import os, signal, time

@@ -110,6 +110,11 @@ def killed_at(job: Path, folder: Path, moment: Callable[[dict[str, Any]], bool],
     return run_worker(task(job, folder, plan=plan), {}, look)
 
 
+def head() -> str:
+    """How the code of a launcher begins, so that its workers are started as ours are."""
+    return f"import json,sys\nsys.executable = {sys.executable!r}\n"
+
+
 def gone_on(job: Path, folder: Path, plan: str = "in memory", flag: str = "") -> str:
     return str(run_worker(task(job, folder, 0.0, plan, flag), {})["weights_sha256"])
 
@@ -132,7 +137,7 @@ def test_killed_in_backward_when_a_part_of_the_weights_is_updated(plan: str, job
 
 
 def test_killed_during_a_save(plan: str, job: Path, tmp_path: Path, expected: str) -> None:
-    code = "import json,sys\nfrom shoestring.processes.launch import run_worker\nrun_worker(json.loads(sys.argv[1]), {})"
+    code = head() + "from shoestring.processes.launch import run_worker\nrun_worker(json.loads(sys.argv[1]), {})"
     child = subprocess.Popen([sys.executable, "-c", code, json.dumps(task(job, tmp_path, plan=plan))], stderr=subprocess.DEVNULL)
     until = time.monotonic() + 60
     while not list(tmp_path.glob("checkpoints/step-*.tmp-*")) and time.monotonic() < until:
@@ -168,7 +173,7 @@ def test_suspended_and_woken_it_goes_on(job: Path, tmp_path: Path, undisturbed: 
 
 
 def test_a_worker_whose_launcher_is_killed_saves_and_ends(job: Path, tmp_path: Path, undisturbed: str) -> None:
-    code = ("import json,sys\nfrom shoestring.processes.launch import run_worker\n"
+    code = (f"{head()}from shoestring.processes.launch import run_worker\n"
             "from shoestring.runs.folder import Lock\nfrom pathlib import Path\n"
             "task = json.loads(sys.argv[1])\nrun_worker(task, {}, lock=Lock(Path(task['folder'])).file)")
     launcher = subprocess.Popen([sys.executable, "-c", code, json.dumps(task(job, tmp_path, 0.1))], stderr=subprocess.DEVNULL)
