@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from shoestring.core.errors import Mistake
-from shoestring.core.run import Kept
+from shoestring.core.run import StoredTensor
 from shoestring.runs.checkpoints import draft, make_room, prune, publish
 from shoestring.runs.packing import packed
 
@@ -39,14 +39,14 @@ class Snapshot:
     """What a checkpoint is made of."""
 
     step: int
-    weights: Mapping[str, Tensor | Kept]
+    weights: Mapping[str, Tensor | StoredTensor]
     aliases: Mapping[str, str]     # weights that are others by another name
     state: Mapping[str, Any]
 
 
 def take_part(snapshot: Snapshot) -> None:
     """Gather with the others, in the order of writing, what was not gathered yet; what is written is the first worker's business."""
-    tensors: dict[str, Tensor | Kept] = {}
+    tensors: dict[str, Tensor | StoredTensor] = {}
     try:
         packed(snapshot.state, tensors, "state")
     except Mistake:   # nobody can write it, so nobody gathers
