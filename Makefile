@@ -28,8 +28,9 @@ BIN := .venv/bin
 demo: .venv/run
 	$(BIN)/shoestring train gpt --memory 550MiB --report report.html
 
+# Each process gets tests that stand together, so that what a file prepares is prepared once; who is done first takes over from the other
 test: .venv/test
-	$(BIN)/python -m pytest -n 2 -m "not slow and not browser"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not browser"
 
 # The pages in Chromium. Where there is none and it can't be installed, these tests are skipped and say so.
 test-browser: .venv/browser
@@ -42,7 +43,7 @@ lint: .venv/test
 	$(BIN)/lint-imports
 
 check: lint test-browser
-	$(BIN)/python -m pytest -n 2 -m "not browser"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not browser"
 
 bench: .venv/bench
 	for script in benchmarks/*/run.py; do $(BIN)/python $$script || exit 1; done

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 
 import pytest
 
@@ -24,9 +25,11 @@ import torch  # noqa: E402
 torch.set_num_threads(1)
 
 
-@pytest.fixture
-def warm_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Worker processes that this test has started are forked from a warm Python (tests/warm.py)."""
+@pytest.fixture(scope="module")
+def warm_workers() -> Iterator[None]:
+    """Commands and workers that the tests of a file start are forked from a warm Python (tests/warm.py)."""
     from tests.warm import python
 
-    monkeypatch.setattr(sys, "executable", python())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "executable", python())
+        yield

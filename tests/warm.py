@@ -8,7 +8,7 @@ program to be used in place of `sys.executable` by tests that assert bits, messa
 
 It hands its arguments, folder, environment and open files over, passes signals on, and ends as the command ended. Killed, it takes the
 command with it. Within the command `sys.executable` is that program too, so workers are forked likewise. Other uses (`-c`, other modules,
-a preloaded library) run in the ordinary interpreter.
+a preloaded library, limits of its own) run in the ordinary interpreter.
 
 Not for tests of a process's bytes or of what is imported when: there a process must be real. Settings of malloc have no effect here.
 """
@@ -19,6 +19,7 @@ import atexit
 import functools
 import json
 import os
+import resource
 import runpy
 import select
 import shutil
@@ -36,12 +37,14 @@ from typing import Any, NoReturn
 FORK_SERVER = "shoestring.processes.group.fork_server_main"
 MODULES = ("shoestring", "shoestring.processes.worker", FORK_SERVER, "tests.parallel.trying")   # what is started warm
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)                           # passed on
+KINDS = (resource.RLIMIT_AS, resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC)   # limits that make a process cold
 
 # The program. It imports little, so it is there in some 20 ms; 32 bytes of a message's length come first.
 PROGRAM = r"""#!{real} -IS
-import array, json, os, signal, socket, sys
+import array, json, os, resource, signal, socket, sys
 words = sys.argv[1:]
-if words[:1] != ["-m"] or words[1] not in {modules!r} or "LD_PRELOAD" in os.environ:
+limits = [resource.getrlimit(kind) for kind in {kinds!r}]
+if words[:1] != ["-m"] or words[1] not in {modules!r} or "LD_PRELOAD" in os.environ or limits != {limits!r}:
     os.execv({real!r}, [{real!r}, *words])
 files = [0, 1, 2]
 for name in os.listdir("/proc/self/fd"):
@@ -64,7 +67,6 @@ answer = line.recv(8)
 code = int(answer) if answer else 1
 if code < 0:
     signal.signal(-code, signal.SIG_DFL) if -code != signal.SIGKILL else None
-    import resource
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.kill(os.getpid(), -code)
 os._exit(code)
@@ -76,7 +78,8 @@ def python() -> str:
     """The path of the warm Python of this test process; its server starts with the first use and ends with us."""
     folder = Path(tempfile.mkdtemp(prefix="warm"))
     address, program = str(folder / "socket"), folder / "python"
-    program.write_text(PROGRAM.format(real=sys.executable, modules=MODULES, address=address, signals=tuple(map(int, SIGNALS))))
+    program.write_text(PROGRAM.format(real=sys.executable, modules=MODULES, address=address, signals=tuple(map(int, SIGNALS)), kinds=KINDS,
+                                      limits=[resource.getrlimit(kind) for kind in KINDS]))
     program.chmod(0o700)
     root = str(Path(__file__).parents[1])
     server = subprocess.Popen([sys.executable, "-m", "tests.warm", address, str(program)], cwd=root, stdin=subprocess.PIPE,

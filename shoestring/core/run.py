@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from inspect import Parameter, signature
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +19,9 @@ from shoestring.core.link import Link
 from shoestring.core.mesh import Mesh, on_one_axis
 
 
-class Kept(Protocol):
-    """A weight that is not in memory."""
+@runtime_checkable
+class StoredTensor(Protocol):
+    """A weight that is not in memory: on disk, or in parts that several workers hold."""
 
     dtype: torch.dtype
     shape: torch.Size
@@ -55,7 +56,7 @@ class Part:
         return False
 
     @property
-    def kept(self) -> Mapping[str, Kept]:
+    def kept(self) -> Mapping[str, StoredTensor]:
         """Weights of the model that it keeps elsewhere, by name."""
         return {}
 
@@ -103,7 +104,7 @@ class Run:
     clip: float = 0.0                                   # largest global norm of the gradients; 0: no clipping
     steps: int = 0                                      # that it is to take
     folder: Path | None = None                          # where files can be kept that must survive a restart
-    resumed: bool = False                               # what is kept there is to be gone on with
+    resumed: bool = False                               # `folder` holds state to load instead of initialising
 
     @property
     def link(self) -> Link:
@@ -116,7 +117,7 @@ def gathered(run: Run, mine: Any) -> list[Any]:
     return [mine] if run.assignment.asynchronous else run.link.objects(mine)
 
 
-def kept(run: Run) -> dict[str, Kept]:
+def kept(run: Run) -> dict[str, StoredTensor]:
     """The weights that are not in memory, by name."""
     return {name: one for part in run.state.values() for name, one in part.kept.items()}
 

@@ -5,8 +5,8 @@
                                               lines in between); a: adding one piece's gradients to the sum
 
 The loss is a mean over the batch's weight w (samples, or valid tokens), so a piece counts w_piece / w_batch. Equal to plain
-training up to the order of the sum, as long as no layer mixes samples (batch norm does; planning/pieces.py tries the rest) and none draws
-(dropout then draws other masks of the same distribution).
+training up to the order of the sum, as long as no layer mixes samples (batch norm does; planning/evidence/pieces.py tries the rest) and
+none draws (dropout then draws other masks of the same distribution).
 Huang et al.: GPipe, 2019, arXiv 1811.06965, section 2.
 """
 from __future__ import annotations

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from shoestring.core.files import sync
 from shoestring.core.regular import NotRegular, read_regular, regular
-from shoestring.core.run import Kept
+from shoestring.core.run import StoredTensor
 from shoestring.memory.disk_store import Reader
 from shoestring.runs.packing import packed, unpacked
 from shoestring.runs.tensors import TensorFile, Unreadable, write_tensors
@@ -69,7 +69,7 @@ class Checkpoint:
         """Those that were in memory when it was made."""
         return TensorFile(self.path / "weights.safetensors")
 
-    def all_weights(self) -> dict[str, Kept]:
+    def all_weights(self) -> dict[str, StoredTensor]:
         """All of them; what lies elsewhere is read when it is asked for."""
         inside = self.weights()
         stream = self.outline()["parts"].get("stream")
@@ -77,13 +77,14 @@ class Checkpoint:
         return {name: inside.later(name) for name in inside} | lying
 
 
-def draft(folder: Path, step: int, weights: Mapping[str, Tensor | Kept], state: Mapping[str, Any], aliases: Mapping[str, str]) -> Path:
+def draft(folder: Path, step: int, weights: Mapping[str, Tensor | StoredTensor], state: Mapping[str, Any],
+          aliases: Mapping[str, str]) -> Path:
     """Write a checkpoint's files under a name that nobody reads yet. A failure leaves nothing behind."""
     path = folder / f"step-{step:08}.tmp-{os.getpid()}"
     shutil.rmtree(path, ignore_errors=True)
     path.mkdir(parents=True)
     try:
-        tensors: dict[str, Tensor | Kept] = {}
+        tensors: dict[str, Tensor | StoredTensor] = {}
         document = packed(state, tensors, "state")
         write_tensors(path / "weights.safetensors", weights, {"format": "pt"} | {f"alias {name}": of for name, of in aliases.items()})
         write_tensors(path / "state.safetensors", tensors)

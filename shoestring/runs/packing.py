@@ -14,11 +14,11 @@ from torch import Tensor
 
 from shoestring.core.errors import Mistake
 from shoestring.core.private import dense_parts
-from shoestring.core.run import Kept
+from shoestring.core.run import StoredTensor
 from shoestring.runs.tensors import TensorFile
 
 
-def packed(value: Any, tensors: dict[str, Tensor | Kept], name: str) -> Any:
+def packed(value: Any, tensors: dict[str, Tensor | StoredTensor], name: str) -> Any:
     """The value as JSON, its tensors put into `tensors` under names that begin with `name`."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
@@ -28,7 +28,7 @@ def packed(value: Any, tensors: dict[str, Tensor | Kept], name: str) -> Any:
     if isinstance(value, Tensor):
         tensors[name] = value.detach()
         return {"tensor": name} if value.is_contiguous() else {"tensor": name, "stride": list(value.stride())}
-    if hasattr(value, "pieces"):
+    if isinstance(value, StoredTensor):
         tensors[name] = value
         return {"tensor": name}
     if isinstance(value, np.ndarray) and value.dtype != object:

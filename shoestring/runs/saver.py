@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from shoestring.core.errors import Mistake
-from shoestring.core.run import Kept
+from shoestring.core.run import StoredTensor
 from shoestring.runs.cadence import Cadence
 from shoestring.runs.checkpoints import draft, make_room, prune, publish
 from shoestring.runs.event import Event, Saved, Warned
@@ -32,14 +32,14 @@ class Snapshot:
     """What a checkpoint is made of."""
 
     step: int
-    weights: Mapping[str, Tensor | Kept]
+    weights: Mapping[str, Tensor | StoredTensor]
     aliases: Mapping[str, str]     # weights that are others by another name
     state: Mapping[str, Any]
 
 
 def gather_only(snapshot: Snapshot) -> None:
     """Take part in gathering what workers hold parts of, in the order in which the first worker, which alone writes, asks for it."""
-    tensors: dict[str, Tensor | Kept] = {}
+    tensors: dict[str, Tensor | StoredTensor] = {}
     try:
         packed(snapshot.state, tensors, "state")
     except Mistake:   # nobody can write it, so nobody gathers

@@ -9,7 +9,7 @@ from torch import Tensor
 from shoestring.core import random_state as chance
 from shoestring.core.errors import Mistake
 from shoestring.core.private import storage_id_of
-from shoestring.core.run import Kept, Run, gathered, kept
+from shoestring.core.run import Run, StoredTensor, gathered, kept
 from shoestring.data.feed import Feed
 from shoestring.runs.checkpoints import Checkpoint
 from shoestring.runs.saver import Snapshot
@@ -20,7 +20,7 @@ PARTS = ("step", "model", "optimizer", "feed", "chances", "parts", "best")   # w
 
 def snapshot_of(run: Run, feed: Feed, step: int, best: tuple[float, int] | None) -> Snapshot:
     """The state after a step. The tensors are the run's own: write them before the next step."""
-    weights: dict[str, Tensor | Kept] = {}
+    weights: dict[str, Tensor | StoredTensor] = {}
     aliases, other = {}, {}
     seen: dict[Any, str] = {}
     for name, value in in_memory(run).items():

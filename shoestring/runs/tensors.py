@@ -17,7 +17,7 @@ from torch import Tensor
 
 from shoestring.core.errors import Mistake
 from shoestring.core.regular import regular
-from shoestring.core.run import Kept
+from shoestring.core.run import StoredTensor
 
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64, "I32": torch.int32,
@@ -33,7 +33,7 @@ class Unreadable(ValueError):
     """A file that is not what it should be."""
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor | Kept], metadata: Mapping[str, str] | None = None) -> int:
+def write_tensors(path: Path, tensors: Mapping[str, Tensor | StoredTensor], metadata: Mapping[str, str] | None = None) -> int:
     """Write tensors to a file; gives its size. Nothing is synced."""
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     end = 0
@@ -58,7 +58,7 @@ def write_all(file: int, data: Any) -> None:
         view = view[os.write(file, view):]
 
 
-def pieces(tensor: Tensor | Kept) -> Iterator[Any]:
+def pieces(tensor: Tensor | StoredTensor) -> Iterator[Any]:
     """The bytes of a tensor in order, a piece at a time."""
     if not isinstance(tensor, Tensor):
         for part in tensor.pieces():
@@ -104,7 +104,7 @@ class TensorFile:
     def __iter__(self) -> Iterator[str]:
         return iter(self.entries)
 
-    def later(self, name: str) -> Kept:
+    def later(self, name: str) -> StoredTensor:
         """A tensor that is read when it is asked for."""
         return Later(self, name)
 

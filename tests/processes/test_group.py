@@ -28,8 +28,6 @@ from shoestring.runs.folder import holder
 from tests.records import records, steps_in
 from tests.tasks import train_task
 
-pytestmark = pytest.mark.usefixtures("warm_workers")
-
 STEPS = 24
 JOB = """
 import os, signal, time

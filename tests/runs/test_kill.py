@@ -111,6 +111,11 @@ def killed_at(job: Path, folder: Path, moment: Callable[[Event], bool], number: 
     return run_worker(task(job, folder, plan=plan), {}, look)
 
 
+def head() -> str:
+    """How the code of a launcher begins, so that its workers are started as ours are."""
+    return f"import json,sys\nsys.executable = {sys.executable!r}\n"
+
+
 def gone_on(job: Path, folder: Path, plan: str = "in memory", flag: str = "") -> str:
     return run_worker(task(job, folder, 0.0, plan, flag), {}).weights_sha256
 
@@ -133,8 +138,8 @@ def test_killed_in_backward_when_a_part_of_the_weights_is_updated(plan: str, job
 
 
 def test_killed_during_a_save(plan: str, job: Path, tmp_path: Path, expected: str) -> None:
-    code = ("import sys\nfrom shoestring.processes.launch import run_worker\nfrom shoestring.processes.tasks import read_task\n"
-            "run_worker(read_task(sys.argv[1]), {})")
+    code = head() + ("from shoestring.processes.launch import run_worker\nfrom shoestring.processes.tasks import read_task\n"
+                     "run_worker(read_task(sys.argv[1]), {})")
     child = subprocess.Popen([sys.executable, "-c", code, written_task(task(job, tmp_path, plan=plan))], stderr=subprocess.DEVNULL)
     until = time.monotonic() + 60
     while not list(tmp_path.glob("checkpoints/step-*.tmp-*")) and time.monotonic() < until:
@@ -170,7 +175,7 @@ def test_suspended_and_woken_it_goes_on(job: Path, tmp_path: Path, undisturbed: 
 
 
 def test_a_worker_whose_launcher_is_killed_saves_and_ends(job: Path, tmp_path: Path, undisturbed: str) -> None:
-    code = ("import sys\nfrom shoestring.processes.launch import run_worker\nfrom shoestring.processes.tasks import read_task\n"
+    code = (f"{head()}from shoestring.processes.launch import run_worker\nfrom shoestring.processes.tasks import read_task\n"
             "from shoestring.runs.folder import Lock\nfrom pathlib import Path\n"
             "task = read_task(sys.argv[1])\nrun_worker(task, {}, lock=Lock(Path(task.recording.folder)).file)")
     launcher = subprocess.Popen([sys.executable, "-c", code, written_task(task(job, tmp_path, 0.1))], stderr=subprocess.DEVNULL)

@@ -114,14 +114,19 @@ def test_an_adopted_run_that_is_killed_is_not_taken_for_finished(place: Path) ->
     assert done.returncode == 0 and json.loads(done.stdout)["steps"] == 40, done.stderr
 
 
+def catches(pid: int, number: int) -> bool:
+    """Whether a process has a handler for a signal."""
+    caught = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigCgt"))
+    return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
+
+
 def test_stopped_before_it_could_listen_it_says_so(place: Path) -> None:
     words = ["train", "small.py", "--run", "a", "--plan", "saved.json"]
     first = subprocess.Popen([REAL, "-m", "shoestring", *words], cwd=place, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL,
                              text=True)
     until = time.monotonic() + 60
-    while not (place / "a" / "plan.json").exists() and time.monotonic() < until:
+    while not catches(first.pid, signal.SIGTERM) and time.monotonic() < until:   # as soon as its worker was started
         time.sleep(0.01)
-    time.sleep(0.3)
     first.send_signal(signal.SIGTERM)
     _, said = first.communicate(timeout=60)
     assert first.returncode == 130 and "goes on from there" in said and "Traceback" not in said, said

@@ -1,0 +1,51 @@
+"""The warm Python behaves as a cold one, for whoever starts it."""
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.warm import python
+
+
+@pytest.mark.parametrize("words", [["-m", "shoestring", "--help"], ["-m", "shoestring", "plan", "nothing.py"],
+                                   ["-m", "shoestring", "dance"], ["-c", "import sys; print(sys.argv); sys.exit(7)", "a", "b c"]])
+def test_it_says_the_same_and_ends_the_same(words: list[str], tmp_path: Path) -> None:
+    cold, warm = (subprocess.run([one, *words], cwd=tmp_path, capture_output=True, text=True) for one in (sys.executable, python()))
+    assert (warm.returncode, warm.stdout, warm.stderr) == (cold.returncode, cold.stdout, cold.stderr)
+
+
+JOB = """
+import os, time, torch
+from shoestring import Job
+def job() -> Job:
+    open("pid", "w").write(str(os.getpid()))
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_reaches_the_command(number: int, tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(JOB)
+    child = subprocess.Popen([python(), "-m", "shoestring", "plan", "job.py"], cwd=tmp_path, stderr=subprocess.DEVNULL)
+    until = time.monotonic() + 30
+    while not ((tmp_path / "pid").exists() and (tmp_path / "pid").read_text()) and time.monotonic() < until:
+        time.sleep(0.01)
+    command = int((tmp_path / "pid").read_text())
+    child.send_signal(number)
+    assert child.wait(30) == -number
+    while Path(f"/proc/{command}").exists() and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not Path(f"/proc/{command}").exists()
+
+
+@pytest.mark.parametrize(("limit", "cold"), [("true", False), ("ulimit -n 200", True)])
+def test_under_a_limit_a_process_is_a_cold_one(limit: str, cold: bool, tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text("import sys\ndef job():\n    raise KeyError(sys.executable)\n")
+    words = [python(), "-m", "shoestring", "plan", "job.py"]
+    done = subprocess.run(["sh", "-c", f'{limit}; exec "$@"', "sh", *words], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2 and (sys.executable if cold else python()) in done.stderr, done.stderr
