@@ -32,7 +32,7 @@ from shoestring.parallel.average import alone, mixed_drift, trained
 from shoestring.parallel.client import Client, client_run
 from shoestring.parallel.hogwild import hogwild_run
 from shoestring.parallel.learning_rate import rate_times
-from shoestring.parallel.pushes import Pushes, admits
+from shoestring.parallel.pushes import Pushes, may_begin
 from shoestring.parallel.reducer import BUCKET
 from shoestring.parallel.server import ASK, Server
 
@@ -100,7 +100,7 @@ class Asynchronous(TrainingTechnique):
                 stale = push.staleness
                 server.pushes.add(push.rank, stale)
                 losses.append((push.loss, push.weight))
-                server.put(push.used, push.flats)
+                server.set_gradients(push.used, push.flats)
             return server.mean(losses)
 
         def update(now: Run) -> None:
@@ -124,7 +124,7 @@ class WorkQueue:
         return divmod(number, server.parts)
 
     def may_go_on(self, server: Server, rank: int, kind: int) -> bool:
-        return kind == ASK or admits(server.version, server.out.values(), self.delay)
+        return kind == ASK or may_begin(server.version, server.computing.values(), self.delay)
 
 
 def check(run: Run, link: Link, name: str, least: int) -> None:

@@ -15,7 +15,7 @@ from shoestring.core.private import number_of
 from shoestring.core.run import Part, Run
 from shoestring.parallel.average import Statistics, trained
 from shoestring.parallel.reducer import Bucket, Reducer, bucketed, part_of
-from shoestring.parallel.server import ASK, DONE, OVER, PULL, PUSH
+from shoestring.parallel.server import ASK, DONE, FINISHED, PULL, PUSH
 
 
 class Client(Part, Assignment):
@@ -31,7 +31,7 @@ class Client(Part, Assignment):
         self.statistics = Statistics(run.model, link, counts=True)
         self.flats: list[Tensor] = []   # the gradients, when backward is done
         self.version = 0                # of the weights
-        self.over = False
+        self.finished = False
 
     def keep(self, bucket: Bucket) -> Sending:
         self.flats.append(bucket.filled)
@@ -43,30 +43,30 @@ class Client(Part, Assignment):
 
     def next(self, feed: Batches) -> tuple[int, int | None]:
         if self.link.imagined:
-            self.say(ASK)
+            self.send_message(ASK)
             return feed.taken, self.link.rank - 1
-        number, part = self.asked(ASK)
+        number, part = self.request(ASK)
         return number, part
 
-    def asked(self, kind: int) -> list[int]:
+    def request(self, kind: int) -> list[int]:
         """The server's answer. It may take its time; if it says that the group is done, that is raised."""
-        if self.over:
+        if self.finished:
             raise GroupDone
-        self.say(kind)
+        self.send_message(kind)
         answer = torch.zeros(2, dtype=torch.int64)
         self.link.receive(answer, 0)
         found: list[int] = answer.tolist()
-        if found[0] == OVER:
-            self.over = True
+        if found[0] == FINISHED:
+            self.finished = True
             raise GroupDone
         return found
 
-    def say(self, kind: int, loss: float = 0.0, weight: float = 0.0) -> None:
+    def send_message(self, kind: int, loss: float = 0.0, weight: float = 0.0) -> None:
         self.link.send(torch.tensor([kind, self.version, loss, weight], dtype=torch.float64), 0)
 
     def pull(self) -> None:
         """Get the newest weights."""
-        self.version = self.asked(PULL)[0]
+        self.version = self.request(PULL)[0]
         for bucket in self.reducer.buckets:
             flat = bucket.members[0].data.new_empty(bucket.size)
             self.link.receive(flat, 0)
@@ -77,7 +77,7 @@ class Client(Part, Assignment):
         """Give the gradients, and what the layers' statistics are now. Without a sample there are none."""
         changed = self.statistics.changed() if self.flats else [False] * len(self.statistics.buffers)
         flags = [parameter in self.reducer.used for parameter in self.weights] + changed
-        self.say(PUSH, loss, weight)
+        self.send_message(PUSH, loss, weight)
         self.link.send(torch.tensor(flags, dtype=torch.uint8), 0)
         if self.reducer.used:
             for flat in self.flats:
@@ -92,7 +92,7 @@ class Client(Part, Assignment):
     def end(self) -> None:
         """Wait until the others are done."""
         with suppress(GroupDone):
-            self.asked(DONE)
+            self.request(DONE)
 
     # What survives a restart is the server's
 

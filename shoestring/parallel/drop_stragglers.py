@@ -93,7 +93,7 @@ class DropStragglers(TrainingTechnique):
             whole = sum(weight for _, weight in losses)
             for flat in total:
                 flat.div_(whole)
-            server.put(used, total)
+            server.set_gradients(used, total)
             return server.mean(losses)
 
         def update(now: Run) -> None:
@@ -119,4 +119,4 @@ class OnePartPerRound:
         return server.batch, rank - 1
 
     def may_go_on(self, server: Server, rank: int, kind: int) -> bool:
-        return kind == PULL or server.given.get(rank) != server.version
+        return kind == PULL or server.last_push.get(rank) != server.version

@@ -23,7 +23,7 @@ from shoestring.core.private import number_of
 from shoestring.core.run import Part, Run
 from shoestring.parallel.average import trained
 from shoestring.parallel.learning_rate import rate_times
-from shoestring.parallel.pushes import Pushes, admits
+from shoestring.parallel.pushes import Pushes, may_begin
 from shoestring.parallel.shared_memory import Shared
 
 IDLE = -1        # instead of the version that a worker computes on
@@ -117,7 +117,7 @@ class Hogwild(Part, Assignment):
         while True:
             with self.locked():
                 out = [version for version in self.counts.begun.tolist() if version != IDLE]
-                if admits(self.counts.version, out, self.delay):
+                if may_begin(self.counts.version, out, self.delay):
                     self.counts.begun[self.rank] = self.counts.version
                     return
             self.pause(until)

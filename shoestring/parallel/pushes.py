@@ -37,14 +37,14 @@ class Pushes(Part):
         return {"staleness": self.staleness, "applied": self.applied, "dropped": self.dropped}
 
 
-def admits(version: int, out: Collection[int], delay: int) -> bool:
+def may_begin(version: int, out: Collection[int], delay: int) -> bool:
     """Whether one more worker may begin on this version, so that no gradient can get staler than `delay`.
 
     `out` are the versions that others compute on. In the worst case the oldest is pushed last, after all others:
 
         version + |out| - min(out) <= delay
 
-    >>> admits(5, [], 0), admits(5, [5], 0), admits(5, [3, 4], 4), admits(5, [3, 4], 3)
+    >>> may_begin(5, [], 0), may_begin(5, [5], 0), may_begin(5, [3, 4], 4), may_begin(5, [3, 4], 3)
     (True, False, True, False)
     """
     return not out or version + len(out) - min(out) <= delay

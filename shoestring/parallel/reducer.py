@@ -68,9 +68,9 @@ def bucketed(parameters: Iterable[nn.Parameter], most: int = BUCKET) -> list[lis
 class Reducer:
     """The buckets of a run's trained weights."""
 
-    def __init__(self, buckets: Sequence[Bucket], link: Link, send: Send, stays: bool = True) -> None:
+    def __init__(self, buckets: Sequence[Bucket], link: Link, send: Send, keeps_gradients: bool = True) -> None:
         self.buckets, self.link, self.send = buckets, link, send
-        self.stays = stays       # gradients stay as views of their bucket
+        self.keeps_gradients = keeps_gradients   # gradients stay as views of their bucket
         self.bucket_of = {parameter: bucket for bucket in buckets for parameter in bucket.members}
         self.used: set[nn.Parameter] = set()   # in this step
         self.sendings: list[Sending] = []
@@ -95,7 +95,7 @@ class Reducer:
         assert parameter not in bucket.here, "a weight's gradient comes once in a backward"
         view = bucket.view(parameter)
         view.copy_(parameter.grad)
-        parameter.grad = view if self.stays else None
+        parameter.grad = view if self.keeps_gradients else None
         bucket.here.add(parameter)
         self.used.add(parameter)
         self.send_full()
@@ -107,7 +107,7 @@ class Reducer:
             if len(bucket.here) < len(bucket.members):
                 return
             self.sendings.append(self.send(bucket))
-            if not self.stays:
+            if not self.keeps_gradients:
                 bucket.flat = None
 
     def send_rest(self) -> None:
@@ -121,7 +121,7 @@ class Reducer:
                     else:   # of an earlier piece of the batch
                         view.copy_(parameter.grad)
                         self.used.add(parameter)
-                    parameter.grad = view if self.stays else None
+                    parameter.grad = view if self.keeps_gradients else None
                     bucket.here.add(parameter)
             self.send_full()
         for sending in self.sendings:
@@ -135,8 +135,8 @@ class Reducer:
         """The sum of the workers' losses, and the weights that nobody used in this step."""
         weights = list(self.bucket_of)
         own = torch.tensor([float(parameter in self.used) for parameter in weights])
-        told = torch.cat([loss.detach().reshape(1).float(), own.to(loss.device)])
-        self.link.sum(told).wait()
-        used = (own if self.link.imagined else told[1:]).tolist()
+        sums = torch.cat([loss.detach().reshape(1).float(), own.to(loss.device)])
+        self.link.sum(sums).wait()
+        used = (own if self.link.imagined else sums[1:]).tolist()
         self.used.clear()
-        return told[0].clone(), {parameter for parameter, count in zip(weights, used, strict=True) if not count}
+        return sums[0].clone(), {parameter for parameter, count in zip(weights, used, strict=True) if not count}

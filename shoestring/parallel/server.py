@@ -1,7 +1,7 @@
 """The parameter server: the first worker keeps the weights and the optimizer, the others compute gradients.
 
     worker   ask  -> which batch, which part of it     pull -> version, weights     push: version, loss, weight, gradients
-    server   answers one message after the other, in the order they come; what may not be answered yet is held
+    server   answers one message after the other, in the order they come; what may not be answered yet waits
 
 A gradient is pushed when backward is done, so that nobody waits for half of it. Statistics that layers keep (batch norm's) are each
 worker's own; the server has those that came last.
@@ -26,7 +26,7 @@ from shoestring.parallel.pushes import Pushes
 from shoestring.parallel.reducer import Bucket, bucketed, part_of
 
 ASK, PULL, PUSH, DONE = range(4)   # what a worker says first; DONE: it has no more data
-OVER = -1                          # instead of an answer
+FINISHED = -1                      # instead of an answer
 
 
 @dataclass
@@ -61,9 +61,9 @@ class Server(Assignment):
         self.statistics = Statistics(run.model, link, counts=True)
         self.version = 0                         # of the weights
         self.batch = 0                           # that the loop stands at
-        self.out: dict[int, int] = {}            # who computes now, and on which version
-        self.given: dict[int, int] = {}          # of each worker, the version of its last push
-        self.held: list[tuple[int, int]] = []    # who waits for an answer to what
+        self.computing: dict[int, int] = {}      # who computes now, and on which version
+        self.last_push: dict[int, int] = {}      # of each worker, the version of its last push
+        self.waiting: list[tuple[int, int]] = []   # who waits for an answer to what
         self.loss: float | None = None           # of the last step
 
     def next(self, feed: Batches) -> tuple[int, int | None]:
@@ -76,22 +76,22 @@ class Server(Assignment):
         self.run.optimizer.zero_grad(set_to_none=True)
         while True:
             self.answer()
-            rank, kind, version, loss, weight = self.heard()
+            rank, kind, version, loss, weight = self.next_message()
             if kind == PUSH:
-                return self.received(rank, version, loss, weight)
-            self.held.append((rank, kind))
+                return self.receive_push(rank, version, loss, weight)
+            self.waiting.append((rank, kind))
 
     def answer(self) -> None:
         """Answer those who may go on."""
-        for rank, kind in list(self.held):
+        for rank, kind in list(self.waiting):
             if kind == DONE or not self.rule.may_go_on(self, rank, kind):
                 continue
-            self.held.remove((rank, kind))
+            self.waiting.remove((rank, kind))
             if kind == ASK:
                 self.reply(rank, *self.rule.next_part(self, rank))
-                self.held += [(rank, PULL)] if self.link.imagined else []
+                self.waiting += [(rank, PULL)] if self.link.imagined else []
                 continue
-            self.out[rank] = self.version
+            self.computing[rank] = self.version
             self.reply(rank, self.version)
             for bucket in self.buckets:
                 for parameter in bucket.members:
@@ -102,39 +102,39 @@ class Server(Assignment):
     def reply(self, rank: int, first: int, second: int = 0) -> None:
         self.link.send(torch.tensor([first, second]), rank)
 
-    def heard(self) -> tuple[int, int, int, float, float]:
+    def next_message(self) -> tuple[int, int, int, float, float]:
         """The next message, whoever it is from: rank, kind, version, loss, weight."""
         if self.link.imagined:   # all are as fast: whoever may go on does, and who began first is done first
-            busy = {rank for rank, _ in self.held} | self.out.keys()
-            self.held += [(rank, ASK) for rank in range(1, self.link.world) if rank not in busy]
+            busy = {rank for rank, _ in self.waiting} | self.computing.keys()
+            self.waiting += [(rank, ASK) for rank in range(1, self.link.world) if rank not in busy]
             self.answer()
             self.answer()   # those who were told which part is theirs
-            rank = next(iter(self.out))
-            return rank, PUSH, self.out[rank], 0.0, 1.0
+            rank = next(iter(self.computing))
+            return rank, PUSH, self.computing[rank], 0.0, 1.0
         head = torch.empty(4, dtype=torch.float64)
         rank = self.link.receive(head)
         kind, version, loss, weight = head.tolist()
         return rank, int(kind), int(version), loss, weight
 
-    def received(self, rank: int, version: int, loss: float, weight: float) -> Push:
+    def receive_push(self, rank: int, version: int, loss: float, weight: float) -> Push:
         """The rest of a push."""
-        self.out.pop(rank, None)
-        self.given[rank] = version
+        self.computing.pop(rank, None)
+        self.last_push[rank] = version
         flags = torch.tensor([True] * len(self.weights) + self.statistics.norms(), dtype=torch.uint8)   # unless they say otherwise
         self.link.receive(flags, rank)
-        told = flags.tolist()
-        used = set(compress(self.weights, told))
+        found = flags.tolist()
+        used = set(compress(self.weights, found))
         flats = [bucket.members[0].data.new_empty(bucket.size) for bucket in self.buckets] if used else []
         for flat in flats:
             self.link.receive(flat, rank)
-        changed = list(compress(self.statistics.buffers, told[len(self.weights):]))
+        changed = list(compress(self.statistics.buffers, found[len(self.weights):]))
         if changed:
             flat = changed[0].new_empty(sum(buffer.numel() for buffer in changed), dtype=self.statistics.dtype)
             self.link.receive(flat, rank)
             self.statistics.put(changed, flat)
         return Push(rank, self.version - version, loss, weight, used, flats)
 
-    def put(self, used: set[nn.Parameter], flats: list[Tensor]) -> None:
+    def set_gradients(self, used: set[nn.Parameter], flats: list[Tensor]) -> None:
         """Put gradients to where the optimizer looks for them, and leave them nowhere else."""
         for bucket, flat in zip(self.buckets, flats, strict=False):
             for parameter in bucket.members:
@@ -152,16 +152,16 @@ class Server(Assignment):
 
     def end(self) -> None:
         """Tell everybody, as they come, that it is over; what they push now is too late."""
-        waiting = set(range(1, self.link.world))
+        working = set(range(1, self.link.world))
         while True:
-            for rank, _ in self.held:
-                self.reply(rank, OVER)
-                waiting.remove(rank)
-            self.held.clear()
-            if not waiting:
+            for rank, _ in self.waiting:
+                self.reply(rank, FINISHED)
+                working.remove(rank)
+            self.waiting.clear()
+            if not working:
                 return
-            rank, kind, version, loss, weight = self.heard()
+            rank, kind, version, loss, weight = self.next_message()
             if kind == PUSH:
-                self.received(rank, version, loss, weight)
+                self.receive_push(rank, version, loss, weight)
             else:
-                self.held.append((rank, kind))
+                self.waiting.append((rank, kind))

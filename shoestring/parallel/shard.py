@@ -92,11 +92,11 @@ class Shard(TrainingTechnique):
         def gradients(now: Run, batch: Batch) -> Tensor:
             share = share_of(now, link, batch)
             statistics.begin()
-            sharding.come()
+            sharding.gather_outside()
             loss = run.gradients(replace(now, loss=lambda output, part: weighed(now.loss(output, part), share())), batch)
-            sharding.leave()
+            sharding.release()
             total, unused = sharding.reducer.tally(loss)
-            sharding.hand_out(unused)
+            sharding.set_gradients(unused)
             statistics.average()
             return total
 
@@ -104,7 +104,7 @@ class Shard(TrainingTechnique):
             if now.clip:
                 sharding.clip(now.clip, now.optimizer)
             now.optimizer.step()
-            sharding.spread()
+            sharding.gather_weights()
 
         return replace(run, forward=forward, backward=backward, gradients=gradients, update=update, usable=sharding.usable,
                        state={**run.state, "shards": sharding})

@@ -1,15 +1,12 @@
 """The engine of Shard: every worker owns a part of each unit of weights, and of all that goes with it.
 
-A unit is a block, or a bucket of the weights outside of all blocks. Its weights lie one after the other in a stretch that is cut into
-`world` equal parts, padded at the end. The optimizer steps pieces: what of each weight lies in this worker's part.
-
     stage 1, 2    the whole stretch is here; after the update everybody sends its part round
     stage 3       only this worker's part is here; the whole comes before a block's forward and backward and goes after them.
                   Its storage is emptied and filled again, so what autograd saved of it is right again in time
 """
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from math import prod
 from typing import Any
@@ -18,57 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from shoestring.core.link import Done, Link, Sending
-from shoestring.core.private import resize_storage, storage_id, storage_id_of, tree_leaves
+from shoestring.core.private import storage_id, storage_id_of, tree_leaves
 from shoestring.core.run import Part, Run
 from shoestring.measure.interception import Guard, patched
-from shoestring.parallel.reducer import Bucket, Reducer, bucketed, part_of
+from shoestring.parallel.reducer import Bucket, Reducer
+from shoestring.parallel.shard_units import Unit, cut_up
 
-VECTOR = 16        # numbers: parts begin at a multiple of it
 CHUNK = 1 << 22    # bytes that are gathered at once for a checkpoint
-
-
-class Unit(Bucket):
-    """Weights that are cut together."""
-
-    def __init__(self, members: Sequence[nn.Parameter], link: Link, block: nn.Module | None, parted: bool) -> None:
-        super().__init__(members, link.world * VECTOR)
-        self.link, self.block, self.parted = link, block, parted
-        self.part = self.size // link.world
-        self.begin = link.rank * self.part
-        first = members[0]
-        self.whole = first.data.new_empty(self.size)
-        with torch.no_grad():
-            for parameter in members:
-                view = part_of(self.whole, self.offsets[parameter], parameter)
-                view.copy_(parameter)
-                parameter.data = view
-            self.whole[sum(parameter.numel() for parameter in members):].zero_()
-        self.mine = self.whole[self.begin:self.begin + self.part]
-        self.present = True
-        if parted:
-            self.mine = self.mine.clone()
-            self.leave()
-        self.pieces = {parameter: nn.Parameter(self.mine[start - self.begin:stop - self.begin]) for parameter in members
-                       for start, stop in [self.span(parameter)] if start < stop}
-        self.gradient: Tensor | None = None   # of this worker's part
-
-    def span(self, parameter: nn.Parameter) -> tuple[int, int]:
-        """Where in the stretch this worker's piece of a weight begins and ends."""
-        start = self.offsets[parameter]
-        return max(start, self.begin), min(start + parameter.numel(), self.begin + self.part)
-
-    def come(self) -> None:
-        """Bring the whole here."""
-        if not self.present:
-            resize_storage(self.whole, self.size)
-            self.link.gather(self.mine, self.whole).wait()
-            self.present = True
-
-    def leave(self) -> None:
-        """Keep only this worker's part."""
-        if self.present and self.parted:
-            resize_storage(self.whole, 0)
-            self.present = False
 
 
 class Sharding(Part):
@@ -85,9 +38,9 @@ class Sharding(Part):
         for unit in self.units:
             if unit.block is not None:
                 self.of_block.setdefault(unit.block, []).append(unit)
-        self.reducer = Reducer(moving, link, self.send, stays=False)
+        self.reducer = Reducer(moving, link, self.send, keeps_gradients=False)
         self.sending: Sending = Done()
-        self.backing = False       # backward runs
+        self.in_backward = False       # backward runs
         self.groups = [list(group["params"]) for group in run.optimizer.param_groups]
         for group in run.optimizer.param_groups:
             group["params"] = [piece for parameter in group["params"] for piece in self.pieces_of(parameter)]
@@ -119,19 +72,19 @@ class Sharding(Part):
         return Guard(absent, "use Shard(stage=1) or Shard(stage=2)") if rehearsed and storages else nullcontext()
 
     def wrapped(self, units: list[Unit], inner: Any) -> Any:
-        def come(gradient: Tensor | None = None) -> None:
+        def gather(gradient: Tensor | None = None) -> None:
             for unit in units:
-                unit.come()
+                unit.gather()
 
         def forward(*args: Any, **kwargs: Any) -> Any:
-            come()
+            gather()
             output = inner(*args, **kwargs)
             for leaf in tree_leaves(output):
                 if isinstance(leaf, Tensor) and leaf.requires_grad:
-                    leaf.register_hook(come)
-            if not self.backing:
+                    leaf.register_hook(gather)
+            if not self.in_backward:
                 for unit in units:
-                    unit.leave()
+                    unit.release()
             return output
 
         return forward
@@ -139,7 +92,7 @@ class Sharding(Part):
     @contextmanager
     def backward(self, last: bool) -> Iterator[None]:
         """While inside, gradients that arrive go to their owners. In stage 1 they stay until the last piece of the batch."""
-        self.backing = True
+        self.in_backward = True
         try:
             if self.stage == 1 and not last:
                 yield
@@ -149,10 +102,10 @@ class Sharding(Part):
             self.sending.wait()
             self.sending = Done()
         finally:
-            self.backing = False
+            self.in_backward = False
             for unit in self.units:
                 if unit.block is not None:
-                    unit.leave()
+                    unit.release()
 
     def send(self, bucket: Bucket) -> Sending:
         """One unit's gradients on the way at a time: what they need is there once."""
@@ -160,20 +113,20 @@ class Sharding(Part):
         self.sending.wait()
         self.sending = Arriving(bucket, self.link)
         if bucket.block is not None and not self.frozen:
-            bucket.leave()
+            bucket.release()
         return self.sending
 
-    def come(self) -> None:
+    def gather_outside(self) -> None:
         """Bring what lies outside of all blocks, for the time of a step."""
         for unit in self.units:
             if unit.block is None:
-                unit.come()
+                unit.gather()
 
-    def leave(self) -> None:
+    def release(self) -> None:
         for unit in self.units:
-            unit.leave()
+            unit.release()
 
-    def hand_out(self, unused: set[nn.Parameter]) -> None:
+    def set_gradients(self, unused: set[nn.Parameter]) -> None:
         """Give the pieces their gradients."""
         for unit in self.reducer.buckets:
             assert isinstance(unit, Unit), "these are the units"
@@ -186,7 +139,7 @@ class Sharding(Part):
     def clip(self, most: float, optimizer: Any) -> None:
         """Scale gradients down to a global norm, which is that of all workers' pieces."""
         found = [piece.grad for group in optimizer.param_groups for piece in group["params"] if piece.grad is not None]
-        square = self.units[0].mine.new_zeros(1, dtype=torch.float32)
+        square = self.units[0].own.new_zeros(1, dtype=torch.float32)
         for gradient in found:
             square += gradient.float().square().sum()
         self.link.sum(square).wait()
@@ -194,29 +147,29 @@ class Sharding(Part):
         for gradient in found:
             gradient.mul_(factor.to(gradient.dtype))
 
-    def spread(self) -> None:
-        """After the update: everybody's parts to everybody, where the whole stays here."""
+    def gather_weights(self) -> None:
+        """After the update: everybody's parts to everybody, where the whole keeps_gradients here."""
         if self.stage < 3:
-            for sending in [unit.link.gather(unit.mine, unit.whole) for unit in self.units if unit not in self.frozen]:
+            for sending in [unit.link.gather(unit.own, unit.whole) for unit in self.units if unit not in self.frozen]:
                 sending.wait()
 
     @contextmanager
     def usable(self) -> Iterator[None]:
         """While inside, all weights are here."""
         for unit in self.units:
-            unit.come()
+            unit.gather()
         try:
             yield
         finally:
-            self.leave()
+            self.release()
 
     # What survives a restart: the same as in one process, so that any number of workers can go on from it
 
     @property
-    def kept(self) -> dict[str, Parted]:
+    def kept(self) -> dict[str, ShardedTensor]:
         if self.stage < 3:
             return {}
-        return {name: Parted(self, parameter, lambda parameter=parameter: self.unit_of[parameter].pieces.get(parameter))
+        return {name: ShardedTensor(self, parameter, lambda parameter=parameter: self.unit_of[parameter].pieces.get(parameter))
                 for name, parameter in self.run.model.named_parameters(remove_duplicate=False) if parameter in self.unit_of}
 
     def whole_optimizer(self) -> dict[str, Any]:
@@ -248,7 +201,7 @@ class Sharding(Part):
         optimizer = self.run.optimizer
         if parameter not in self.unit_of:
             return optimizer.state[parameter][key]
-        return Parted(self, parameter, lambda: next(
+        return ShardedTensor(self, parameter, lambda: next(
             (optimizer.state[piece][key] for piece in self.pieces_of(parameter)), None), dtype)
 
     def put_optimizer(self, whole: dict[str, Any]) -> bool:
@@ -298,7 +251,7 @@ class Arriving:
         self.unit = self.sending = self.flat = None
 
 
-class Parted:
+class ShardedTensor:
     """A tensor of a weight's shape of which every worker holds a piece. All of them must ask for it."""
 
     def __init__(self, sharding: Sharding, parameter: nn.Parameter, piece: Any, dtype: torch.dtype | None = None) -> None:
@@ -314,7 +267,7 @@ class Parted:
         count, step = prod(self.shape), CHUNK // self.dtype.itemsize
         for begin in range(0, count, step):
             end = min(begin + step, count)
-            numbers = unit.mine.new_zeros(end - begin, dtype=self.dtype)
+            numbers = unit.own.new_zeros(end - begin, dtype=self.dtype)
             first, last = max(begin, start), min(end, stop)
             if own is not None and first < last:
                 numbers[first - begin:last - begin] = own.detach().reshape(-1)[first - start:last - start]
@@ -326,26 +279,3 @@ class Parted:
         own = self.piece()
         if own is not None:
             own.data.copy_(self.sharding.piece_of(whole, self.parameter))
-
-
-def cut_up(run: Run, stage: int) -> list[tuple[nn.Module | None, list[nn.Parameter]]]:
-    """The members of every unit, with its block, in the order in which backward comes to them."""
-    count: dict[nn.Parameter, int] = {}
-    for block in run.blocks.values():
-        for parameter in block.parameters():
-            count[parameter] = count.get(parameter, 0) + 1
-    inside: list[tuple[nn.Module | None, list[nn.Parameter]]] = []
-    for block in reversed(list(run.blocks.values())):
-        own = [parameter for parameter in block.parameters() if count[parameter] == 1 and (stage == 3 or parameter.requires_grad)]
-        inside += [(block, members) for members in alike(own)]
-    outside = [parameter for parameter in run.model.parameters()
-               if count.get(parameter, 0) != 1 and (stage == 3 or parameter.requires_grad)]
-    return [*inside, *((None, members) for kind in alike(outside) for members in bucketed(kind))]
-
-
-def alike(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """Weights that can lie in one stretch: of one dtype and device, all trained or all not."""
-    kinds: dict[Any, list[nn.Parameter]] = {}
-    for parameter in parameters:
-        kinds.setdefault((parameter.dtype, parameter.device, parameter.requires_grad), []).append(parameter)
-    return list(kinds.values())

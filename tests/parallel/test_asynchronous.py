@@ -225,7 +225,7 @@ def test_the_rate_of_a_stale_step_is_divided_by_its_staleness(kind: str, correct
     before = model.weight.item()
     if kind == "server":
         engine.version = 9
-        engine.heard = lambda: (1, PUSH, 9 - stale, 0.5, 2.0)
+        engine.next_message = lambda: (1, PUSH, 9 - stale, 0.5, 2.0)
     losses = [float(one.detach()) for one in steps(run, Feed(job, run.assignment))]
     assert losses == [0.5 if kind == "server" else pytest.approx(before)]
     assert model.weight.item() == pytest.approx(before - 0.8 / divisor) and run.optimizer.param_groups[0]["lr"] == 0.8

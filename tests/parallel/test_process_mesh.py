@@ -3,12 +3,24 @@ from __future__ import annotations
 
 import json
 import traceback
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from shoestring.core.link import Link
+from shoestring.core.mesh import imagined_mesh, on_one_axis
+from shoestring.core.training import TrainingTechnique as Technique
+from shoestring.parallel.asynchronous import Asynchronous
+from shoestring.parallel.average import Average
+from shoestring.parallel.compress_gradients import CompressGradients
+from shoestring.parallel.drop_stragglers import DropStragglers
+from shoestring.parallel.local_steps import LocalSteps
+from shoestring.parallel.shard import Shard
+from shoestring.planning.evidence.rehearse import rehearse
+from tests.models import job
 from tests.parallel.members import CONTEXT
 
 SIZES = {"data": 2, "stage": 2}
@@ -74,3 +86,15 @@ def test_sums_along_each_axis_are_those_of_its_line(same_machine: bool, tmp_path
         assert found["all"] == 1111.0
         sends = sum(rank == line[0] for line in lines.values())
         assert found["sent"] == 2 * 28 + 4 * sends + 6, "all axes, and the sum of 4 bytes over all four"
+
+
+@pytest.mark.parametrize("technique", [
+    Average(), Shard(1), Shard(3), CompressGradients(), CompressGradients("topk"), LocalSteps(h=1), Asynchronous(), DropStragglers(),
+], ids=str)
+def test_what_unites_workers_speaks_along_its_axis_only(technique: Technique) -> None:
+    """Beside another axis it sends what it sends without it, and the data are divided as often."""
+    alone = rehearse(replace(job("chain"), mesh=on_one_axis(Link(1, 3))), (technique,))
+    mesh = imagined_mesh({"data": 3, "stage": 2}, rank=3)
+    beside = rehearse(replace(job("chain"), mesh=mesh), (technique,))
+    assert beside.sent == alone.sent and sum(alone.sent) > 0
+    assert mesh.along("data").sent == mesh.sent and mesh.along("stage").sent == mesh.link.sent == 0

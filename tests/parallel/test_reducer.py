@@ -33,12 +33,12 @@ class Recording:
         return self.begun[-1]
 
 
-def made(*sizes: int, multiple: int = 1, stays: bool = True) -> tuple[list[nn.Parameter], Reducer, Recording]:
+def made(*sizes: int, multiple: int = 1, keeps_gradients: bool = True) -> tuple[list[nn.Parameter], Reducer, Recording]:
     """Weights of ones, each a bucket of its own, from the last to the first."""
     weights = [nn.Parameter(torch.ones(size)) for size in sizes]
     send = Recording()
     buckets = [Bucket([weight], multiple, str(number)) for number, weight in reversed(list(enumerate(weights)))]
-    return weights, Reducer(buckets, Link(0, 2), send, stays), send
+    return weights, Reducer(buckets, Link(0, 2), send, keeps_gradients), send
 
 
 def loss(weights: list[nn.Parameter]) -> Tensor:
@@ -92,7 +92,7 @@ def test_gradients_stay_as_views_of_their_bucket() -> None:
 
 
 def test_gradients_that_do_not_stay_are_gone_when_sent() -> None:
-    weights, reducer, send = made(2, 2, stays=False)
+    weights, reducer, send = made(2, 2, keeps_gradients=False)
     with reducer.listening():
         loss(weights).backward()
     assert len(send.sent) == 2 and all(weight.grad is None for weight in weights)

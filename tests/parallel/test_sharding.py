@@ -13,7 +13,8 @@ from shoestring.core.link import Done, Link, Sending
 from shoestring.core.mesh import on_one_axis
 from shoestring.core.run import Run, plain_run
 from shoestring.parallel.shard import Shard
-from shoestring.parallel.sharding import VECTOR, Sharding, Unit, cut_up
+from shoestring.parallel.shard_units import VECTOR, Unit, cut_up
+from shoestring.parallel.sharding import Sharding
 
 
 class Block(nn.Module):
@@ -115,8 +116,8 @@ def test_a_step_scatters_gradients_in_the_order_of_backward_and_gathers_weights(
     link = Recording(0, 2)
     step(link, stage, torch.ones(4, 3))
     block, outside = 32, 32      # 30 numbers of a block and 32 outside of them, in two parts of a multiple of 16
-    sizes = [block // 2, block // 2, outside // 2]
-    assert link.begun == [("scatter", size) for size in sizes] + [("gather", size) for size in sizes]
+    units = [block // 2, block // 2, outside // 2]
+    assert link.begun == [("scatter", part) for part in units] + [("gather", part) for part in units]
 
 
 def test_stage_three_gathers_a_block_before_it_runs_and_before_its_backward() -> None:

@@ -22,7 +22,7 @@ from collections import Counter
 import torch
 from torch import nn
 from shoestring import Job
-from shoestring.parallel.sharding import Parted
+from shoestring.parallel.sharding import ShardedTensor
 
 class Net(nn.Module):
     def __init__(self, at):
@@ -45,7 +45,7 @@ class Net(nn.Module):
 
 def watched(at, net):
     '''Have the parts of weights and the syncing of files tell their moments.'''
-    pieces, fsync = Parted.pieces, os.fsync
+    pieces, fsync = ShardedTensor.pieces, os.fsync
     count = Counter()
 
     def counted(self):
@@ -62,7 +62,7 @@ def watched(at, net):
     def latest():
         return max((name for name in os.listdir("run/checkpoints") if "." not in name), default="nothing")
 
-    Parted.pieces, os.fsync = counted, synced
+    ShardedTensor.pieces, os.fsync = counted, synced
     return net
 
 def data():
