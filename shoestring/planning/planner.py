@@ -95,7 +95,8 @@ class Planner:
         room = TrainingRoom(self.predictor, self.catalogue, plain, self.inexact)
         found = Chooser(room, ledger, self.failed).choice(budget, self.levels, (plain,), self.earlier)
         chosen = self.predictor.with_ranks(found.chosen)
-        return Outcome(chosen, plain, found.runners_up, found.tried, found.fitting, self.elapsed(), budget.memory, found.more, found.refused)
+        return Outcome(chosen, plain, found.runners_up, found.tried, found.fitting, self.elapsed(), budget.memory, found.more,
+                       found.refused)
 
     def budget(self, memory: int | None) -> Budget:
         """What a process may have: what was asked for or is free, as far as its address space is not limited."""
