@@ -19,7 +19,7 @@ from shoestring.runs.story import story
 from shoestring.show.page import page as report
 from shoestring.show.watch.follow import Watch
 from shoestring.show.watch.server import Server
-from tests import made_runs
+from tests.show import made_runs
 from tests.show.made_runs import MIB, add, made_run, step_fields
 
 pytestmark = pytest.mark.browser

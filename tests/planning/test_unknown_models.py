@@ -327,7 +327,7 @@ def test_a_model_whose_blocks_change_what_goes_into_them_is_planned_and_trained_
 
 
 @dataclass(frozen=True)
-class Hopeful:
+class Hopeful(Technique):
     """Promises much and fails."""
 
     exact: ClassVar[bool] = True
