@@ -27,7 +27,7 @@ class RankFigures:
 
     ranks: tuple[int, ...]
     peak_bytes: int
-    sent_bytes: float    # in its last rehearsed step
+    sent_bytes: float    # per step
 
 
 @dataclass(frozen=True)

@@ -93,10 +93,11 @@ class Planner:
             chosen = self.forced(ledger, forced) if forced != simplest else plain
             self.check_exact(chosen)
             fits = int(not budget.broken(chosen.numbers()))
-            return Outcome(chosen, plain, (), 1, fits, self.elapsed(), budget.memory, (), ())
+            return Outcome(self.predictor.with_ranks(chosen), plain, (), 1, fits, self.elapsed(), budget.memory, (), ())
         room = TrainingRoom(self.predictor, self.catalogue, plain, self.inexact)
         found = Chooser(room, ledger, self.failed).choice(budget, self.levels, (plain,), self.earlier)
-        return Outcome(found.chosen, plain, found.runners_up, found.tried, found.fitting, self.elapsed(), budget.memory, found.more,
+        chosen = self.predictor.with_ranks(found.chosen)
+        return Outcome(chosen, plain, found.runners_up, found.tried, found.fitting, self.elapsed(), budget.memory, found.more,
                        found.refused)
 
     def budget(self, memory: int | None) -> Budget:

@@ -2,12 +2,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from shoestring.core.budget import Budget
 from shoestring.core.errors import Mistake
+from shoestring.core.job import Job
 from shoestring.core.ledger import Ledger
-from shoestring.core.link import agreement_bytes
+from shoestring.core.link import ALONE, agreement_bytes
 from shoestring.core.technique import drift, in_order, text
 from shoestring.core.training import TrainingTechnique, environment
 from shoestring.core.units import bytes_text
@@ -17,8 +19,9 @@ from shoestring.measure.tracker import Log
 from shoestring.planning.evidence.anchor import paged
 from shoestring.planning.evidence.gather import Evidence
 from shoestring.planning.evidence.rehearsals import Rehearsals, failure
+from shoestring.planning.evidence.step import first_batch
 from shoestring.planning.evidence.tasks import TrialResult, TrialTask
-from shoestring.planning.plan import Plan
+from shoestring.planning.plan import Plan, RankFigures
 from shoestring.planning.room import Candidate
 
 Techniques = tuple[TrainingTechnique, ...]
@@ -86,7 +89,25 @@ class Predictor:
         changed = f"; {' and '.join(splitting)} changes the result: {self.evidence.ledger.reasons['mixes samples']}" if splitting else ""
         return f"{tensors}; process {how}{changed}"
 
-    def sent(self, techniques: Techniques, log: Log) -> tuple[float, float]:
+    def with_ranks(self, plan: Plan) -> Plan:
+        """A plan for a group with the figures of every kind of worker, each rehearsed once; without, where that can't be done."""
+        job = self.rehearsals.job
+        if self.devices == 1 or self.rehearsals.real:
+            return plan
+        serves = any(technique.serves for technique in plan.techniques)
+        found = []
+        with suppress(Exception):   # the plan is good without them
+            for ranks in kinds_of_workers(job, self.devices, serves):
+                if job.link.rank in ranks and not serves:
+                    found.append(RankFigures(ranks, plan.peak_bytes, plan.sent_bytes))
+                    continue
+                log = self.rehearsals.log(plan.techniques, rank=ranks[0])
+                sent = float(log.sent[-1]) if serves else self.sent(plan.techniques, log, ranks[0])[0]
+                found.append(RankFigures(ranks, peak(log).bytes, sent))
+            return replace(plan, ranks=tuple(found))
+        return plan
+
+    def sent(self, techniques: Techniques, log: Log, rank: int | None = None) -> tuple[float, float]:
         """Bytes that the first worker sends a step, with what workers agree on after it; and where the others send something else, what
         each of them sends in a step of its own. The mean of all steps where not all are alike, each kind rehearsed."""
         uniting = next((technique for technique in techniques if technique.unites), None)
@@ -100,7 +121,8 @@ class Predictor:
         if not kinds:
             return float(log.sent[-1] + told), 0.0
         others = [technique for technique in techniques if technique is not uniting]
-        total = sum(count * (self.rehearsals.log(in_order((*others, kind))).sent[-1] + told) for kind, count in kinds.items() if count)
+        total = sum(count * (self.rehearsals.log(in_order((*others, kind)), rank).sent[-1] + told)
+                    for kind, count in kinds.items() if count)
         return total / max(total_steps, 1), 0.0
 
     def process(self, one: Combination, log: Log) -> tuple[float, str]:
@@ -172,6 +194,16 @@ class Predictor:
 def agrees(techniques: Techniques) -> float:
     """After which share of the steps workers agree."""
     return next((technique.agrees for technique in techniques if technique.unites), 1.0)
+
+
+def kinds_of_workers(job: Job, world: int, serves: bool) -> list[tuple[int, ...]]:
+    """The ranks of a group by what they do: those with parts of a batch that are as large do the same. A server does something else."""
+    if serves:
+        return [(0,), tuple(range(1, world))]
+    kinds: dict[int, list[int]] = {}
+    for rank, part in enumerate(job.pieces(first_batch(replace(job, link=ALONE)), world)):
+        kinds.setdefault(job.count(part), []).append(rank)
+    return [tuple(ranks) for ranks in kinds.values()]
 
 
 def splits(technique: TrainingTechnique, ledger: Ledger) -> bool:

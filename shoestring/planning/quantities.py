@@ -37,6 +37,7 @@ def told_of(file: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(chosen, Mapping):
         return {}
     once = {"predicted": {one.name: chosen[one.name] for one in MEASURABLE if one.name in chosen}}
-    once |= {name: chosen[name] for name in ("techniques", "exactness", "exact", "sure", "blocks") if name in chosen}
+    level = "exactness" if "exactness" in chosen else "exact"
+    once |= {name: chosen[name] for name in ("techniques", level, "sure", "blocks") if name in chosen}
     beside = ("predicted", "techniques", "exactness", "exact", "sure", "blocks", "plain", "runners_up")
     return once | {name: file[name] for name in beside if name in file}

@@ -51,6 +51,8 @@ def test_each_worker_sends_the_bytes_a_step_that_were_planned(technique: Techniq
     assert plan.sent_by_others_bytes == 0.0
     assert first["measured"]["sent_bytes"] == pytest.approx(plan.sent_bytes, rel=1e-12)
     assert all(one["sent"] / one["steps"] == pytest.approx(plan.sent_bytes, rel=1e-12) for one in first["workers"] if one["steps"])
+    kinds = {rank: kind for kind in plan.ranks for rank in kind.ranks}
+    assert set(kinds) == set(range(world)) and all(kind.sent_bytes == pytest.approx(plan.sent_bytes, rel=1e-12) for kind in plan.ranks)
 
 
 @pytest.mark.parametrize(("technique", "world"), [*marked(SERVED, (3,)), *marked(SERVED[:1], (2,)), *marked(SERVED, (4,))])
