@@ -32,6 +32,7 @@ from shoestring.planning.plan import Plan
 from shoestring.planning.planner import Planner, kind_of
 from shoestring.planning.search import Candidate, candidates
 from shoestring.processes.launch import run_worker
+from shoestring.processes.tasks import TrainTask
 
 HERE = Path(__file__).parent
 PROBLEMS = ("gpt2", "bert", "llama", "vit", "wide", "t5", "resnet", "whisper", "mixtral", "recurrent")
@@ -50,8 +51,8 @@ def drawn(found: Sequence[Candidate], count: int, draw: random.Random) -> list[C
 
 
 def measured(planner: Planner, plan: Plan) -> int:
-    task = planner.task("train", plan.techniques, steps=STEPS)
-    return int(run_worker(task, worker_environment(plan.techniques))["measured"]["process_bytes"])
+    task = TrainTask(**planner.about_job(plan.techniques), steps=STEPS)
+    return int(run_worker(task, worker_environment(plan.techniques)).measured["process_bytes"])
 
 
 def problem_rows(name: str, count: int) -> dict[str, Any]:
