@@ -31,10 +31,12 @@ from shoestring.jobfile import job_path, loaded_job
 from shoestring.loop import steps
 from shoestring.memory.fused import Fused
 from shoestring.planning.evidence.rehearse import prepared
+from shoestring.runs.cadence import Cadence
+from shoestring.runs.event import Stepped
 from shoestring.runs.events import Events
 from shoestring.runs.folder import Folder, Lock
-from shoestring.runs.saver import Cadence, Saver
-from shoestring.runs.snapshot import taken
+from shoestring.runs.saver import Saver
+from shoestring.runs.snapshot import snapshot_of
 
 HERE = Path(__file__).parent
 ROUNDS = 6
@@ -56,11 +58,11 @@ def main(between: int = 10) -> None:
             begun = time.perf_counter()
             loss = float(next(training))
             spent.append(time.perf_counter() - begun)
-            events.add("step", step=feed.taken, loss=loss, seconds=spent[-1], process=0, most=0)
+            events.add(Stepped(feed.taken, loss, spent[-1], 0, 0))
         return spent
 
     trained(5)
-    saver = Saver(folder / "ours", Cadence(), lambda kind, **fields: None)
+    saver = Saver(folder / "ours", Cadence(), lambda event: None)
     size = sum(t.numel() * t.element_size() for t in run.model.parameters()) * 3
     from lightning_fabric import Fabric
 
@@ -68,7 +70,7 @@ def main(between: int = 10) -> None:
     whole = {"model": run.model, "optimizer": run.optimizer}
     ways: dict[str, Callable[[], object]] = {
         "nothing": lambda: None,
-        "shoestring": lambda: saver.save(lambda: taken(run, feed, feed.taken, None)),
+        "shoestring": lambda: saver.save(lambda: snapshot_of(run, feed, feed.taken, None)),
         "torch.save": lambda: torch.save({name: part.state_dict() for name, part in whole.items()}, folder / "plain.pt"),
         "Lightning Fabric": lambda: fabric.save(folder / "fabric.pt", dict(whole)),
     }

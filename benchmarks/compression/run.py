@@ -21,15 +21,19 @@ import torch
 from matplotlib import pyplot
 
 from shoestring.core import random_state as chance
-from shoestring.core.technique import described, text
+from shoestring.core.technique import text
 from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.jobfile import job_path, loaded_job
 from shoestring.jobs.gpt import batches
 from shoestring.parallel.average import Average
 from shoestring.parallel.compress_gradients import CompressGradients
+from shoestring.planning.evidence.tasks import specs_of
 from shoestring.processes.group.launch import run_group
+from shoestring.processes.tasks import TrainTask
+from shoestring.runs.cadence import Cadence
 from shoestring.runs.checkpoints import newest_good
 from shoestring.runs.folder import Folder
+from shoestring.runs.recorder import Recording
 
 HERE = Path(__file__).parent
 KEPT = HERE / "measured.json"
@@ -55,12 +59,12 @@ def main(steps: int = 600) -> None:
 
 def trained(way: Technique, steps: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as place:
-        task = {"task": "train", "file": str(job_path("gpt")), "flags": {}, "techniques": [described(way)], "steps": steps,
-                "folder": place, "cadence": {"seconds": 1e9}}
+        task = TrainTask(file=str(job_path("gpt")), techniques=specs_of([way]), steps=steps,
+                         recording=Recording(place, Cadence(seconds=1e9)))
         result = run_group(task, {"OMP_NUM_THREADS": "1"}, devices=2)
         saved = newest_good(Folder(Path(place)).checkpoints)[0]
         assert saved is not None, "a run that ended has a checkpoint"
-        return {"losses": result["losses"], "sent": result["measured"]["sent_bytes"], "judged": judged(saved.weights())}
+        return {"losses": list(result.losses), "sent": result.measured["sent_bytes"], "judged": judged(saved.weights())}
 
 
 @torch.no_grad()

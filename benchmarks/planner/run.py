@@ -30,6 +30,7 @@ from shoestring.measure.probe import known_hardware
 from shoestring.planning.plan import Plan, techniques_in
 from shoestring.planning.planner import Planner
 from shoestring.processes.launch import run_worker
+from shoestring.processes.tasks import TrainTask
 
 HERE = Path(__file__).parent
 PLANS = ["", "Fused()", "Checkpoint(groups=-1)", "Accumulate(pieces=2)+Fused()", "StepInBackward()+Fused()"]
@@ -40,8 +41,8 @@ ROUNDS = 20
 
 
 def measured(planner: Planner, plan: Plan) -> dict[str, Any]:
-    task = planner.rehearsals.task("train", plan.techniques, steps=STEPS)
-    return run_worker(task, worker_environment(plan.techniques))["measured"]
+    task = TrainTask(**planner.rehearsals.about_job(plan.techniques), steps=STEPS)
+    return dict(run_worker(task, worker_environment(plan.techniques)).measured)
 
 
 def accelerate_estimate(planner: Planner) -> int:

@@ -34,6 +34,7 @@ from shoestring.planning.predict import Combination
 from shoestring.planning.room import families
 from shoestring.planning.training_room import combinations
 from shoestring.processes.launch import run_worker
+from shoestring.processes.tasks import TrainTask
 
 HERE = Path(__file__).parent
 PROBLEMS = ("gpt2", "bert", "llama", "vit", "wide", "t5", "resnet", "whisper", "mixtral", "recurrent")
@@ -52,8 +53,8 @@ def drawn(found: Sequence[Combination], count: int, draw: random.Random) -> list
 
 
 def measured(planner: Planner, plan: Plan) -> int:
-    task = planner.rehearsals.task("train", plan.techniques, steps=STEPS)
-    return int(run_worker(task, worker_environment(plan.techniques))["measured"]["process_bytes"])
+    task = TrainTask(**planner.rehearsals.about_job(plan.techniques), steps=STEPS)
+    return int(run_worker(task, worker_environment(plan.techniques)).measured["process_bytes"])
 
 
 def problem_rows(name: str, count: int) -> dict[str, Any]:

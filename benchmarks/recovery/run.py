@@ -27,6 +27,7 @@ from statistics import median
 
 import torch
 
+from shoestring.runs.event import Begun, Stepped
 from shoestring.runs.events import read
 
 HERE = Path(__file__).parent
@@ -57,11 +58,11 @@ class Recovery:
 
 def lives_of_ours(folder: Path) -> list[Life]:
     lives: list[list[tuple[int, float]]] = []
-    for event in read(folder / "run")[0]:
-        if event["event"] == "begun":
+    for event in read(folder / "run").events:
+        if isinstance(event, Begun):
             lives.append([])
-        elif event["event"] == "step":
-            lives[-1].append((event["step"], event["time"]))
+        elif isinstance(event, Stepped):
+            lives[-1].append((event.step, event.time))
     return [Life(tuple(life)) for life in lives]
 
 

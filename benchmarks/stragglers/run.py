@@ -20,15 +20,20 @@ from typing import Any
 
 import torch
 
-from shoestring.core.technique import described, text
+from shoestring.core.technique import text
 from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.core.units import seconds_text
 from shoestring.parallel.asynchronous import Asynchronous
 from shoestring.parallel.average import Average
 from shoestring.parallel.drop_stragglers import DropStragglers
+from shoestring.planning.evidence.tasks import specs_of
 from shoestring.processes.group.launch import run_group
+from shoestring.processes.tasks import TrainTask
+from shoestring.runs.cadence import Cadence
 from shoestring.runs.checkpoints import newest_good
+from shoestring.runs.event import Begun, Event, Stepped
 from shoestring.runs.folder import Folder
+from shoestring.runs.recorder import Recording
 
 HERE = Path(__file__).parent
 TARGET, LATELY = 2.4, 20       # loss, as a mean of so many steps
@@ -64,20 +69,20 @@ def raced(way: Technique, processes: int, slow: int) -> Found:
     course = {"seconds": 0.0, "steps": 0, "loss": float("nan")}
     running: list[int] = []   # the first worker, until it is asked to stop
 
-    def follow(event: dict[str, Any]) -> None:
-        if event["event"] == "begun":
-            running.append(event["pid"])
-        if event["event"] != "step" or not running:
+    def follow(event: Event) -> None:
+        if isinstance(event, Begun):
+            running.append(event.pid)
+        if not isinstance(event, Stepped) or not running:
             return
-        lately.append(event["loss"])
-        course["seconds"] += event["seconds"]
-        course["steps"], course["loss"] = event["step"], sum(lately) / len(lately)
+        lately.append(event.loss)
+        course["seconds"] += event.seconds
+        course["steps"], course["loss"] = event.step, sum(lately) / len(lately)
         if reached(course["loss"], lately) or course["seconds"] > LONGEST:
             os.kill(running.pop(), signal.SIGTERM)   # it saves, and ends the others
 
     with tempfile.TemporaryDirectory() as place:
-        run_group({"task": "train", "file": str(HERE / "job.py"), "flags": FLAGS | {"slow": slow}, "techniques": [described(way)],
-                   "steps": MOST, "folder": place, "cadence": {"seconds": 1e9}}, {}, follow, devices=processes)
+        run_group(TrainTask(file=str(HERE / "job.py"), flags=FLAGS | {"slow": slow}, techniques=specs_of([way]), steps=MOST,
+                            recording=Recording(place, Cadence(seconds=1e9))), {}, follow, devices=processes)
         saved = newest_good(Folder(Path(place)).checkpoints)[0]
         state = saved.state()["parts"].get("pushes", {}) if saved else {}
     return Found(course["seconds"] if reached(course["loss"], lately) else None, int(course["steps"]), course["loss"], state)

@@ -9,7 +9,8 @@ from shoestring.core.budget import Budget
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.ledger import Ledger
-from shoestring.core.link import ALONE, agreement_bytes
+from shoestring.core.link import agreement_bytes
+from shoestring.core.mesh import on_one_axis
 from shoestring.core.technique import drift, in_order, text
 from shoestring.core.training import TrainingTechnique, environment
 from shoestring.core.units import bytes_text
@@ -201,7 +202,7 @@ def kinds_of_workers(job: Job, world: int, serves: bool) -> list[tuple[int, ...]
     if serves:
         return [(0,), tuple(range(1, world))]
     kinds: dict[int, list[int]] = {}
-    for rank, part in enumerate(job.pieces(first_batch(replace(job, link=ALONE)), world)):
+    for rank, part in enumerate(job.pieces(first_batch(replace(job, mesh=on_one_axis())), world)):
         kinds.setdefault(job.count(part), []).append(rank)
     return [tuple(ranks) for ranks in kinds.values()]
 

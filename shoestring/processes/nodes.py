@@ -24,7 +24,7 @@ class Nodes:
     port: int = 0             # 0: a free one
     rank: int = 0             # of this machine
     of: int = 1               # machines
-    taken: bool = False       # the port belongs to torchrun's store, in which node 0 says where it can be met
+    torchrun: bool = False    # the port belongs to torchrun's store, in which node 0 says where it can be met
     attempt: str = "0"        # which of torchrun's attempts this is
     device: int | None = None   # the GPU of this process, where somebody else gave it one
 
@@ -68,7 +68,7 @@ def team_of(devices: int, nodes: str | None, patience: str, restarts: int, envir
 def parsed_nodes(text: str) -> Nodes:
     """
     >>> parsed_nodes("10.0.0.1:29400,1/2")
-    Nodes(host='10.0.0.1', port=29400, rank=1, of=2, taken=False, attempt='0', device=None)
+    Nodes(host='10.0.0.1', port=29400, rank=1, of=2, torchrun=False, attempt='0', device=None)
     """
     found = re.fullmatch(r"(\S+):(\d+),(\d+)/(\d+)", text.strip())
     if found is None:
@@ -90,7 +90,7 @@ def surrounding_nodes(environment: Mapping[str, str]) -> Nodes | None:
     if {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= set(environment):
         of, rank = int(environment["WORLD_SIZE"]), int(environment["RANK"])
         return Nodes(environment["MASTER_ADDR"], int(environment["MASTER_PORT"]), rank, of,
-                     taken=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+                     torchrun=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
                      attempt=environment.get("TORCHELASTIC_RESTART_COUNT", "0"), device=whole(environment.get("LOCAL_RANK")))
     of = int(environment.get("SLURM_STEP_NUM_TASKS") or environment.get("SLURM_NTASKS") or 1)
     if "SLURM_PROCID" in environment and of > 1:

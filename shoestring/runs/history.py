@@ -101,20 +101,27 @@ class History:
                 return self
 
     def add(self, event: Event | StepRecord) -> None:
-        if isinstance(event, Stepped):
-            event = record_of(event)
-        self.last = event["time"] if isinstance(event, dict) else event.time
-        if self.begun is None:
-            self.begun = self.last
-        if isinstance(event, dict):
-            self.age += 1
-            self.steps.add(event, self.age, self.plan)
-        elif isinstance(event, Measured):
-            self.measured.append((self.plan, event))
+        if isinstance(event, dict):   # first: nearly all events are steps
+            self.add_step(event)
+        elif isinstance(event, Stepped):
+            self.add_step(record_of(event))
         else:
             self.add_other(event)
 
+    def add_step(self, step: StepRecord) -> None:
+        self.last = step["time"]
+        if self.begun is None:
+            self.begun = self.last
+        self.age += 1
+        self.steps.add(step, self.age, self.plan)
+
     def add_other(self, event: Event) -> None:
+        self.last = event.time
+        if self.begun is None:
+            self.begun = self.last
+        if isinstance(event, Measured):
+            self.measured.append((self.plan, event))
+            return
         self.others.append(event)
         if isinstance(event, DOING):
             self.doing = event

@@ -26,6 +26,7 @@ from shoestring.memory.fused import Fused
 from shoestring.planning.outcome import Outcome
 from shoestring.planning.plan import Plan, load_plan
 from shoestring.planning.planner import Planner
+from shoestring.processes.tasks import TrainResult
 from shoestring.runs.request import Request, differences
 from shoestring.runs.resume import settled
 from shoestring.show.page.telling import plan as plan_section
@@ -146,8 +147,8 @@ def test_a_saved_plan_is_held_to_the_level_that_is_asked_for(tmp_path: Path, cap
 # verify
 
 
-def found(weights: float, loss: float) -> dict[str, Any]:
-    return {"weights": {"w": torch.tensor([weights])}, "losses": [loss], "measured": {}}
+def found(weights: float, loss: float) -> api.Trained:
+    return api.Trained(TrainResult(losses=(loss,)), {"w": torch.tensor([weights])})
 
 
 @pytest.mark.parametrize(("level", "weights", "loss", "kept"), [

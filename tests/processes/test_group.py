@@ -291,7 +291,7 @@ def test_losing_another_worker_is_nobodys_mistake() -> None:
 def test_the_machines_are_read_from_what_the_user_or_a_scheduler_says() -> None:
     assert parsed_nodes("a.b:29400,1/2") == Nodes("a.b", 29400, 1, 2)
     torchrun = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "h", "MASTER_PORT": "7", "LOCAL_RANK": "1"}
-    assert surrounding_nodes(torchrun | {"TORCHELASTIC_USE_AGENT_STORE": "True"}) == Nodes("h", 7, 1, 4, taken=True, device=1)
+    assert surrounding_nodes(torchrun | {"TORCHELASTIC_USE_AGENT_STORE": "True"}) == Nodes("h", 7, 1, 4, torchrun=True, device=1)
     slurm = {"SLURM_PROCID": "2", "SLURM_NTASKS": "4", "SLURM_JOB_NODELIST": "gpu[07-09],b", "SLURM_JOB_ID": "20003", "SLURM_LOCALID": "0"}
     assert surrounding_nodes(slurm) == Nodes("gpu07", 20003, 2, 4, device=0)
     assert surrounding_nodes({"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "1"}) is None   # a script of one process

@@ -26,11 +26,12 @@ from shoestring.core.run import Run
 from shoestring.data.feed import Feed
 from shoestring.loop import steps
 from shoestring.planning.evidence.rehearse import prepared
+from shoestring.runs.cadence import Cadence
 from shoestring.runs.checkpoints import FILES, Checkpoint, damage, draft, newest_good, prune, publish, saved
-from shoestring.runs.event import Event, Warned
+from shoestring.runs.event import Event, Saved, Warned
 from shoestring.runs.packing import packed, unpacked
 from shoestring.runs.recorder import Recorder, Recording
-from shoestring.runs.saver import Cadence, Saver, Snapshot
+from shoestring.runs.saver import Saver, Snapshot
 from shoestring.runs.snapshot import restore, snapshot_of
 from shoestring.runs.tensors import TensorFile, Unreadable, write_tensors
 
@@ -157,8 +158,8 @@ def test_the_last_and_the_best_are_kept(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_costs_a_warning_and_saving_recovers(tmp_path: Path) -> None:
-    told: list[tuple[str, dict[str, Any]]] = []
-    saver = Saver(tmp_path, Cadence(steps=1), lambda kind, **fields: told.append((kind, fields)))
+    told: list[Event] = []
+    saver = Saver(tmp_path, Cadence(steps=1), told.append)
 
     def save(number: int) -> None:
         saver.save(lambda: Snapshot(number, {"w": torch.full((50_000,), float(number))}, {}, {"step": number}))
@@ -172,22 +173,22 @@ def test_a_full_disk_costs_a_warning_and_saving_recovers(tmp_path: Path) -> None
         save(3)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert [kind for kind, _ in told] == ["saved", "warning", "warning"] and "training goes on" in told[1][1]["text"]
+    assert list(map(type, told)) == [Saved, Warned, Warned] and "training goes on" in str(told[1])
     assert newest_good(tmp_path)[0] == saved(tmp_path)[0] and not list(tmp_path.glob("*.tmp-*"))
     save(4)
-    assert [kind for kind, _ in told][-1] == "saved" and [one.step for one in saved(tmp_path)] == [1, 4]
+    assert isinstance(told[-1], Saved) and [one.step for one in saved(tmp_path)] == [1, 4]
 
 
 def test_state_that_cannot_be_saved_costs_a_warning_and_not_the_run(tmp_path: Path) -> None:
     told: list[str] = []
-    saver = Saver(tmp_path, Cadence(steps=1), lambda kind, **fields: told.append(fields["text"]))
+    saver = Saver(tmp_path, Cadence(steps=1), lambda event: told.append(str(event)))
     saver.save(lambda: Snapshot(1, {"w": torch.ones(1)}, {}, {"data": object()}))
     saver.save(lambda: Snapshot(1, {"w": torch.ones(1, dtype=torch.complex128)}, {}, {}))
     assert "holds a object" in told[0] and "complex128" in told[1] and not list(tmp_path.iterdir())
 
 
 def test_a_full_disk_gives_up_the_oldest_checkpoint_for_the_next(tmp_path: Path) -> None:
-    saver = Saver(tmp_path, Cadence(steps=1, keep=3), lambda kind, **fields: None)
+    saver = Saver(tmp_path, Cadence(steps=1, keep=3), lambda event: None)
     made(tmp_path, 1, 2, 3)
     saver.failed(OSError(errno.ENOSPC, "No space left on device"))
     assert [one.step for one in saved(tmp_path)] == [2, 3]
@@ -197,7 +198,7 @@ def test_a_full_disk_gives_up_the_oldest_checkpoint_for_the_next(tmp_path: Path)
 
 
 def test_saving_by_time_takes_no_more_than_its_share(tmp_path: Path) -> None:
-    saver = Saver(tmp_path, Cadence(seconds=10.0), lambda kind, **fields: None)
+    saver = Saver(tmp_path, Cadence(seconds=10.0), lambda event: None)
     saver.pause = 1.0
     saver.last = time.monotonic() - 30.0
     assert not saver.due(5)            # one second in thirty is more than 3 %

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from shoestring.runs.saver import Cadence, Saver
+from shoestring.runs.cadence import Cadence
+from shoestring.runs.saver import Saver
 
 
 @pytest.mark.parametrize(("asked", "resumed", "due"), [

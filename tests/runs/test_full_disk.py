@@ -13,8 +13,10 @@ import pytest
 import torch
 
 from shoestring.runs import tensors
+from shoestring.runs.cadence import Cadence
 from shoestring.runs.checkpoints import Checkpoint, make_room, saved
-from shoestring.runs.saver import Cadence, Saver, Snapshot
+from shoestring.runs.event import Event, Saved, Warned
+from shoestring.runs.saver import Saver, Snapshot
 from tests.records import records, steps_in
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
@@ -39,7 +41,7 @@ class Disk:
 
 
 @pytest.fixture
-def told() -> list[tuple[str, dict[str, Any]]]:
+def told() -> list[Event]:
     return []
 
 
@@ -56,30 +58,30 @@ def save(saver: Saver, number: int) -> None:
 
 @pytest.mark.parametrize(("room", "keeps"), [(450_000, 3), (350_000, 2), (250_000, 1)])   # as many as leave room for another one
 def test_on_a_full_disk_saving_goes_on_with_as_many_checkpoints_as_fit(room: int, keeps: int, tmp_path: Path, disk: Disk,
-                                                                      told: list[tuple[str, dict[str, Any]]]) -> None:
-    saver = Saver(tmp_path, Cadence(steps=1, keep=3), lambda kind, **fields: told.append((kind, fields)))
+                                                                      told: list[Event]) -> None:
+    saver = Saver(tmp_path, Cadence(steps=1, keep=3), told.append)
     for number in range(1, 6):
         save(saver, number)
     assert steps_of(tmp_path) == [1, 3, 4, 5]
     disk.room = room
     for number in range(6, 20):
         save(saver, number)
-    late = [fields["step"] for kind, fields in told if kind == "saved" and fields["step"] > 9]
+    late = [event.step for event in told if isinstance(event, Saved) and event.step > 9]
     assert late == list(range(10, 20)), "after a few warnings every one is saved"
     assert len(steps_of(tmp_path)) == keeps and steps_of(tmp_path)[-1] == 19
     assert (1 in steps_of(tmp_path)) == (keeps > 1), "the best one goes last"
 
 
 def test_where_there_is_room_for_one_alone_it_stays_and_is_told_of(tmp_path: Path, disk: Disk,
-                                                                   told: list[tuple[str, dict[str, Any]]]) -> None:
-    saver = Saver(tmp_path, Cadence(steps=1, keep=3), lambda kind, **fields: told.append((kind, fields)))
+                                                                   told: list[Event]) -> None:
+    saver = Saver(tmp_path, Cadence(steps=1, keep=3), told.append)
     for number in range(1, 4):
         save(saver, number)
     disk.room = 150_000
     for number in range(4, 9):
         save(saver, number)
     assert steps_of(tmp_path) == [3]
-    warnings = [fields["text"] for kind, fields in told if kind == "warning"]
+    warnings = [event.text for event in told if isinstance(event, Warned)]
     assert len(warnings) == 5 and "that of step 2 was removed to make room for the next" in warnings[0]
     assert "that of step 1 was removed" in warnings[1] and all("the checkpoints before it stay" in text for text in warnings[2:])
     disk.room = 1 << 40
@@ -88,8 +90,8 @@ def test_where_there_is_room_for_one_alone_it_stays_and_is_told_of(tmp_path: Pat
 
 
 def test_a_damaged_checkpoint_is_not_what_everything_else_makes_room_for(tmp_path: Path, disk: Disk,
-                                                                        told: list[tuple[str, dict[str, Any]]]) -> None:
-    saver = Saver(tmp_path, Cadence(steps=1, keep=3), lambda kind, **fields: told.append((kind, fields)))
+                                                                        told: list[Event]) -> None:
+    saver = Saver(tmp_path, Cadence(steps=1, keep=3), told.append)
     for number in range(1, 4):
         save(saver, number)
     (tmp_path / "step-00000003" / "weights.safetensors").write_bytes(b"")

@@ -50,23 +50,23 @@ class Closed(Exception):
 
 class Rendezvous(RendezvousHandler):
     def __init__(self, nodes: Nodes = Nodes(), come: float = COME) -> None:
-        self.nodes, self.come = nodes, come
-        self.round = -1
-        self.members: list[int] = []
+        self.nodes, self.come = nodes, come             # `come`: seconds in which every machine must have come
+        self.round = -1                                 # that is going on; before the first, -1
+        self.members: list[int] = []                    # machines that take part in it
         self.pausing = False                            # the round ends by itself, with a checkpoint, to let others in
         self.leaving = False                            # nobody is to be waited for any more
         self.heard = 0                                  # messages of other machines that were read
         self.beats: dict[int, tuple[int, float]] = {}   # of every node: its last beat, and when it was seen first
-        self.over = threading.Event()
+        self.over = threading.Event()                   # no more heartbeats
         if nodes.rank == 0:
             self.store, self.port = hosted(nodes)
-            if nodes.taken:
-                torchruns(nodes, come).set(key(nodes), str(self.port))
+            if nodes.torchrun:
+                torchrun_store(nodes, come).set(torchrun_key(nodes), str(self.port))
         else:
-            self.port = int(torchruns(nodes, come).get(key(nodes))) if nodes.taken else nodes.port
+            self.port = int(torchrun_store(nodes, come).get(torchrun_key(nodes))) if nodes.torchrun else nodes.port
             self.store = reached(nodes.host, self.port, nodes, come)
             give_up_after(max(self.patience, SILENT), self.port)
-            self.alone()
+            self.check_rank_is_free()
         self.beating = threading.Thread(target=self.beat, daemon=True)
         if nodes.of > 1:
             self.beating.start()
@@ -77,14 +77,14 @@ class Rendezvous(RendezvousHandler):
         self.pausing = False
         if not self.leads:
             give_up_after(max(self.patience, SILENT), self.port)
-        with self.gone():
+        with self.leader_may_be_gone():
             self.gather() if self.leads else self.join()
         return RendezvousInfo(PrefixStore(f"round/{self.round}", self.store), self.members.index(self.nodes.rank), len(self.members),
                               RendezvousStoreInfo(self.nodes.host, self.port))
 
     def num_nodes_waiting(self) -> int:
         """How many reasons there are to end this round at once and form another."""
-        with self.gone():
+        with self.leader_may_be_gone():
             if self.nodes.of == 1 or self.paused:
                 return 0
             if not self.leads:
@@ -160,7 +160,7 @@ class Rendezvous(RendezvousHandler):
                 self.store.set(f"wants/{self.nodes.rank}", str(wanted))
             self.check_closed()
             if self.silence(0) > max(self.patience, SILENT):
-                raise Mistake(self.lost())
+                raise Mistake(self.leader_gone())
             time.sleep(PAUSE)
 
     def pause(self) -> None:
@@ -192,7 +192,7 @@ class Rendezvous(RendezvousHandler):
 
     def tell(self, message: Message) -> None:
         """Let node 0 know."""
-        with self.gone():
+        with self.leader_may_be_gone():
             number = self.store.add("told", 1)
             self.store.set(f"news/{number}", written_message(message))
 
@@ -208,11 +208,11 @@ class Rendezvous(RendezvousHandler):
 
     def invitation(self) -> Invitation:
         """What node 0 gave, when it has: it may be planning."""
-        with self.gone():
+        with self.leader_may_be_gone():
             while not self.store.check(["invitation"]):
                 self.check_closed()
                 if self.silence(0) > max(self.patience, SILENT):
-                    raise Mistake(self.lost())
+                    raise Mistake(self.leader_gone())
                 time.sleep(PAUSE)
             return from_json(Invitation, json.loads(self.store.get("invitation")))
 
@@ -256,7 +256,7 @@ class Rendezvous(RendezvousHandler):
             self.beats[node] = (last, now)
         return now - self.beats[node][1]
 
-    def alone(self) -> None:
+    def check_rank_is_free(self) -> None:
         """Refuse to be a node that is there already."""
         rank = self.nodes.rank
         before = self.store.add(f"beat/{rank}", 0)
@@ -267,14 +267,14 @@ class Rendezvous(RendezvousHandler):
                               f"--nodes {self.nodes.host}:{self.port},0/{self.nodes.of} to {self.nodes.of - 1}/{self.nodes.of}")
 
     @contextmanager
-    def gone(self) -> Iterator[None]:
+    def leader_may_be_gone(self) -> Iterator[None]:
         """A store that can't be reached any more is a node 0 that is gone."""
         try:
             yield
         except RuntimeError as error:
-            raise Mistake(self.lost()) from error
+            raise Mistake(self.leader_gone()) from error
 
-    def lost(self) -> str:
+    def leader_gone(self) -> str:
         return (f"node 0 at {self.nodes.host}:{self.port}, which leads the group, is gone: start it again there, and this machine "
                 f"with the same command; the run goes on from its last checkpoint")
 
@@ -283,7 +283,7 @@ def hosted(nodes: Nodes) -> tuple[Store, int]:
     """The store, and its port. Between processes of one machine nothing listens to others."""
     outside = nodes.of > 1 and not nodes.host.startswith("127.") and nodes.host != "localhost"
     try:
-        listening = socket.create_server(("" if outside else "127.0.0.1", 0 if nodes.taken else nodes.port), backlog=1024)
+        listening = socket.create_server(("" if outside else "127.0.0.1", 0 if nodes.torchrun else nodes.port), backlog=1024)
     except OSError as error:
         why = "is in use here, by another run or program" if error.errno == errno.EADDRINUSE else f"can't be used ({error.strerror})"
         raise Mistake(f"port {nodes.port} {why}: take another one, the same in --nodes on every machine") from error
@@ -318,12 +318,13 @@ def give_up_after(seconds: float, port: int) -> None:
                         one.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * seconds))
 
 
-def torchruns(nodes: Nodes, come: float) -> Store:
+def torchrun_store(nodes: Nodes, come: float) -> Store:
     """The store of torchrun's agent, through which its processes find each other."""
     return TCPStore(nodes.host, nodes.port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=come))
 
 
-def key(nodes: Nodes) -> str:
+def torchrun_key(nodes: Nodes) -> str:
+    """Under which node 0 writes its own port there, anew in each of torchrun's attempts."""
     return f"shoestring/{nodes.attempt}"
 
 
