@@ -16,6 +16,8 @@ from pathlib import Path
 from threading import Lock, Thread
 from typing import Any, NamedTuple
 
+from markupsafe import Markup
+
 from shoestring.runs.events import NAME
 from shoestring.runs.fold import Fold
 from shoestring.runs.folder import holder
@@ -37,7 +39,7 @@ class View(NamedTuple):
     """Something to look at: what stands inside <main>, and a mark that changes with it."""
 
     title: str
-    content: str
+    content: Markup
     mark: str
 
 
