@@ -10,7 +10,7 @@ import pytest
 
 from shoestring.runs.events import NAME
 from shoestring.show.watch.follow import Followed, Watch
-from shoestring.show.watch.guard import is_own_host
+from shoestring.web.guard import is_own_host
 from tests.show.made_runs import made_run
 from tests.show.test_watch import asked, served, text_of
 
