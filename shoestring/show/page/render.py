@@ -33,6 +33,11 @@ def environment() -> Environment:
     return made
 
 
+def compile_all() -> None:
+    for name in environment().list_templates():
+        environment().get_template(name)
+
+
 def said(text: object, most: int = 300) -> Markup:
     """Text that can't be markup, cut to `most` bytes.
 

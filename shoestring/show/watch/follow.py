@@ -22,7 +22,7 @@ from shoestring.runs.events import NAME
 from shoestring.runs.fold import Fold
 from shoestring.runs.folder import holder
 from shoestring.runs.story import story
-from shoestring.show.page import content
+from shoestring.show.page import content, prepare
 from shoestring.show.page.overview import card, overview
 from shoestring.show.page.top import title
 from shoestring.show.page.words import state_of
@@ -133,6 +133,7 @@ class Watch:
         self.searched = float("-inf")
         for path in paths:
             check(path)
+        prepare()   # its cost must not count as that of drawing a run, which says how often it is drawn
         self.search()
 
     def search(self) -> None:
