@@ -91,7 +91,7 @@ def test_the_page_follows_the_run(browser: Any, run: Path) -> None:
 
 def test_a_killed_run_shows_as_dead_within_five_seconds(browser: Any, tmp_path: Path) -> None:
     path = made_run(tmp_path / "gpt-1", done=120)
-    root = Path(made_runs.__file__).parent.parent
+    root = Path(made_runs.__file__).parents[2]
     child = subprocess.Popen([sys.executable, made_runs.__file__, str(path), "120"], stdout=subprocess.PIPE,
                              env=os.environ | {"PYTHONPATH": str(root)})
     try:

@@ -2,12 +2,14 @@
 from __future__ import annotations
 
 from html.parser import HTMLParser
+from importlib.metadata import EntryPoint
 from math import exp, inf, nan
 from typing import Any
 
 import pytest
+from markupsafe import Markup
 
-from shoestring.show.page import content, page
+from shoestring.show.page import content, from_packages, page
 from shoestring.show.page.overview import card, overview
 
 MIB = 1 << 20
@@ -161,6 +163,46 @@ def test_the_page_of_a_long_run_stays_under_100_kb() -> None:
             "samples_process": [[0.1 * tick, 5 * MIB] for tick in range(50_000)]}
     assert len(page(full()).encode()) < 40_000
     assert len(page(long).encode()) < 100_000
+
+
+def test_another_room_adds_a_section_and_its_text_is_never_markup() -> None:
+    def rounds(report: Any) -> str:
+        return Markup("<section>\n<h2>Rounds</h2>\n<p>{}</p>\n</section>").format(report["job"])
+
+    text = page({"job": "<b>gpt</b>"}, more=[rounds, lambda report: "<i>not markup</i>", lambda report: ""])
+    assert well_nested(text) and "<h2>Rounds</h2>\n<p>&lt;b&gt;gpt&lt;/b&gt;</p>" in text and "&lt;i&gt;not markup" in text
+
+
+def test_sections_are_found_by_entry_points_and_a_broken_one_only_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = [EntryPoint("hello", "tests.show.test_page:greeting", "shoestring.sections"),
+               EntryPoint("broken", "nothing_like_it", "shoestring.sections")]
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: entries)
+    from_packages.cache_clear()
+    try:
+        text = content(full())
+        assert well_nested(text) and "<p>hello gpt</p>" in text
+        assert "nothing_like_it can&#39;t be shown: ModuleNotFoundError" in text and "Memory through one step" in text
+    finally:
+        from_packages.cache_clear()
+
+
+def greeting(report: Any) -> str:
+    return Markup("<section><p>hello {}</p></section>").format(report["job"])
+
+
+def test_every_figure_that_was_predicted_and_measured_is_compared() -> None:
+    report = full()
+    report["predicted"]["traffic_bytes"], report["measured"]["traffic_bytes"] = 5 * MIB, 5 * MIB
+    text = page(report)
+    assert '<th scope="row">Disk, a step</th><td>5.00 MiB</td><td>5.00 MiB</td><td>0 %</td>' in text and "Sent, a step" not in text
+
+
+def test_a_typed_report_is_read_by_the_same_keys() -> None:
+    class Typed:
+        def as_json(self) -> dict[str, Any]:
+            return full()
+
+    assert page(Typed()) == page(full())
 
 
 def test_nothing_is_fetched_from_anywhere() -> None:

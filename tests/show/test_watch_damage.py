@@ -12,7 +12,7 @@ from shoestring.runs.events import NAME
 from shoestring.runs.history import History
 from shoestring.runs.report import Report, report_of
 from shoestring.show.watch.follow import Followed, Watch
-from shoestring.show.watch.guard import is_own_host
+from shoestring.web.guard import is_own_host
 from tests.show.made_runs import made_run
 from tests.show.test_watch import asked, served, text_of
 
@@ -72,7 +72,7 @@ def test_whatever_a_run_does_to_the_page_the_others_are_shown(tmp_path: Path, mo
 
     monkeypatch.setattr("shoestring.show.watch.follow.report_of", told)
     with served(tmp_path / "runs") as server:
-        assert "This run can&#x27;t be read: too deep" in text_of(server, "/run/bad")
+        assert "This run can&#39;t be read: too deep" in text_of(server, "/run/bad")
         text = text_of(server)
         assert "3 runs" in text and "/run/caf%EF%BF%BD" in text
         assert "step 5 of 400" in text_of(server, "/run/caf%EF%BF%BD")

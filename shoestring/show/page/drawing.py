@@ -1,6 +1,7 @@
-"""Drawings as SVG, in a box 440 wide, so that their words stay readable on a phone and on half a desktop window.
+"""Drawings: where everything goes, as values that the templates plot.html and macros.html turn into SVG.
 
-Colours are classes (`tone-forward`), never style attributes: the live page allows no style but its own.
+A plot is in a box 440 wide, so that its words stay readable on a phone and on half a desktop window. Colours are classes
+(`tone-forward`), never style attributes: the live page allows no style but its own.
 """
 from __future__ import annotations
 
@@ -10,12 +11,70 @@ from math import ceil, floor, log, log10
 from typing import TypeVar
 
 from shoestring.core.units import bytes_text
-from shoestring.show.page.words import lines, numbers, said
+from shoestring.show.page.words import numbers
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 440, 240, 64, 428, 30, 204   # the drawing, and the plot inside it
+FRAME = {"WIDTH": WIDTH, "HEIGHT": HEIGHT, "LEFT": LEFT, "RIGHT": RIGHT, "BOTTOM": BOTTOM}
 MOST_POINTS = 240
 Point = tuple[float, float]   # place, value
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A value on an axis, or a line across the plot."""
+
+    at: float
+    text: str
+    anchor: str = "middle"
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A line through points, with a dot at its end."""
+
+    path: str
+    end: Point
+    tone: str
+
+
+@dataclass(frozen=True)
+class Bar:
+    x: str
+    y: float
+    width: str
+    height: str
+    tone: str
+    name: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Plot:
+    label: str                       # for who can't see it
+    rows: tuple[Mark, ...]           # grid lines with their values
+    rows_name: str
+    columns: tuple[Mark, ...]        # values below the plot
+    columns_name: str
+    curve: Curve | None = None
+    bars: tuple[Bar, ...] = ()
+    limit: Mark | None = None        # the budget
+
+
+@dataclass(frozen=True)
+class Span:
+    x: str
+    width: str
+    tone: str
+
+
+@dataclass(frozen=True)
+class Strip:
+    """A flat bar made of spans, and a mark on it."""
+
+    label: str
+    spans: tuple[Span, ...]
+    mark: str = ""
 
 
 @dataclass(frozen=True)
@@ -97,33 +156,21 @@ def mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)   # statistics.fmean takes five times as long
 
 
-def drawing(label: str, body: str) -> str:
-    name = said(label)
-    return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{name}">\n<title>{name}</title>\n{body}</svg>'
+def upright(marks: Sequence[float], y: Scale, text: Callable[[float], str]) -> tuple[Mark, ...]:
+    """Grid lines with their values."""
+    return tuple(Mark(y(mark), text(mark)) for mark in marks)
 
 
-def upright(marks: Sequence[float], y: Scale, text: Callable[[float], str], name: str) -> str:
-    """Grid lines with their values, and the axis's name above them."""
-    grid = (f'<line class="grid" x1="{LEFT}" x2="{RIGHT}" y1="{y(mark)}" y2="{y(mark)}"/>'
-            f'<text x="{LEFT - 8}" y="{y(mark) + 4}" text-anchor="end">{text(mark)}</text>' for mark in marks)
-    return lines([*grid, f'<text x="0" y="12">{name}</text>'])
+def along(marks: Sequence[float], x: Scale, text: Callable[[float], str]) -> tuple[Mark, ...]:
+    """Values below the plot; those at its ends stay inside."""
+    places = [(mark, x(mark)) for mark in marks]
+    return tuple(Mark(at, text(mark), "start" if at < LEFT + 8 else "end" if at > RIGHT - 12 else "middle") for mark, at in places)
 
 
-def along(marks: Sequence[float], x: Scale, text: Callable[[float], str], name: str) -> str:
-    """Values below the plot, and the axis's name below them."""
-    anchors = ("start" if x(mark) < LEFT + 8 else "end" if x(mark) > RIGHT - 12 else "middle" for mark in marks)
-    values = (f'<text x="{x(mark)}" y="{BOTTOM + 17}" text-anchor="{anchor}">{text(mark)}</text>'
-              for mark, anchor in zip(marks, anchors, strict=True))
-    below = BOTTOM + (33 if marks else 17)
-    return lines([*values, f'<text x="{(LEFT + RIGHT) / 2}" y="{below}" text-anchor="middle">{name}</text>'])
-
-
-def limit(budget: float | None, y: Scale) -> str:
+def limit(budget: float | None, y: Scale) -> Mark | None:
     """The budget as a line, if it is in the plot."""
-    if budget is None or not y.low <= budget <= y.high:
-        return ""
-    return (f'<line class="limit" x1="{LEFT}" x2="{RIGHT}" y1="{y(budget)}" y2="{y(budget)}"/>'
-            f'<text class="limit-text" x="{RIGHT}" y="{y(budget) - 6}" text-anchor="end">budget {bytes_text(budget)}</text>\n')
+    inside = budget is not None and y.low <= budget <= y.high
+    return Mark(y(budget), f"budget {bytes_text(budget)}") if inside and budget is not None else None
 
 
 def path_of(points: Sequence[Point], x: Scale, y: Scale) -> str:
@@ -131,28 +178,17 @@ def path_of(points: Sequence[Point], x: Scale, y: Scale) -> str:
     return " ".join([f"{left + right * place:.1f},{base + up * value:.1f}" for place, value in points])
 
 
-def curve(points: Sequence[Point], x: Scale, y: Scale, tone: str) -> str:
-    """A line through the points, with a dot at its end."""
-    return (f'<polyline class="curve tone-{tone}" points="{path_of(points, x, y)}"/>\n'
-            f'<circle class="tone-{tone}" cx="{x(points[-1][0])}" cy="{y(points[-1][1])}" r="3.5"/>\n')
+def curve(points: Sequence[Point], x: Scale, y: Scale, tone: str) -> Curve:
+    return Curve(path_of(points, x, y), (x(points[-1][0]), y(points[-1][1])), tone)
 
 
-def strip(label: str, spans: Iterable[tuple[float, float, str]], mark: float | None = None) -> str:
+def strip(label: str, spans: Iterable[tuple[float, float, str]], mark: float | None = None) -> Strip:
     """A flat bar from 0 to 1 made of (from, to, tone), and a mark on it."""
-    name = said(label)
-    body = "".join(f'<rect class="tone-{tone}" x="{1000 * start:.1f}" width="{max(0.0, 1000 * (end - start)):.1f}" height="20"/>'
-                   for start, end, tone in spans)
-    if mark is not None:
-        body += "".join(f'<path d="M{1000 * mark:.1f} 0v20" class="{kind}"/>' for kind in ("gap", "mark"))
-    return (f'<svg viewBox="0 0 1000 20" preserveAspectRatio="none" role="img" aria-label="{name}"><title>{name}</title>'
-            f"{body}</svg>")
+    drawn = tuple(Span(f"{1000 * start:.1f}", f"{max(0.0, 1000 * (end - start)):.1f}", tone) for start, end, tone in spans)
+    return Strip(label, drawn, "" if mark is None else f"{1000 * mark:.1f}")
 
 
-def spark(label: str, points: Sequence[Point], tone: str) -> str:
+def spark_path(points: Sequence[Point]) -> str:
     """A small curve without an axis."""
     values = [value for _, value in points]
-    x, y = Scale(points[0][0], points[-1][0], 0, 400), Scale(min(values), max(values), 46, 4)
-    path = path_of(points, x, y)
-    name = said(label)
-    return (f'<svg class="spark" viewBox="0 0 400 50" preserveAspectRatio="none" role="img" aria-label="{name}"><title>{name}</title>'
-            f'<polyline class="curve tone-{tone}" points="{path}"/></svg>')
+    return path_of(points, Scale(points[0][0], points[-1][0], 0, 400), Scale(min(values), max(values), 46, 4))

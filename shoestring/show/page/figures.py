@@ -1,22 +1,30 @@
 """The sections made of figures: predicted beside measured, and what can be drawn."""
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from math import ceil
 from operator import itemgetter
 
+from markupsafe import Markup
+
+from shoestring.core.figures import Figure
 from shoestring.core.units import bytes_text, seconds_text
+from shoestring.planning.quantities import MEASURABLE
 from shoestring.show.page.drawing import (
     BOTTOM,
+    FRAME,
     LEFT,
     MOST_POINTS,
     RIGHT,
     TOP,
+    Bar,
+    Mark,
+    Plot,
     Scale,
     along,
     curve,
-    drawing,
     groups,
     limit,
     mean,
@@ -28,13 +36,12 @@ from shoestring.show.page.drawing import (
     ticks,
     upright,
 )
+from shoestring.show.page.render import NONE, render
 from shoestring.show.page.words import (
-    NONE,
     Told,
     counted,
     figure_of,
     inner,
-    lines,
     listed,
     loss_text,
     number,
@@ -43,8 +50,7 @@ from shoestring.show.page.words import (
     percent,
     rate_text,
     rate_unit,
-    said,
-    section,
+    shortened,
     tidy,
 )
 
@@ -53,40 +59,45 @@ PHASES = ("forward", "backward", "update")
 PARTS = ("parameters", "optimizer", "gradients", "activations", "temporaries", "inputs", "buffers")
 
 
-def comparison(story: Told) -> str:
+def comparison(story: Told) -> Markup:
     """The table of predicted beside measured."""
-    asked = (("Tensors", "peak_bytes", bytes_text), ("Process", "process_bytes", bytes_text),
-             ("One step", "step_seconds", seconds_text))
-    sides = ("predicted", "measured", "plain")
-    rows = [(name, text, [figure_of(story, side, key) for side in sides]) for name, key, text in asked]
-    body = [row(name, text, *values) for name, text, values in rows if any(value is not None for value in values)]
-    body += [budget_row(story)] if body and figure_of(story, "budget", "memory") else []
-    head = "".join(f'<th scope="col">{name}</th>' for name in ("", "Predicted", "Measured", "Difference", "Plain"))
-    note = ("Highest memory at any moment, and the time of one step. The difference is measured against predicted; "
-            "plain is what training without any technique would need.")
-    table = f'<table class="compared">\n<thead><tr>{head}</tr></thead>\n<tbody>\n{lines(body)}</tbody>\n</table>'
-    return section("Predicted and measured", note, table) if body else ""
+    found = [Figure(one, figure_of(story, "predicted", one.name), figure_of(story, "measured", one.name)) for one in MEASURABLE]
+    rows = [row for one in found if one.shown and (row := compared(one, figure_of(story, "plain", one.quantity.name)))]
+    return render("comparison.html", rows=rows, budget=figure_of(story, "budget", "memory"),
+                  used=figure_of(story, "measured", "process_bytes")) if rows else Markup()
 
 
-def row(name: str, text: Callable[[float], str], predicted: float | None, measured: float | None, plain: float | None) -> str:
+@dataclass(frozen=True)
+class Compared:
+    """A row: all as text, with a dash for what is not known."""
+
+    name: str
+    predicted: str
+    measured: str
+    change: str   # of measured against predicted
+    plain: str
+
+
+def compared(figure: Figure, plain: float | None) -> Compared | None:
+    predicted, measured = figure.predicted, figure.measured
+    if predicted is None and measured is None and plain is None:
+        return None
     change = percent(measured / predicted - 1) if measured is not None and predicted else NONE
-    first, second, last = (NONE if value is None else text(value) for value in (predicted, measured, plain))
-    return f'<tr><th scope="row">{name}</th><td>{first}</td><td>{second}</td><td>{change}</td><td>{last}</td></tr>'
+    texts = (NONE if value is None else figure.quantity.text(value) for value in (predicted, measured, plain))
+    first, second, last = texts
+    return Compared(figure.quantity.label.capitalize(), first, second, change, last)
 
 
-def budget_row(story: Told) -> str:
-    budget, used = figure_of(story, "budget", "memory") or 0, figure_of(story, "measured", "process_bytes")
-    left = "" if used is None else f", {bytes_text(budget - used)} left" if used <= budget else (
-        f', <span class="over">{bytes_text(used - budget)} too much</span>')
-    return f'<tr class="budget"><th scope="row">Budget</th><td colspan="4">{bytes_text(budget)} for the process{left}</td></tr>'
+def plotted(title: str, note: str, plot: Plot, legend: Sequence[tuple[str, str]] = ()) -> Markup:
+    return render("plot.html", title=title, note=note, plot=plot, legend=legend, frame=FRAME)
 
 
-def losses(story: Told) -> str:
+def losses(story: Told) -> Markup:
     """The loss by step."""
     found = listed(story.get("losses"))
     known = numbers(found)
     if not known:
-        return ""
+        return Markup()
     size, drawn = ceil(len(found) / MOST_POINTS), thin(found, mean)
     marks = ticks(min(loss for _, loss in drawn), max(loss for _, loss in drawn))
     y = Scale(marks[0], marks[-1], BOTTOM, TOP)
@@ -94,23 +105,23 @@ def losses(story: Told) -> str:
     note += f" Each point is the mean of {size} steps." if size > 1 else ""
     note += f" {len(found) - len(known):,} losses were not numbers." if len(known) < len(found) else ""
     below, x = steps_below(len(found))
-    body = upright(marks, y, "{:.6g}".format, "loss") + below + curve(drawn, x, y, "forward")
-    return section("Loss", note, f"<figure>\n{drawing(f'Loss by step. {note}', body)}\n</figure>")
+    return plotted("Loss", note, Plot(f"Loss by step. {note}", upright(marks, y, "{:.6g}".format), "loss", below, "step",
+                                      curve(drawn, x, y, "forward")))
 
 
-def steps_below(count: int) -> tuple[str, Scale]:
+def steps_below(count: int) -> tuple[tuple[Mark, ...], Scale]:
     """The axis of steps, and its scale."""
     x = Scale(1, count, LEFT, RIGHT)
     marks = [1.0] + [mark for mark in ticks(0, count) if 1 < mark <= count and mark == int(mark)]
-    return along(marks, x, lambda mark: f"{mark:,.0f}", "step"), x
+    return along(marks, x, lambda mark: f"{mark:,.0f}"), x
 
 
-def throughput(story: Told) -> str:
+def throughput(story: Told) -> Markup:
     """Steps per second by step."""
     found = listed(story.get("seconds"))
     known = numbers(found)
     if len(known) < 2 or min(known) <= 0:
-        return ""
+        return Markup()
     overall = len(known) / sum(known)
     factor, unit = rate_unit(overall)
     drawn = thin(found, lambda taken: factor * len(taken) / sum(taken), MOST_POINTS // 3)
@@ -118,46 +129,49 @@ def throughput(story: Told) -> str:
     y = Scale(marks[0], marks[-1], BOTTOM, TOP)
     note = f"{rate_text(overall)} over the run, {counted(len(known), 'step')} in {seconds_text(sum(known))} of training."
     below, x = steps_below(len(found))
-    body = upright(marks, y, "{:,.6g}".format, unit) + below + curve(drawn, x, y, "optimizer")
-    return section("Speed", note, f"<figure>\n{drawing(f'Speed by step. {note}', body)}\n</figure>")
+    return plotted("Speed", note, Plot(f"Speed by step. {note}", upright(marks, y, "{:,.6g}".format), unit, below, "step",
+                                       curve(drawn, x, y, "optimizer")))
 
 
-def process(story: Told) -> str:
+def process(story: Told) -> Markup:
     """The memory of the process by time."""
     found = groups(pairs(story.get("samples_process")))
     points = [(group[-1][0], max(map(itemgetter(1), group))) for group in found if number(group[-1][0]) is not None]
     if len(points) < 2:
-        return ""
+        return Markup()
     most, budget = max(size for _, size in points), figure_of(story, "budget", "memory")
     unit = seconds_unit(points[-1][0])
     marks, times = memory_marks(most, budget), ticks(0, points[-1][0], unit)
     x, y = Scale(0, points[-1][0], LEFT, RIGHT), Scale(marks[0], marks[-1], BOTTOM, TOP)
     note = f"The whole process, libraries included: at most {bytes_text(most)}."
-    below = along([time for time in times if time <= x.high], x, lambda time: seconds_mark(time, unit), "time")
-    body = (upright(marks, y, lambda mark: tidy(bytes_text(mark)), "process") + below
-            + curve(points, x, y, "update") + limit(budget, y))
-    return section("Memory over the run", note, f"<figure>\n{drawing(f'Process memory over time. {note}', body)}\n</figure>")
+    below = along([time for time in times if time <= x.high], x, lambda time: seconds_mark(time, unit))
+    return plotted("Memory over the run", note, Plot(
+        f"Process memory over time. {note}", upright(marks, y, bytes_mark), "process", below, "time", curve(points, x, y, "update"),
+        limit=limit(budget, y)))
 
 
-def blocks(story: Told) -> str:
+def bytes_mark(size: float) -> str:
+    return tidy(bytes_text(size))
+
+
+def blocks(story: Told) -> Markup:
     """Memory by block, in the order in which the blocks run."""
     found = [(str(name), size) for name, size in pairs(story.get("blocks"))]
     if not found or max(size for _, size in found) <= 0:
-        return ""
+        return Markup()
     where, most = max(found, key=lambda block: block[1])
     budget = figure_of(story, "budget", "memory")
     marks = memory_marks(most, budget)
     y = Scale(marks[0], marks[-1], BOTTOM, TOP)
     label = f"Tensor memory by block through one step; highest {bytes_text(most)} in {where}"
-    body = upright(marks, y, lambda mark: tidy(bytes_text(mark)), "tensors") + bars(fewer(found), y) + limit(budget, y)
-    note = f"Highest tensor memory while each block runs. The top is {bytes_text(most)}, in {said(where, 60)}."
+    note = f"Highest tensor memory while each block runs. The top is {bytes_text(most)}, in {shortened(where, 60)}."
     if budget:
         lies = "is for the whole process" if budget <= y.high else "for the whole process lies above this scale"
         note += f" The budget of {bytes_text(budget)} {lies}."
-    legend = "".join(f'<li><i class="tone-{tone_of(phase)}"></i>{said(phase, 30)}</li>'
-                     for phase in list(dict.fromkeys(phase_of(name) for name, _ in found))[:8])
-    drawn = drawing(label, body + along([], y, str, "time through one step →"))
-    return section("Memory through one step", note, f'<figure>\n{drawn}\n<ul class="legend">{legend}</ul>\n</figure>')
+    phases = list(dict.fromkeys(phase_of(name) for name, _ in found))[:8]
+    return plotted("Memory through one step", note, Plot(
+        label, upright(marks, y, bytes_mark), "tensors", (), "time through one step →", bars=bars(fewer(found), y), limit=limit(budget, y),
+    ), [(tone_of(phase), phase) for phase in phases])
 
 
 def phase_of(name: str) -> str:
@@ -182,30 +196,38 @@ def fewer(found: Sequence[tuple[str, float]]) -> list[tuple[str, float]]:
                                                         for start in range(0, len(merged), size)]
 
 
-def bars(found: Sequence[tuple[str, float]], y: Scale) -> str:
+def bars(found: Sequence[tuple[str, float]], y: Scale) -> tuple[Bar, ...]:
     pitch = (RIGHT - LEFT) / len(found)
     gap = min(3.0, 0.2 * pitch)
-    return lines(f'<rect class="tone-{tone_of(phase_of(name))}" x="{LEFT + place * pitch + gap / 2:.1f}" y="{y(size)}" '
-                 f'width="{pitch - gap:.1f}" height="{max(0.0, BOTTOM - y(size)):.1f}">'
-                 f"<title>{said(name, 80)}: {bytes_text(size)}</title></rect>" for place, (name, size) in enumerate(found))
+    return tuple(Bar(f"{LEFT + place * pitch + gap / 2:.1f}", y(size), f"{pitch - gap:.1f}", f"{max(0.0, BOTTOM - y(size)):.1f}",
+                     tone_of(phase_of(name)), name, bytes_text(size)) for place, (name, size) in enumerate(found))
 
 
-def parts(story: Told) -> str:
+@dataclass(frozen=True)
+class Part:
+    """Tensors of one kind at the highest moment."""
+
+    name: str
+    tone: str
+    size: float
+    share: str
+
+
+def parts(story: Told) -> Markup:
     """What is alive at the highest moment, as a stacked bar and a list."""
     sizes = [(str(name), size) for name, size in pairs(list(inner(inner(story, "measured"), "parts").items())) if size > 0]
     sizes = sorted(sizes, key=lambda part: -part[1])[:12]
+    if not sizes:
+        return Markup()
     total, start, spans, rows = sum(size for _, size in sizes), 0.0, [], []
     for name, size in sizes:
         tone, end = name if name in PARTS else "other", start + size / total
         spans.append((start, end - 0.003, tone))
-        rows.append(f'<li><div><i class="tone-{tone}"></i>{said(name, 60)}</div>'
-                    f"<span>{bytes_text(size)}</span><span>{share_text(size / total)}</span></li>")
+        rows.append(Part(name, tone, size, share_text(size / total)))
         start = end
     label = "The peak is made of " + ", ".join(f"{name} {bytes_text(size)}" for name, size in sizes)
-    note = f"At the highest moment the tensors take {bytes_text(total)}."
-    body = f'<figure class="stack">\n{strip(label, spans)}\n<ul class="parts">\n{lines(rows)}</ul>\n</figure>'
-    return section("What the peak is made of", note, body) if sizes else ""
+    return render("parts.html", note=f"At the highest moment the tensors take {bytes_text(total)}.", bar=strip(label, spans), parts=rows)
 
 
 def share_text(share: float) -> str:
-    return f"{100 * share:.0f} %" if share >= 0.005 else "&lt; 1 %"
+    return f"{100 * share:.0f} %" if share >= 0.005 else "< 1 %"

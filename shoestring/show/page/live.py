@@ -5,10 +5,9 @@ can't be seen does not listen.
 """
 from __future__ import annotations
 
-from html import escape
+from markupsafe import Markup
 
 from shoestring.show.page.document import document
-from shoestring.show.page.words import said
 
 SCRIPT = """
 const main = document.querySelector("main"), lost = document.querySelector("#connection");
@@ -40,9 +39,6 @@ listen();
 """
 
 
-def live(title: str, content: str, events: str, name: str = "") -> str:
+def live(title: str, content: Markup, events: str, name: str = "") -> str:
     """A page that listens to `events`; with a way back to all runs if it is that of the run `name` among others."""
-    before = f'<nav><a href="/">All runs</a> / {said(name, 80)}</nav>\n' if name else ""
-    after = ('<p id="connection" role="status" hidden>The connection is lost. Trying again…</p>\n'
-             f"<script>{SCRIPT}</script>\n")
-    return document(title, content, f'<body data-events="{escape(events)}">', before, after, '<link rel="icon" href="data:,">\n')
+    return document(title, content, events, name, SCRIPT)

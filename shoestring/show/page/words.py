@@ -4,19 +4,29 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from html import escape
 from math import isfinite
 from operator import itemgetter
 from statistics import fmean
-from typing import Any
+from typing import Any, Protocol
+
+from markupsafe import Markup
 
 from shoestring.core.units import bytes_text
+from shoestring.show.page.render import NONE, said
 
-NONE = "\N{EN DASH}"   # in place of a figure that is missing
 STATES = {"planning": "Planning", "training": "Training", "finished": "Finished", "stopped": "Stopped", "failed": "Failed",
           "died": "Died"}
 ENDED_EARLY = ("stopped", "failed", "died")
-Told = Mapping[str, Any]
+Told = Mapping[str, Any]   # the report of a run by its keys (see runs.story); any may be missing, and hold anything
+
+
+class Report(Protocol):
+    def as_json(self) -> dict[str, Any]: ...
+
+
+def told_of(report: Told | Report) -> Told:
+    """What a page reads: the one place that knows how a report is handed over."""
+    return report if isinstance(report, Mapping) else report.as_json()
 
 
 # Reading
@@ -93,36 +103,12 @@ def warnings_in(story: Told) -> int:
 # Saying
 
 
-def said(text: object, most: int = 300) -> str:
-    """Text that can't be markup, cut to `most` bytes.
-
-    >>> said("<b>"), said("a" * 20, most=5), said("1 & 2", most=4)
-    ('&lt;b&gt;', 'aaaaa…', '1 …')
+def shortened(text: str, most: int) -> str:
     """
-    safe = escape(str(text)[: most + 1]).encode("utf-8", "replace")   # half a character can't be written to a file
-    cut = safe[:most].decode(errors="ignore")
-    return cut if len(safe) <= most else re.sub(r"&[^;]*$", "", cut) + "…"
-
-
-def lines(found: Iterable[str]) -> str:
-    return "".join(f"{line}\n" for line in found if line)
-
-
-def section(title: str, note: str, body: str) -> str:
-    return f"<section>\n<h2>{title}</h2>\n" + (f'<p class="note">{glued(note)}</p>\n' if note else "") + f"{body}\n</section>"
-
-
-def wide(section: str) -> str:
-    return section.replace("<section>", '<section class="wide">', 1)
-
-
-def glued(text: str) -> str:
-    """Text in which a number and its unit stay on one line.
-
-    >>> glued("at most 531 MiB, 2 layers")
-    'at most 531&nbsp;MiB, 2 layers'
+    >>> shortened("forward", 5)
+    'forw…'
     """
-    return re.sub(r"(?<=\d) (?=(?:[KMG]i)?B\b|m?s\b|min\b|h\b|%)", "&nbsp;", text)
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def tidy(text: str) -> str:
@@ -185,7 +171,7 @@ def loss_text(loss: float) -> str:
 # Where it stands
 
 
-def job_text(story: Told) -> str:
+def job_text(story: Told) -> Markup:
     return said(story.get("job") or story.get("name") or "training run", 80)
 
 

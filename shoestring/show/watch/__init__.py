@@ -1,6 +1,6 @@
 """Watch runs in a browser, live.
 
-    run folder  ->  follow (events read on, story, page)  ->  server (guard: who may look)  ->  browser
+    run folder  ->  follow (events read on, story, page)  ->  server (web/: who may look)  ->  browser
 
 The page is drawn here and sent when it changed. Nothing is read or drawn unless somebody looks. No torch.
 """

@@ -16,11 +16,13 @@ from pathlib import Path
 from threading import Lock, Thread
 from typing import Any, NamedTuple
 
+from markupsafe import Markup
+
 from shoestring.runs.events import NAME
 from shoestring.runs.folder import holder
 from shoestring.runs.history import History
 from shoestring.runs.report import report_of
-from shoestring.show.page import content
+from shoestring.show.page import content, prepare
 from shoestring.show.page.overview import card, overview
 from shoestring.show.page.top import title
 from shoestring.show.page.words import state_of
@@ -37,7 +39,7 @@ class View(NamedTuple):
     """Something to look at: what stands inside <main>, and a mark that changes with it."""
 
     title: str
-    content: str
+    content: Markup
     mark: str
 
 
@@ -131,6 +133,7 @@ class Watch:
         self.searched = float("-inf")
         for path in paths:
             check(path)
+        prepare()   # its cost must not count as that of drawing a run, which says how often it is drawn
         self.search()
 
     def search(self) -> None:

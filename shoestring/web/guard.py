@@ -1,4 +1,4 @@
-"""Who may look: pure functions over what a request says.
+"""Who may ask a server of ours, and what a browser may do with the answer: pure functions over what a request says.
 
 A page of somebody else can make the browser ask this server under a name of its own (DNS rebinding), so the name asked for
 must be one this server has. Beyond this machine a secret is needed too: given once in the address, then kept as a cookie.
@@ -12,9 +12,6 @@ from hashlib import sha256
 from ipaddress import ip_address
 from urllib.parse import parse_qs
 
-from shoestring.show.page.live import SCRIPT
-from shoestring.show.page.style import STYLE
-
 LOCAL = ("localhost", "127.0.0.1", "::1")
 WILDCARDS = ("", "0.0.0.0", "::")
 
@@ -23,13 +20,15 @@ def hash_of(text: str) -> str:
     return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
 
 
-HEADERS = {
-    "Content-Security-Policy": f"default-src 'none'; style-src {hash_of(STYLE)}; script-src {hash_of(SCRIPT)}; connect-src 'self'; "
-                               "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-store",
-}
+def headers(style: str, script: str) -> dict[str, str]:
+    """What every answer carries: a page may use this style and this script, ask its own server, and nothing else."""
+    return {
+        "Content-Security-Policy": f"default-src 'none'; style-src {hash_of(style)}; script-src {hash_of(script)}; connect-src 'self'; "
+                                   "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "no-referrer",
+        "Cache-Control": "no-store",
+    }
 
 
 def is_loopback(host: str) -> bool:

@@ -1,0 +1,129 @@
+"""An HTTP server of ours: asked under its own name only, with a token beyond this machine, and strict headers on every answer.
+
+A room inherits from both classes and says what is at its addresses, in `Handler.get`.
+"""
+from __future__ import annotations
+
+import secrets
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import TCPServer
+from threading import Event
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from shoestring.core.errors import Mistake
+from shoestring.web.guard import WILDCARDS, has_token, is_loopback, is_own_host
+
+TEXT = "text/plain; charset=utf-8"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request that may be answered."""
+
+    path: str
+    query: Mapping[str, str]    # the first value of each name
+    headers: Mapping[str, str]  # that the answer must carry: the cookie for who came with the token
+
+
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128   # connections that wait to be taken: a browser with many tabs opens them all at once
+
+    def __init__(self, handler: type[Handler], headers: Mapping[str, str], host: str = "127.0.0.1", port: int = 0) -> None:
+        self.host, self.headers, self.closing = host, headers, Event()
+        self.token = "" if is_loopback(host) else secrets.token_urlsafe(24)
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            super().__init__((host, port), handler)
+        except (OSError, OverflowError) as error:
+            raise Mistake(f"can't listen on {host or 'all addresses'}, port {port} ({error}): give another --port, or none to have a "
+                          f"free one picked, and a --host of this machine") from error
+
+    def server_bind(self) -> None:
+        TCPServer.server_bind(self)   # HTTPServer would ask a name server for our name
+        self.server_port = self.server_address[1]
+
+    @property
+    def url(self) -> str:
+        host = own_address() if self.host in WILDCARDS else self.host
+        host = f"[{host}]" if ":" in host else host
+        return f"http://{host}:{self.server_port}/" + (f"?token={self.token}" if self.token else "")
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):   # a browser that went away is no error
+            super().handle_error(request, client_address)
+
+    def server_close(self) -> None:
+        self.closing.set()
+        super().server_close()
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+    timeout = 30              # seconds that a client may take to ask
+    command_name = "serve"    # of `shoestring`, which printed the address
+    home = "There is nothing here.\n"   # what else to say of an address that is none
+
+    def get(self, asked: Asked) -> None:
+        """Answer a request that passed the guard."""
+        self.answer(404, self.home)
+
+    def do_GET(self) -> None:
+        try:
+            asked = urlsplit(self.path)
+        except ValueError:
+            return self.answer(400, "This is no address. " + self.home)
+        query = {name: values[0] for name, values in parse_qs(asked.query).items()}
+        server, cookie = self.server, f"shoestring-{self.server.server_port}"
+        printed = f"that `shoestring {self.command_name}` printed.\n"
+        if not is_own_host(self.headers.get("Host", ""), server.host, socket.gethostname()):
+            return self.answer(403, f"This server does not go by that name. Open the address {printed}")
+        if server.token and not has_token(server.token, asked.query, self.headers.get("Cookie", ""), cookie):
+            return self.answer(403, f"The token is missing or wrong. Open the whole address {printed}")
+        secret = {"Set-Cookie": f"{cookie}={server.token}; Path=/; HttpOnly; SameSite=Strict"} if "token" in query and server.token else {}
+        if asked.path == "/healthz":
+            return self.answer(200, "ok\n", **secret)
+        return self.get(Asked(asked.path, query, secret))
+
+    def refuse(self) -> None:
+        self.answer(405, "This page can only be looked at.\n", Allow="GET")
+
+    do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_TRACE = do_CONNECT = refuse
+
+    def answer(self, status: int, text: str, kind: str = TEXT, **headers: str) -> None:
+        data = text.encode()
+        self.begin(status, kind, **{"Content-Length": str(len(data))}, **headers)
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+    def begin(self, status: int, kind: str, **headers: str) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Type": kind, **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+
+    def end_headers(self) -> None:
+        for name, value in self.server.headers.items():
+            self.send_header(name, value)
+        super().end_headers()
+
+    def version_string(self) -> str:
+        return "shoestring"
+
+    def log_message(self, *words: object) -> None:
+        """Say nothing: the terminal is the user's."""
+
+
+def own_address() -> str:
+    """The address other machines reach this one at. Nothing is sent to find it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))   # an address for documentation, RFC 5737
+            return str(probe.getsockname()[0])
+        except OSError:
+            return socket.gethostname()
