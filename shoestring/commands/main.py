@@ -107,6 +107,8 @@ def refused(error: OverBudget, as_json: bool) -> int:
     if as_json:
         import json
 
-        print(json.dumps({"error": str(error), "least_bytes": nearest.process_bytes, "nearest": nearest.as_json()}))
+        told = nearest.as_json()
+        least = {"least_bytes": told["process_bytes"]} if "process_bytes" in told else {}   # other rooms have other budgets
+        print(json.dumps({"error": str(error), **least, "nearest": told}))
     print(f"shoestring: {error}", file=sys.stderr)
     return OVER_BUDGET

@@ -72,9 +72,10 @@ def reported(options: Namespace, report: dict[str, Any], run: Path) -> int:
 
 
 def show(report: dict[str, Any], page: Path) -> None:
+    from shoestring.planning.quantities import compared
     from shoestring.show.terminal import beside
 
-    print("", beside(report["predicted"], report["measured"], screen(sys.stdout)), "", sep="\n")
+    print("", beside(compared(report["predicted"], report["measured"]), screen(sys.stdout)), "", sep="\n")
     if report["shown"]:
         print(report["shown"], "", sep="\n")
     losses = report["losses"]

@@ -45,6 +45,7 @@ def run(options: Namespace) -> int:
 
 def show(report: dict[str, Any], steps: int) -> None:
     from shoestring.api import ROUNDED
+    from shoestring.planning.quantities import compared
     from shoestring.show.terminal import beside, table
 
     same = Exactness.BITS.word
@@ -54,6 +55,6 @@ def show(report: dict[str, Any], steps: int) -> None:
     print(table(rows, right=(2, 3), screen=screen(sys.stdout)))
     print(f"\n{Exactness.ROUNDING.word}: losses within {ROUNDED:.2%}; of {Exactness.DRAWS.word} and {Exactness.CHANGED.word}, nothing "
           f"is promised that {steps} steps could show")
-    print("", beside(report["predicted"], report["measured"], screen(sys.stdout)), "", sep="\n")
+    print("", beside(compared(report["predicted"], report["measured"]), screen(sys.stdout)), "", sep="\n")
     print("losses, plain and planned:")
     print("\n".join(f"  {plain:.6f}  {planned:.6f}" for plain, planned in report["losses"]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from shoestring.core.figures import Quantity
+from shoestring.core.figures import Figures, Quantity, figures
 
 STEP_SECONDS = Quantity("step_seconds", "a step", "seconds")
 # Each is a field of the same name of `Plan` and of its JSON.
@@ -22,6 +22,13 @@ QUANTITIES = (   # the others are not measured in a run
     Quantity("flops", "operations, a step", "operations", optional=True),
     Quantity("drift", "drift, stated", "share", optional=True),
 )
+
+
+def compared(predicted: Mapping[str, Any], measured: Mapping[str, Any]) -> Figures:
+    """What was predicted of a plan beside what was measured, both by name."""
+    return figures(MEASURABLE, predicted).measured(measured)
+
+
 VERSION = 2   # of a run's plan.json; the first one held the chosen plan twice
 
 

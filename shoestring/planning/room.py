@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 from shoestring.core.budget import Budget
 from shoestring.core.exactness import Exactness
 from shoestring.core.figures import Quantity
-from shoestring.core.technique import Technique, text
+from shoestring.core.technique import Technique, described, text
 
 
 class Numbered(Protocol):
@@ -23,6 +23,7 @@ class Planned(Numbered, Protocol):
     def techniques(self) -> tuple[Technique[Any, Any], ...]: ...
     @property
     def exactness(self) -> Exactness: ...
+    def as_json(self) -> dict[str, Any]: ...
 
 
 T = TypeVar("T", bound=Technique[Any, Any])   # the room's techniques
@@ -44,6 +45,9 @@ class Candidate(Generic[T, C]):
 
     def __str__(self) -> str:
         return named(self.techniques)
+
+    def as_json(self) -> dict[str, Any]:
+        return {"techniques": [described(one) for one in self.techniques], "exactness": self.exactness.word, **self.known}
 
 
 class Room(ABC, Generic[T, C, P]):

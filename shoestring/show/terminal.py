@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shoestring.core.exactness import stated_in
-from shoestring.core.figures import figures
+from shoestring.core.figures import Figures
 from shoestring.core.units import bytes_text, seconds_text
 from shoestring.planning.quantities import MEASURABLE
 from shoestring.planning.spelling import plan_text as techniques_text
@@ -191,11 +191,11 @@ def sending(plan: Mapping[str, Any]) -> str:
         "They send nothing: they share memory")
 
 
-def beside(predicted: Mapping[str, Any], measured: Mapping[str, Any], screen: Screen = PIPE) -> str:
-    """Predicted beside measured."""
-    found = [one for one in figures(MEASURABLE, predicted).measured(measured) if one.shown]
+def beside(found: Figures, screen: Screen = PIPE) -> str:
+    """Predicted beside measured, of any room's figures."""
     rows = [["", "predicted", "measured", "off by"]]
-    rows += [[one.quantity.label, one.quantity.text(one.predicted), one.quantity.text(one.measured), one.off_text] for one in found]
+    rows += [[one.quantity.label, one.quantity.text(one.predicted), one.quantity.text(one.measured), one.off_text]
+             for one in found if one.shown]
     return table(rows, right=(1, 2, 3), screen=screen)
 
 

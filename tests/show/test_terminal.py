@@ -13,6 +13,7 @@ from shoestring.memory.offload import OffloadOptimizer
 from shoestring.memory.precision import Precision
 from shoestring.parallel.local_steps import LocalSteps
 from shoestring.planning.catalogue import CATALOGUE
+from shoestring.planning.quantities import compared
 from shoestring.planning.spelling import defaults, technique_text
 from shoestring.show.terminal import PIPE, Screen, beside, plan_text, progress, table
 
@@ -76,7 +77,8 @@ def test_markup_in_a_name_is_text() -> None:
 
 def test_predicted_stands_beside_measured_figure_by_figure() -> None:
     predicted = {"peak_bytes": 20_480, "process_bytes": 110 * MIB, "step_seconds": 1.0, "traffic_bytes": 0.0, "sent_bytes": 8.0}
-    lines = beside(predicted, {"peak_bytes": 20_472, "process_bytes": 100 * MIB, "traffic_bytes": 5.0, "sent_bytes": 8.0}).splitlines()
+    measured = {"peak_bytes": 20_472, "process_bytes": 100 * MIB, "traffic_bytes": 5.0, "sent_bytes": 8.0}
+    lines = beside(compared(predicted, measured)).splitlines()
     assert [" ".join(line.split()) for line in lines if "--" not in line] == [
         "predicted measured off by", "tensors 20.0 KiB 20.0 KiB +8 bytes", "process 110 MiB 100 MiB +10.0%", "a step 1 s not known",
         "sent, a step 8 B 8 B +0 bytes"]
