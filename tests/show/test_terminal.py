@@ -2,10 +2,12 @@
 from __future__ import annotations
 
 import json
+from io import StringIO
 from typing import Any
 
 import pytest
 
+from shoestring.commands.output import screen
 from shoestring.core.technique import described, text
 from shoestring.memory.checkpoint import Checkpoint
 from shoestring.memory.fused import Fused
@@ -69,6 +71,21 @@ def test_a_narrow_screen_keeps_names_whole() -> None:
 
 def test_colours_are_only_added_where_they_are_wanted() -> None:
     assert "\x1b[" in plan_text(outcome(), WHY, Screen(120, colour=True)) and "\x1b" not in plan_text(outcome(), WHY, Screen(120))
+
+
+class Terminal(StringIO):
+    def isatty(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        raise OSError
+
+
+@pytest.mark.parametrize(("variable", "value", "colour"), [("NO_COLOR", "1", False), ("TERM", "dumb", False), ("TERM", "xterm", True)])
+def test_colours_can_be_declined(variable: str, value: str, colour: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv(variable, value)
+    assert screen(Terminal()) == Screen(80, colour) and screen(StringIO()) == PIPE
 
 
 def test_markup_in_a_name_is_text() -> None:
