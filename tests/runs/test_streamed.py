@@ -76,7 +76,7 @@ def test_it_goes_on_with_the_same_bits_and_not_under_another_plan(technique: dic
     trained(job, tmp_path / "run", technique)
     with pytest.raises(Mistake, match="made by another plan"):
         trained(job, tmp_path / "run", steps=6)
-    assert trained(job, tmp_path / "run", technique, steps=6).weights_sha256 == whole["weights_sha256"]
+    assert trained(job, tmp_path / "run", technique, steps=6).weights_sha256 == whole.weights_sha256
 
 
 @pytest.mark.parametrize("technique", [Stream(), OffloadOptimizer()])
