@@ -53,7 +53,7 @@ def offloaded(parameters: Sequence[nn.Parameter], store: DiskStore) -> Update:
     store.open()
 
     def step() -> None:
-        optimizer.turn()
+        optimizer.begin_step()
         optimizer.step()
         assert optimizer.ring is not None, "large parameters are offloaded"
         for buffer in optimizer.ring.buffers:

@@ -183,7 +183,7 @@ def traffic_alone(part: Any) -> float:
     store.settle()
     for unit in units:   # what is in the buffers is not what the run thinks it is
         if unit.buffer is not None:
-            part.leave(unit)
+            part.evict(unit)
     part.order.clear()
     ring.last, ring.coming = ("", None), {}
     return time.perf_counter() - begun
