@@ -46,7 +46,7 @@ class TrainingTechnique(Technique[Run, Ledger], ABC):
 
     @property
     def key(self) -> str:
-        """Of such a setting: its step's name in `Ledger.under`."""
+        """Of such a setting: its step's name in `Ledger.by_precision`."""
         return text(self)
 
     @property

@@ -53,31 +53,33 @@ class Accumulate(TrainingTechnique):
         return self.pieces
 
     def refusal(self, ledger: Ledger) -> str:
-        if "can't be split" in ledger.traits:
-            return ledger.reasons.get("can't be split", "the batch can't be split into samples")
+        if ledger.has("can't be split"):
+            return ledger.findings.reasons.get("can't be split", "the batch can't be split into samples")
         return f"{self.pieces} pieces of a batch of {ledger.batch} samples: a piece needs a sample" if self.pieces > ledger.batch else ""
 
     def exactness(self, ledger: Ledger) -> Exactness:
-        if "mixes samples" in ledger.traits:
+        if ledger.has("mixes samples"):
             return Exactness.CHANGED
-        return Exactness.DRAWS if "draws" in ledger.traits else Exactness.ROUNDING
+        return Exactness.DRAWS if ledger.has("draws") else Exactness.ROUNDING
 
     def drift(self, ledger: Ledger) -> float:
         return MIXED
 
     def cost(self, ledger: Ledger) -> Ledger:
         largest = -(-ledger.batch // self.pieces)
-        parts = tuple(between(none, full, largest / ledger.batch) for none, full in zip(ledger.still, ledger.blocks, strict=True))
-        mean = tuple(between(none, full, 1 / self.pieces) for none, full in zip(ledger.still, ledger.blocks, strict=True))
+        both = list(zip(ledger.at_zero_batch, ledger.blocks, strict=True))
+        parts = tuple(between(none, full, largest / ledger.batch) for none, full in both)
+        mean = tuple(between(none, full, 1 / self.pieces) for none, full in both)
         share = ledger.pace(self.pieces) / self.pieces
-        held = sum(block.gradient for block in ledger.blocks)
-        adding = (self.pieces - 1) / self.pieces * ledger.adding / max(held, 1.0)   # seconds per byte, the mean of all pieces
+        held = ledger.block_gradients
+        adding = (self.pieces - 1) / self.pieces * ledger.splitting.adding_seconds / max(held, 1.0)   # per byte, the mean of all pieces
         blocks = tuple(   # the piece's own gradient is there while it is being added to the sum
             replace(part, gradient=0.0, forward=share * part.forward, backward=share * part.backward + adding * part.gradient,
                     flops=middle.flops, backward_flops=middle.backward_flops)
             for part, middle in zip(parts, mean, strict=True)
         )
-        return replace(ledger, blocks=blocks, gradients=ledger.gradients + held, batch=largest, pieces=self.pieces)
+        return replace(ledger, blocks=blocks, batch=largest, pieces=self.pieces,
+                       standing=replace(ledger.standing, gradients=ledger.standing.gradients + held))
 
     def cut(self, run: Run, batch: Batch) -> list[Batch]:
         """The batch in pieces; in a group, a worker may have fewer samples than that."""

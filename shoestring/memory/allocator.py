@@ -5,12 +5,12 @@ reach the user. Each setting is a trade:
 
     default    fastest for many small tensors; keeps what was freed
     pinned     every tensor above 64 KiB is mapped and unmapped on its own: the process follows the tensors, and
-               each fresh page is paid for with a fault (about a quarter of a microsecond)
+               each new page is paid for with a fault (about a quarter of a microsecond)
     huge       pinned, in pages of 2 MiB where they fit: fewer faults
     jemalloc, mimalloc    other libraries, where they are installed
 
-    time     + fresh bytes per step x seconds per fresh byte
-    process  + fresh bytes per step x the share that is kept back
+    time     + bytes allocated per step x seconds per byte allocated
+    process  + bytes allocated per step x the share that is kept back
 
 with both rates from the anchor step. What pinned and huge lead to is predicted to a percent or two; what the others keep
 back depends on every small allocation in between, so the planner tries them for a few steps before it chooses them.
@@ -27,6 +27,7 @@ from typing import ClassVar
 
 from shoestring.core.errors import Mistake
 from shoestring.core.ledger import Ledger
+from shoestring.core.ledger_parts import AllocatorRates
 from shoestring.core.run import Run
 from shoestring.core.technique import text
 from shoestring.core.training import TrainingTechnique
@@ -87,7 +88,7 @@ class Allocator(TrainingTechnique):
     def refusal(self, ledger: Ledger) -> str:
         if self.kind in LIBRARIES and not library(self.kind):
             return f"{LIBRARIES[self.kind]} is not installed (Debian: apt-get install lib{self.kind}*)"
-        return "" if "own process" in ledger.traits else "memory settings need a process of their own: use a job file"
+        return "" if ledger.has("own process") else "memory settings need a process of their own: use a job file"
 
     @property
     def predictable(self) -> bool:
@@ -103,8 +104,8 @@ class Allocator(TrainingTechnique):
         return PINNED | (HUGE if self.kind == "huge" else {})
 
     def cost(self, ledger: Ledger) -> Ledger:
-        slack, retention, seconds = ledger.allocators.get(self.kind, (0.0, 0.0, 0.0))
-        return replace(ledger, slack=slack, retention=retention, per_fresh=seconds)
+        rates = ledger.allocation.kinds.get(self.kind, AllocatorRates())
+        return replace(ledger, allocation=replace(ledger.allocation, rates=rates))
 
     def apply(self, run: Run) -> Run:
         return run

@@ -36,7 +36,7 @@ def forgotten(blocks: Sequence[Block], schedule: Schedule) -> tuple[Block, ...]:
                 changes[number] = {"kept": 0.0}
             changes[last] = {"kept": blocks[last].output}
             replayed(blocks, changes, item, 0.0, blocks[last].output)
-    return tuple(block.but(**change) if change else block for block, change in zip(blocks, changes, strict=True))
+    return tuple(block.changed(**change) if change else block for block, change in zip(blocks, changes, strict=True))
 
 
 def replayed(blocks: Sequence[Block], changes: list[dict[str, Any]], items: Schedule, alive: float, counted: float) -> None:

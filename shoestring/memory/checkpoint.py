@@ -61,10 +61,10 @@ class Checkpoint(TrainingTechnique):
         return (cls(every=1),)
 
     def refusal(self, ledger: Ledger) -> str:
-        if "no block runs" in ledger.traits:
+        if ledger.has("no block runs"):
             return NO_BLOCK_RUNS
-        if "can't be recomputed" in ledger.traits:
-            return ledger.reasons["can't be recomputed"]
+        if ledger.has("can't be recomputed"):
+            return ledger.findings.reasons["can't be recomputed"]
         numbers = flat(self.numbers(len(ledger.inside)))
         if numbers and numbers[-1] >= len(ledger.inside):
             return f"the schedule names block {numbers[-1]} and the model has {len(ledger.inside)} blocks"
@@ -81,7 +81,7 @@ class Checkpoint(TrainingTechnique):
     def cost(self, ledger: Ledger) -> Ledger:
         blocks = forgotten(ledger.blocks, placed(ledger.blocks, self.numbers(len(ledger.inside))))
         again = sum(before.kept - after.kept for before, after in zip(ledger.blocks, blocks, strict=True))
-        return replace(ledger, blocks=blocks, fresh=ledger.fresh + ledger.pieces * again)
+        return replace(ledger, blocks=blocks, allocation=ledger.allocation.with_more(ledger.pieces * again))
 
     def apply(self, run: Run) -> Run:
         schedule = self.numbers(len(run.blocks))
@@ -126,7 +126,7 @@ def optimal(ledger: Ledger) -> list[Schedule]:
     number = {position: k for k, position in enumerate(p for p, block in enumerate(blocks) if block.inside)}
     if len(number) < 2:
         return []
-    most = ledger.peak - ledger.standing
+    most = ledger.peak - ledger.standing.total
     limits = [most * k / LIMITS for k in range(1, LIMITS + 1)]
 
     def inside_only(items: Schedule) -> Schedule:

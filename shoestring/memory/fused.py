@@ -40,20 +40,21 @@ class Fused(TrainingTechnique):
         return {"fused": fused_update(run)} if isinstance(run.optimizer, HAS_KERNEL) else {}
 
     def refusal(self, ledger: Ledger) -> str:
-        if "fused already" in ledger.traits:
+        if ledger.has("fused already"):
             return "the job's optimizer is fused already"
-        if "complex weights" in ledger.traits:
+        if ledger.has("complex weights"):
             return "the model has complex weights, and torch's fused kernels are for real ones"
-        if "sparse gradients" in ledger.traits:
+        if ledger.has("sparse gradients"):
             return "the model has sparse gradients, and torch's fused kernels are for dense ones"
-        return "" if "has a fused kernel" in ledger.traits else "torch has no fused kernel for this optimizer"
+        return "" if ledger.has("has a fused kernel") else "torch has no fused kernel for this optimizer"
 
     def exactness(self, ledger: Ledger) -> Exactness:
         return Exactness.ROUNDING
 
     def cost(self, ledger: Ledger) -> Ledger:
-        update = ledger.update / SPEEDUP if ledger.fused_update is None else ledger.fused_update
-        return replace(ledger, update=update, update_rise=0.0)
+        update = ledger.update
+        seconds = update.seconds / SPEEDUP if update.fused_seconds is None else update.fused_seconds
+        return replace(ledger, update=replace(update, seconds=seconds, rise=0.0))
 
     def apply(self, run: Run) -> Run:
         if not isinstance(run.optimizer, HAS_KERNEL):

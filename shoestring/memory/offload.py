@@ -21,6 +21,7 @@ from shoestring.core.elementwise import ELEMENTWISE
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import Ledger
+from shoestring.core.ledger_parts import Traffic
 from shoestring.core.run import Run
 from shoestring.core.training import TrainingTechnique
 from shoestring.memory import eight_bits
@@ -67,20 +68,22 @@ class OffloadOptimizer(TrainingTechnique):
 
     def refusal(self, ledger: Ledger) -> str:
         if self.to == "host":
-            return "" if "on a GPU" in ledger.traits else "there is no GPU: the moments are in host memory already"
-        if not ledger.optimizer:
+            return "" if ledger.has("on a GPU") else "there is no GPU: the moments are in host memory already"
+        if not ledger.standing.optimizer:
             return "the optimizer keeps no moments"
         if (reason := offload_refusal(ledger, bool(self.moments))):
             return reason
-        return "" if "own process" in ledger.traits else "state on disk needs a run of its own: use a job file"
+        return "" if ledger.has("own process") else "state on disk needs a run of its own: use a job file"
 
     def cost(self, ledger: Ledger) -> Ledger:
-        share = ledger.optimizer / ledger.parameters if ledger.parameters else 0.0
-        standing = BUFFERS * min(4.0 * CHUNK, max((block.gradient for block in ledger.blocks), default=0.0)) * share
-        traffic = 2 * ledger.optimizer * (eight_bits.SHARE if self.moments else 1.0)
-        moving, copying = traffic * ledger.per_streamed, traffic * ledger.per_moved / ledger.cores
-        return replace(ledger, optimizer=min(standing, ledger.optimizer), traffic=ledger.traffic + traffic,
-                       disk_seconds=ledger.disk_seconds + moving, waiting=ledger.waiting + copying + max(moving - ledger.update, 0.0))
+        moments, parameters, machine = ledger.standing.optimizer, ledger.standing.parameters, ledger.machine
+        share = moments / parameters if parameters else 0.0
+        buffers = BUFFERS * min(4.0 * CHUNK, max((block.gradient for block in ledger.blocks), default=0.0)) * share
+        traffic = 2 * moments * (eight_bits.SHARE if self.moments else 1.0)
+        moving, copying = traffic * machine.per_byte_streamed, traffic * machine.per_byte_moved / machine.cores
+        copied = ledger.traffic + Traffic(disk=traffic, disk_seconds=moving, waiting=copying)
+        return replace(ledger, standing=replace(ledger.standing, optimizer=min(buffers, moments)),
+                       traffic=copied + Traffic(waiting=max(moving - ledger.update.seconds, 0.0)))
 
     def apply(self, run: Run) -> Run:
         if self.to == "host":

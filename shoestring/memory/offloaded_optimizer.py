@@ -29,9 +29,9 @@ BUFFERS = 4         # of a chunk each: one at work, the others coming or going
 
 def offload_refusal(ledger: Ledger, coded: bool) -> str:
     """Why moments can't pass through memory in chunks, or in 8 bits; empty if they can."""
-    if "sparse gradients" in ledger.traits:
+    if ledger.has("sparse gradients"):
         return "the model has sparse gradients, which can't be stepped a chunk at a time: make its embeddings with sparse=False"
-    return "the model has complex weights, whose moments have no 8-bit code" if coded and "complex weights" in ledger.traits else ""
+    return "the model has complex weights, whose moments have no 8-bit code" if coded and ledger.has("complex weights") else ""
 
 
 class AccessOrder:

@@ -45,7 +45,7 @@ class Precision(TrainingTechnique):
 
     @classmethod
     def choices(cls, ledger: Ledger) -> tuple[Precision, ...]:
-        return tuple(choice for choice in cls.variants() if choice.key in ledger.under)
+        return tuple(choice for choice in cls.variants() if choice.key in ledger.by_precision)
 
     @classmethod
     def variants(cls) -> tuple[Precision, ...]:
@@ -74,10 +74,11 @@ class Precision(TrainingTechnique):
 
     def refusal(self, ledger: Ledger) -> str:
         broken = f"no {self.dtype}"
-        if broken in ledger.traits:
+        if ledger.has(broken):
             here = f"{self.dtype} products do not work on this machine (shoestring doctor tells)"
-            return f"the model can't compute in {self.dtype}: {ledger.reasons[broken]}" if broken in ledger.reasons else here
-        return deadly(self.dtype) if f"{self.dtype} is deadly here" in ledger.traits else ""
+            reason = ledger.findings.reasons.get(broken)
+            return here if reason is None else f"the model can't compute in {self.dtype}: {reason}"
+        return deadly(self.dtype) if ledger.has(f"{self.dtype} is deadly here") else ""
 
     def exactness(self, ledger: Ledger) -> Exactness:
         return Exactness.CHANGED
@@ -87,8 +88,8 @@ class Precision(TrainingTechnique):
 
     def cost(self, ledger: Ledger) -> Ledger:
         """The step measured at this precision; without that, half the activations."""
-        if self.key in ledger.under:
-            return ledger.under[self.key]
+        if self.key in ledger.by_precision:
+            return ledger.by_precision[self.key]
         blocks = tuple(replace(block, kept=block.kept / 2, output=block.output / 2, rise=block.rise / 2, spike=block.spike / 2)
                        for block in ledger.blocks)
         return replace(ledger, blocks=blocks)

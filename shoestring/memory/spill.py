@@ -25,6 +25,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.ledger import NO_BLOCK_RUNS, Ledger
+from shoestring.core.ledger_parts import Traffic
 from shoestring.core.private import FakeTensor, storage_id, storage_id_of, write_count
 from shoestring.core.run import Part, Run
 from shoestring.core.training import TrainingTechnique
@@ -59,7 +60,7 @@ class Spill(TrainingTechnique):
         return cls.choices(ledger) or (cls(),)
 
     def refusal(self, ledger: Ledger) -> str:
-        return NO_BLOCK_RUNS if "no block runs" in ledger.traits else ""
+        return NO_BLOCK_RUNS if ledger.has("no block runs") else ""
 
     def cost(self, ledger: Ledger) -> Ledger:
         inside = [position for position, block in enumerate(ledger.blocks) if block.inside]
@@ -76,10 +77,10 @@ class Spill(TrainingTechnique):
                                        spike=block.spike + inner + ahead, spilled=inner, ahead=ahead)
         traffic = 2 * moved * ledger.pieces
         compute = ledger.pieces * sum(block.forward + block.backward for block in blocks)
-        moving = traffic * ledger.per_spilled
-        waiting = max(compute + moving / ledger.cores, moving) - compute
-        return replace(ledger, blocks=tuple(blocks), traffic=ledger.traffic + traffic, disk_seconds=ledger.disk_seconds + moving,
-                       waiting=ledger.waiting + waiting, fresh=ledger.fresh + traffic / 2)
+        moving = traffic * ledger.machine.per_byte_spilled
+        waiting = max(compute + moving / ledger.machine.cores, moving) - compute
+        return replace(ledger, blocks=tuple(blocks), allocation=ledger.allocation.with_more(traffic / 2),
+                       traffic=ledger.traffic + Traffic(disk=traffic, disk_seconds=moving, waiting=waiting))
 
     def apply(self, run: Run) -> Run:
         chosen = list(run.blocks.values())[: self.blocks or None]

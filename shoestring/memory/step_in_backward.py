@@ -35,18 +35,18 @@ class StepInBackward(TrainingTechnique):
         return {} if smallest is None else {"call": lone_step(run, smallest)}   # little more than calling the optimizer
 
     def refusal(self, ledger: Ledger) -> str:
-        if "clips" in ledger.traits:
+        if ledger.has("clips"):
             return "the job clips gradients by their global norm, which is known only when all of them are there"
         return ""
 
     def cost(self, ledger: Ledger) -> Ledger:
-        whole = sum(block.gradient for block in ledger.blocks) or 1.0
+        update, whole = ledger.update, ledger.block_gradients or 1.0
         blocks = tuple(
-            block.but(gradient=0.0, spike=max(block.spike, 0.0) + ledger.update_rise * bool(block.gradient),
-                      backward=block.backward + (ledger.update + ledger.calls) * block.gradient / whole)
+            block.changed(gradient=0.0, spike=max(block.spike, 0.0) + update.rise * bool(block.gradient),
+                      backward=block.backward + (update.seconds + update.call_seconds) * block.gradient / whole)
             for block in ledger.blocks
         )
-        return replace(ledger, blocks=blocks, update=0.0, update_rise=0.0)
+        return replace(ledger, blocks=blocks, update=replace(update, seconds=0.0, rise=0.0))
 
     def apply(self, run: Run) -> Run:
         group_of = {parameter: group for group in run.optimizer.param_groups for parameter in group["params"]}

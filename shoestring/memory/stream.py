@@ -22,6 +22,7 @@ from typing import ClassVar
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import Block, Ledger
+from shoestring.core.ledger_parts import Traffic
 from shoestring.core.run import Run
 from shoestring.core.training import TrainingTechnique
 from shoestring.memory import eight_bits
@@ -50,13 +51,13 @@ class Stream(TrainingTechnique):
         return (cls(), cls(moments="8bit"))
 
     def refusal(self, ledger: Ledger) -> str:
-        if "clips" in ledger.traits:
+        if ledger.has("clips"):
             return "the job clips gradients by their global norm, which is known only when all of them are there"
-        if "can't be recomputed" in ledger.traits:
-            return ledger.reasons["can't be recomputed"]
+        if ledger.has("can't be recomputed"):
+            return ledger.findings.reasons["can't be recomputed"]
         if (reason := offload_refusal(ledger, bool(self.moments))):
             return reason
-        return "" if "own process" in ledger.traits else "state on disk needs a run of its own: use a job file"
+        return "" if ledger.has("own process") else "state on disk needs a run of its own: use a job file"
 
     def exactness(self, ledger: Ledger) -> Exactness:
         if self.moments:
@@ -73,22 +74,23 @@ class Stream(TrainingTechnique):
     def cost(self, ledger: Ledger) -> Ledger:
         again = Checkpoint(every=1).cost(replace(ledger, blocks=tuple(map(unspilled, ledger.blocks))))
         inside = [block.gradient for block in again.blocks if block.inside]
-        most, whole = max(inside, default=0.0), sum(block.gradient for block in again.blocks)
-        share = ledger.optimizer / ledger.parameters * (eight_bits.SHARE if self.moments else 1.0) if ledger.parameters else 0.0
+        most, whole = max(inside, default=0.0), again.block_gradients
+        before, update, machine = ledger.standing, ledger.update, ledger.machine
+        share = before.optimizer / before.parameters * (eight_bits.SHARE if self.moments else 1.0) if before.parameters else 0.0
         traffic = whole * (3 + 2 * share)
-        waiting = traffic * ledger.per_moved / ledger.cores
+        waiting = traffic * machine.per_byte_moved / machine.cores
         blocks = []
         for block in again.blocks:
-            backward = block.backward + (ledger.update + ledger.calls) * block.gradient / (whole or 1.0)
-            waiting += max(block.gradient * ledger.per_streamed - block.forward, 0.0)
-            waiting += max(block.gradient * (2 + 2 * share) * ledger.per_streamed - backward, 0.0)
+            backward = block.backward + (update.seconds + update.call_seconds) * block.gradient / (whole or 1.0)
+            waiting += max(block.gradient * machine.per_byte_streamed - block.forward, 0.0)
+            waiting += max(block.gradient * (2 + 2 * share) * machine.per_byte_streamed - backward, 0.0)
             split = block.gradient if block.gradient > most else 0.0   # a weight that is never there whole
             blocks.append(replace(block, gradient=0.0, spike=max(block.spike - split, 0.0), backward=backward))
         wide = max((block.gradient for block in again.blocks if not block.inside), default=0.0)
-        standing = UNIT_BUFFERS * most + BUFFERS * min(4.0 * CHUNK, most) * share + 2 * BUFFERS * min(4.0 * CHUNK, wide) * (wide > most)
-        return replace(again, blocks=tuple(blocks), parameters=standing, optimizer=0.0, gradients=0.0, update=0.0, update_rise=0.0,
-                       waiting=again.waiting + waiting, traffic=again.traffic + traffic,
-                       disk_seconds=again.disk_seconds + traffic * ledger.per_streamed)
+        buffers = UNIT_BUFFERS * most + BUFFERS * min(4.0 * CHUNK, most) * share + 2 * BUFFERS * min(4.0 * CHUNK, wide) * (wide > most)
+        return replace(again, blocks=tuple(blocks), standing=replace(before, parameters=buffers, optimizer=0.0, gradients=0.0),
+                       update=replace(update, seconds=0.0, rise=0.0),
+                       traffic=again.traffic + Traffic(traffic, traffic * machine.per_byte_streamed, waiting=waiting))
 
     def apply(self, run: Run) -> Run:
         return Streaming(run, coded=bool(self.moments)).run

@@ -25,6 +25,7 @@ from torch import Tensor
 from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.ledger import Ledger, between
+from shoestring.core.ledger_parts import Traffic
 from shoestring.core.link import Link
 from shoestring.core.run import Run
 from shoestring.core.training import TrainingTechnique
@@ -74,7 +75,7 @@ class Asynchronous(TrainingTechnique):
 
     def drift(self, ledger: Ledger) -> float:
         """A step is as many updates as workers compute, each of the whole rate: it goes up to so many times as far."""
-        return float(ledger.world) + mixed_drift(ledger)
+        return float(ledger.workers.world) + mixed_drift(ledger)
 
     def cost(self, ledger: Ledger) -> Ledger:
         return ledger if self.kind == "hogwild" else served(ledger)
@@ -140,20 +141,21 @@ def served(ledger: Ledger) -> Ledger:
 
     The timeline is that of a worker up to the update, and the server's there: only it has moments, and it holds nothing else.
     """
-    workers = ledger.world - 1
-    still = ledger.still or ledger.blocks
-    blocks = tuple(between(none, full, ledger.world / workers).but(
-        forward=full.forward * ledger.world / workers, backward=full.backward * ledger.world / workers)
-        for none, full in zip(still, ledger.blocks, strict=True))
-    held = ledger.gradients + sum(block.gradient for block in ledger.blocks)
-    messages = 2 * (held / BUCKET + 1) + 4
-    talk = (ledger.parameters + held) * ledger.per_sent + messages * ledger.per_message
+    world, standing, update = ledger.workers.world, ledger.standing, ledger.update
+    workers = world - 1
+    at_zero_batch = ledger.at_zero_batch or ledger.blocks
+    blocks = tuple(between(none, full, world / workers).changed(
+        forward=full.forward * world / workers, backward=full.backward * world / workers)
+        for none, full in zip(at_zero_batch, ledger.blocks, strict=True))
+    held = ledger.all_gradients
+    talk = ledger.workers.seconds(standing.parameters + held, messages=2 * (held / BUCKET + 1) + 4)
     compute = ledger.pieces * sum(block.forward + block.backward for block in blocks)
-    busy = workers * (talk + ledger.update)
+    busy = workers * (talk + update.seconds)
     return replace(
-        ledger, blocks=tuple(block.but(spike=block.spike + min(BUCKET, max(block.gradient, 0.0))) for block in blocks),
-        batch=-(-ledger.batch * ledger.world // workers), inputs=ledger.inputs * ledger.world / workers,
-        sent=ledger.sent + workers * ledger.parameters,   # by the server, which sends most
-        optimizer=0.0, update_rise=ledger.update_rise + ledger.optimizer, update=0.0,
-        waiting=ledger.waiting + max(talk, busy - compute),
+        ledger, blocks=tuple(block.changed(spike=block.spike + min(BUCKET, max(block.gradient, 0.0))) for block in blocks),
+        batch=-(-ledger.batch * world // workers),
+        standing=replace(standing, inputs=standing.inputs * world / workers, optimizer=0.0),
+        update=replace(update, seconds=0.0, rise=update.rise + standing.optimizer),
+        traffic=ledger.traffic + Traffic(sent=workers * standing.parameters,   # by the server, which sends most
+                                         waiting=max(talk, busy - compute)),
     )

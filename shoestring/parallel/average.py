@@ -23,6 +23,7 @@ from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import Ledger
+from shoestring.core.ledger_parts import Traffic
 from shoestring.core.link import Link
 from shoestring.core.private import RUNNING_NORMS, write_count
 from shoestring.core.run import Part, Run, weighed
@@ -54,11 +55,11 @@ class Average(TrainingTechnique):
 
     def drift(self, ledger: Ledger) -> float:
         """With a rate that is multiplied by the number of workers, it goes as much further."""
-        return (ledger.world - 1 if self.linear else 0.0) + mixed_drift(ledger)
+        return (ledger.workers.world - 1 if self.linear else 0.0) + mixed_drift(ledger)
 
     def cost(self, ledger: Ledger) -> Ledger:
-        held = ledger.gradients + sum(block.gradient for block in ledger.blocks)
-        return with_traffic(with_buckets(ledger), 2 * (ledger.world - 1) / ledger.world * held, held / BUCKET + 3)
+        held, world = ledger.all_gradients, ledger.workers.world
+        return with_traffic(with_buckets(ledger), 2 * (world - 1) / world * held, held / BUCKET + 3)
 
     def apply(self, run: Run) -> Run:
         link = run.mesh.along(self.unites)
@@ -68,38 +69,38 @@ class Average(TrainingTechnique):
 
 def alone(ledger: Ledger) -> str:
     """Why workers can't train this model together; empty if they can."""
-    return unaddable(ledger) if ledger.world > 1 else "there is one worker: --devices gives more"
+    return unaddable(ledger) if ledger.workers.world > 1 else "there is one worker: --devices gives more"
 
 
 def unaddable(ledger: Ledger) -> str:
     """Why gradients can't be sent and added up; empty if they can."""
-    if "sparse gradients" in ledger.traits:
+    if ledger.has("sparse gradients"):
         return "the model has sparse gradients, which can't be added up in buckets: make its embeddings with sparse=False"
-    return "the model has complex weights, and workers send real numbers" if "complex weights" in ledger.traits else ""
+    return "the model has complex weights, and workers send real numbers" if ledger.has("complex weights") else ""
 
 
 def split_exactness(ledger: Ledger) -> Exactness:
     """How close training stays when every worker has a part of each batch."""
-    if "mixes samples" in ledger.traits:
+    if ledger.has("mixes samples"):
         return Exactness.CHANGED
-    return Exactness.DRAWS if "draws" in ledger.traits else Exactness.ROUNDING
+    return Exactness.DRAWS if ledger.has("draws") else Exactness.ROUNDING
 
 
 def mixed_drift(ledger: Ledger) -> float:
     """What sharing a batch adds to the drift, where layers mix its samples."""
-    return MIXED if "mixes samples" in ledger.traits else 0.0
+    return MIXED if ledger.has("mixes samples") else 0.0
 
 
 def with_traffic(ledger: Ledger, sent: float, messages: float) -> Ledger:
     """The ledger of a step that sends so many bytes in so many messages."""
-    seconds = sent * ledger.per_sent + messages * ledger.per_message
-    hidden = ledger.pieces * sum(block.backward for block in ledger.blocks) if ledger.hides else 0.0
-    return replace(ledger, sent=ledger.sent + sent, waiting=ledger.waiting + max(seconds - hidden, 0.0))
+    hidden = ledger.pieces * sum(block.backward for block in ledger.blocks) if ledger.workers.hides else 0.0
+    waiting = max(ledger.workers.seconds(sent, messages) - hidden, 0.0)
+    return replace(ledger, traffic=ledger.traffic + Traffic(sent=sent, waiting=waiting))
 
 
 def with_buckets(ledger: Ledger) -> Ledger:
     """A bucket is there whole when its first gradient is."""
-    blocks = tuple(block.but(spike=block.spike + min(BUCKET, max(block.gradient, 0.0))) for block in ledger.blocks)
+    blocks = tuple(block.changed(spike=block.spike + min(BUCKET, max(block.gradient, 0.0))) for block in ledger.blocks)
     return replace(ledger, blocks=blocks)
 
 

@@ -75,14 +75,15 @@ class CompressGradients(TrainingTechnique):
         return {"topk": 0.8, "powersgd": 0.5}.get(self.kind, 0.01) + mixed_drift(ledger)
 
     def cost(self, ledger: Ledger) -> Ledger:
-        held, world = ledger.gradients + sum(block.gradient for block in ledger.blocks), ledger.world
+        held, world = ledger.all_gradients, ledger.workers.world
         if self.kind == "powersgd":
             sent = 2 * (world - 1) / world * min(4 * 2 * self.rank * (held / 4) ** 0.5 * len(ledger.blocks) ** 0.5, held)
         else:
             sent = (world - 1) * self.codec.size(int(held / 4)) * (1 if self.kind == "topk" else 2 / world)
-        made = replace(ledger, update_rise=max(ledger.update_rise, 2 * min(BUCKET, held))) if self.kind == "topk" else with_buckets(ledger)
         kept_back = held * (1 if self.kind in ("topk", "powersgd") else 1 + 1 / world)
-        return with_traffic(replace(made, gradients=made.gradients + kept_back), sent, 2 * held / BUCKET + 3)
+        made = replace(ledger, standing=replace(ledger.standing, gradients=ledger.standing.gradients + kept_back))
+        made = made.with_update_rise(2 * min(BUCKET, held)) if self.kind == "topk" else with_buckets(made)
+        return with_traffic(made, sent, 2 * held / BUCKET + 3)
 
     def apply(self, run: Run) -> Run:
         link = run.mesh.along(self.unites)

@@ -55,18 +55,18 @@ class DropStragglers(TrainingTechnique):
         return ()
 
     def refusal(self, ledger: Ledger) -> str:
-        least = self.backup + 2
-        return unaddable(ledger) if ledger.world >= least else (
-            f"of {ledger.world - 1} workers that compute, {self.backup} are not waited for and none is left: --devices {least} or more")
+        least, world = self.backup + 2, ledger.workers.world
+        return unaddable(ledger) if world >= least else (
+            f"of {world - 1} workers that compute, {self.backup} are not waited for and none is left: --devices {least} or more")
 
     def drift(self, ledger: Ledger) -> float:
         """Each step is that of a part of its batch."""
         return 1.0 + mixed_drift(ledger)
 
     def cost(self, ledger: Ledger) -> Ledger:
-        held = ledger.gradients + sum(block.gradient for block in ledger.blocks)
         made = served(ledger)
-        return replace(made, update_rise=made.update_rise + held)   # one gradient arrives while others are added up
+        rise = made.update.rise + ledger.all_gradients   # one gradient arrives while others are added up
+        return replace(made, update=replace(made.update, rise=rise))
 
     def apply(self, run: Run) -> Run:
         link = run.mesh.along(self.unites)

@@ -74,10 +74,11 @@ class LocalSteps(TrainingTechnique):
         return (1.5 if self.outer else 0.25) + mixed_drift(ledger)
 
     def cost(self, ledger: Ledger) -> Ledger:
-        extra = ledger.parameters * (2 if self.outer else 0)
-        made = replace(ledger, buffers=ledger.buffers + extra, update_rise=max(ledger.update_rise, min(BUCKET, ledger.parameters)))
-        return with_traffic(made, 2 * (ledger.world - 1) / ledger.world * ledger.parameters / self.h,
-                            ledger.parameters / BUCKET / self.h + 1 / self.h)
+        parameters, world = ledger.standing.parameters, ledger.workers.world
+        extra = parameters * (2 if self.outer else 0)
+        made = replace(ledger, standing=replace(ledger.standing, buffers=ledger.standing.buffers + extra))
+        return with_traffic(made.with_update_rise(min(BUCKET, parameters)), 2 * (world - 1) / world * parameters / self.h,
+                            parameters / BUCKET / self.h + 1 / self.h)
 
     def apply(self, run: Run) -> Run:
         link = run.mesh.along(self.unites)

@@ -50,7 +50,7 @@ class Shard(TrainingTechnique):
 
     def refusal(self, ledger: Ledger) -> str:
         whole = "the optimizer looks at whole weights, and workers would step parts of them"
-        return alone(ledger) or (whole if "optimizer looks at whole weights" in ledger.traits else "")
+        return alone(ledger) or (whole if ledger.has("optimizer looks at whole weights") else "")
 
     def exactness(self, ledger: Ledger) -> Exactness:
         return split_exactness(ledger)
@@ -59,20 +59,21 @@ class Shard(TrainingTechnique):
         return mixed_drift(ledger)
 
     def cost(self, ledger: Ledger) -> Ledger:
-        share, rest = 1 / ledger.world, (ledger.world - 1) / ledger.world
-        held = ledger.gradients + sum(block.gradient for block in ledger.blocks)
+        world, standing, update = ledger.workers.world, ledger.standing, ledger.update
+        share, rest = 1 / world, (world - 1) / world
         largest = max((block.gradient for block in ledger.blocks), default=0.0)
         sharing = self.stage > 1 or ledger.pieces == 1
-        blocks = tuple(block.but(gradient=block.gradient * (share if sharing else 1.0), spike=block.spike + 2 * block.gradient)
+        blocks = tuple(block.changed(gradient=block.gradient * (share if sharing else 1.0), spike=block.spike + 2 * block.gradient)
                        for block in ledger.blocks)
-        gathered = min(2 * largest, ledger.parameters) if self.stage == 3 else 0.0
-        sent = rest * (held * (ledger.pieces if self.stage > 1 else 1) + ledger.parameters * (2 if self.stage == 3 else 1))
-        made = replace(
-            ledger, blocks=blocks, optimizer=ledger.optimizer * share, update=ledger.update * share,
-            update_rise=ledger.update_rise * share, gradients=ledger.gradients * (share if self.stage > 1 else 1.0),
-            parameters=ledger.parameters * share + gathered if self.stage == 3 else ledger.parameters,
+        gathered = min(2 * largest, standing.parameters) if self.stage == 3 else 0.0
+        reduced = ledger.all_gradients * (ledger.pieces if self.stage > 1 else 1)
+        sent = rest * (reduced + standing.parameters * (2 if self.stage == 3 else 1))
+        standing = replace(
+            standing, optimizer=standing.optimizer * share, gradients=standing.gradients * (share if self.stage > 1 else 1.0),
+            parameters=standing.parameters * share + gathered if self.stage == 3 else standing.parameters,
         )
-        return with_traffic(made, sent, 3 * len(ledger.blocks))
+        update = replace(update, seconds=update.seconds * share, rise=update.rise * share)
+        return with_traffic(replace(ledger, blocks=blocks, standing=standing, update=update), sent, 3 * len(ledger.blocks))
 
     def apply(self, run: Run) -> Run:
         if not isinstance(getattr(run.optimizer, "optimizer", run.optimizer), ELEMENTWISE):

@@ -60,7 +60,7 @@ class Predictor:
         sent, sent_by_others = self.sent(one.techniques, log)
         return Plan(
             one.techniques, highest.bytes, int(process), seconds, one.exactness, flops=sum(log.flops.values()) / max(steps, 1),
-            traffic_bytes=float(log.moved[-1]) if log.moved else one.cost.traffic, sent_bytes=sent, world=self.devices,
+            traffic_bytes=float(log.moved[-1]) if log.moved else one.cost.traffic.disk, sent_bytes=sent, world=self.devices,
             where=f"{highest.moment.phase} of {highest.moment.block or 'all weights'}", parts=highest.parts, sure=self.sure(one, how),
             stored_bytes=log.stored, disk_speed=disk_speed(one.cost), sent_by_others_bytes=sent_by_others,
             drift=stated_drift(one.techniques, self.evidence.ledger), blocks=by_block(log),
@@ -77,17 +77,18 @@ class Predictor:
 
     def sketched(self, one: Combination) -> Plan:
         """A candidate with the ledger's figures."""
-        known = one.known
+        known, cost = one.known, one.cost
         return Plan(one.techniques, int(known["peak_bytes"]), int(known["process_bytes"]), known["step_seconds"], one.exactness,
-                    flops=one.cost.flops, traffic_bytes=one.cost.traffic, sent_bytes=one.cost.sent, world=one.cost.world,
-                    sure="by the ledger alone, not rehearsed", disk_speed=disk_speed(one.cost),
+                    flops=cost.flops, traffic_bytes=cost.traffic.disk, sent_bytes=cost.traffic.sent, world=cost.workers.world,
+                    sure="by the ledger alone, not rehearsed", disk_speed=disk_speed(cost),
                     drift=stated_drift(one.techniques, self.evidence.ledger))
 
     def sure(self, one: Combination, how: str) -> str:
         """How the figures of a plan are known, and what splitting the batch changes in it; `how`: its process is known."""
-        tensors = self.rehearsals.how_real() if one.techniques in self.rehearsals.measured else one.cost.sure
+        tensors = self.rehearsals.how_real() if one.techniques in self.rehearsals.measured else one.cost.findings.basis
         splitting = [text(technique) for technique in one.techniques if splits(technique, one.cost)]
-        changed = f"; {' and '.join(splitting)} changes the result: {self.evidence.ledger.reasons['mixes samples']}" if splitting else ""
+        reasons = self.evidence.ledger.findings.reasons
+        changed = f"; {' and '.join(splitting)} changes the result: {reasons['mixes samples']}" if splitting else ""
         return f"{tensors}; process {how}{changed}"
 
     def with_ranks(self, plan: Plan) -> Plan:
@@ -209,8 +210,8 @@ def kinds_of_workers(job: Job, world: int, serves: bool) -> list[tuple[int, ...]
 
 def splits(technique: TrainingTechnique, ledger: Ledger) -> bool:
     """Whether a technique would be exact, if only the samples of a batch had nothing to do with each other."""
-    apart = replace(ledger, traits=ledger.traits - {"mixes samples"})
-    return "mixes samples" in ledger.traits and technique.exactness(apart) < technique.exactness(ledger)
+    apart = replace(ledger, findings=replace(ledger.findings, traits=ledger.findings.traits - {"mixes samples"}))
+    return ledger.has("mixes samples") and technique.exactness(apart) < technique.exactness(ledger)
 
 
 def stated_drift(techniques: Techniques, ledger: Ledger) -> float:
@@ -223,7 +224,7 @@ def stated_drift(techniques: Techniques, ledger: Ledger) -> float:
 
 def disk_speed(ledger: Ledger) -> float:
     """Bytes per second at which a step's traffic passes, by what was measured of the disk; 0 if there is none."""
-    return ledger.traffic / ledger.disk_seconds if ledger.disk_seconds else 0.0
+    return ledger.traffic.disk / ledger.traffic.disk_seconds if ledger.traffic.disk_seconds else 0.0
 
 
 def by_block(log: Log) -> tuple[tuple[str, int], ...]:

@@ -86,7 +86,7 @@ class TrainingRoom(Room[TrainingTechnique, Ledger, Plan]):
         return self.predictor.devices > 1 or not kind.unites   # nobody asked for other workers
 
     def why_inexact(self, one: TrainingTechnique, cost: Ledger) -> str:
-        return f" ({cost.reasons['mixes samples']})" if splits(one, cost) else ""
+        return f" ({cost.findings.reasons['mixes samples']})" if splits(one, cost) else ""
 
     def why_none(self, cost: Ledger) -> str:
         """Why no way to unite workers may be used."""
@@ -101,7 +101,7 @@ class TrainingRoom(Room[TrainingTechnique, Ledger, Plan]):
 
 def complete(techniques: Techniques, ledger: Ledger) -> bool:
     """Workers need something that unites them."""
-    return not axes_not_united(techniques, {"data": ledger.world})
+    return not axes_not_united(techniques, {"data": ledger.workers.world})
 
 
 def combinations(ledger: Ledger, catalogue: Iterable[type[TrainingTechnique]], most: Exactness) -> Iterator[Combination]:

@@ -188,7 +188,7 @@ def test_a_precision_that_would_kill_the_planner_is_passed_over_with_the_reason(
     machine = Hardware(dtypes={"bf16": "", "fp16": ""})
     outcome = Planner(job("chain"), machine, inexact=True).outcome(8 << 30)
     ledger = Planner(job("chain"), machine, inexact=True).ledger()
-    assert "Precision" not in str(outcome.chosen) and set(ledger.under) == {"fp16 fp32"}
+    assert "Precision" not in str(outcome.chosen) and set(ledger.by_precision) == {"fp16 fp32"}
     assert "can't be computed in this process" in Precision("bf16").refusal(ledger) and not Precision("fp16").refusal(ledger)
     with pytest.raises(Mistake, match="can't be computed in this process"):
         Planner(job("chain"), machine, wanted=(Precision("bf16"),)).outcome(None, (Precision("bf16"),))

@@ -16,6 +16,7 @@ from shoestring import Job
 from shoestring.core.assignment import Assignment
 from shoestring.core.errors import Mistake
 from shoestring.core.ledger import Block, Ledger
+from shoestring.core.ledger_parts import Standing, Update, Workers
 from shoestring.core.link import Link, PeerLost
 from shoestring.core.mesh import on_one_axis
 from shoestring.core.training import TrainingTechnique as Technique
@@ -172,17 +173,18 @@ def test_a_group_that_is_too_small_is_told() -> None:
     for technique, world in ((Asynchronous(), 1), (Asynchronous("hogwild"), 1), (DropStragglers(), 2)):
         with pytest.raises(Mistake, match="--devices"):
             prepared(replace(job, mesh=on_one_axis(Link(0, world))), [technique], job.model())
-        assert "--devices" in technique.refusal(Ledger((), world=world)) and not technique.refusal(Ledger((), world=world + 1))
+        assert "--devices" in technique.refusal(Ledger((), workers=Workers(world)))
+        assert not technique.refusal(Ledger((), workers=Workers(world + 1)))
 
 
 def test_the_cost_is_that_of_the_busier_of_server_and_workers() -> None:
-    ledger = Ledger((Block("a", kept=60.0, gradient=100.0, forward=1.0, backward=2.0),), still=(Block("a"),), batch=6, parameters=100.0,
-                    optimizer=200.0, update=0.5, world=3, per_sent=0.001)
+    ledger = Ledger((Block("a", kept=60.0, gradient=100.0, forward=1.0, backward=2.0),), (Block("a"),), batch=6,
+                    standing=Standing(parameters=100.0, optimizer=200.0), update=Update(0.5), workers=Workers(3, per_byte_sent=0.001))
     served = Asynchronous().cost(ledger)
     assert served.seconds == pytest.approx(4.5 + 0.2)            # half of the batch instead of a third, and both ways of the weights
-    assert served.sent == 200.0 and served.blocks[0].kept == 90.0
+    assert served.traffic.sent == 200.0 and served.blocks[0].kept == 90.0
     assert served.peak == max(100 + 90 + 100.0, 100 + 100 + 200)  # a worker in backward, the server in its update
-    slow = Asynchronous().cost(Ledger(**{**vars(ledger), "per_sent": 0.05}))
+    slow = Asynchronous().cost(replace(ledger, workers=Workers(3, per_byte_sent=0.05)))
     assert slow.seconds == pytest.approx(2 * (10 + 0.5))         # the server is what all wait for
     assert DropStragglers().cost(ledger).peak == served.peak + 100
     assert Asynchronous("hogwild").cost(ledger) == ledger and int(Asynchronous().exactness(ledger)) == 3

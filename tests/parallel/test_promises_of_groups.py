@@ -4,7 +4,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import torch
 from shoestring.core.exactness import Exactness
 from shoestring.core.hardware import Hardware
 from shoestring.core.ledger import Ledger
+from shoestring.core.ledger_parts import Workers
 from shoestring.core.technique import described, drift, in_order
 from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.memory.allocator import Allocator
@@ -28,6 +28,7 @@ from shoestring.planning.catalogue import CATALOGUE
 from shoestring.planning.conflicts import conflict
 from shoestring.planning.planner import Planner
 from shoestring.runs.tensors import TensorFile
+from tests.ledgers import of_world, with_traits
 from tests.models import job
 from tests.parallel.members import Group
 from tests.parallel.trying import sgd
@@ -41,7 +42,7 @@ TOLERANCE = 1e-4   # of sums in another order, after five steps of SGD
 @cache
 def ledger(name: str) -> Ledger:
     found = Planner(job(name, optimizer=sgd), Hardware(dtypes={"bf16": ""}), inexact=True, devices=2).ledger()
-    return replace(found, traits=found.traits | {"own process"})
+    return with_traits(found, "own process")
 
 
 def plans(name: str) -> list[tuple[Technique, ...]]:
@@ -107,7 +108,7 @@ def test_every_way_to_unite_workers_keeps_to_what_it_states_with_every_technique
         if level <= Exactness.ROUNDING:
             assert max(one["apart"] for one in workers) <= TOLERANCE, plan
         elif level is Exactness.CHANGED:
-            stated = sum(drift(technique, replace(ledger(name), world=world)) for technique in plan)
+            stated = sum(drift(technique, of_world(ledger(name), world)) for technique in plan)
             assert all(0 < one["drift"] <= stated < 10 for one in workers), plan   # codecs' own errors: test_codecs
             assert all(one["losses"][-1] < one["losses"][0] for one in workers), plan
         if all(one.exact for one in plan):   # all workers have the same weights and tell the same losses
@@ -128,7 +129,7 @@ def test_a_group_with_dropout_draws_other_numbers_of_the_same_distribution(world
 
 @pytest.mark.parametrize("technique", [Asynchronous("server"), Asynchronous("hogwild"), DropStragglers()], ids=str)
 def test_those_who_do_not_wait_drift_no_further_than_they_state(technique: Technique, tmp_path: Path) -> None:
-    flags, now = {"sizes": ",".join(["12"] * 10)}, Ledger((), world=3)
+    flags, now = {"sizes": ",".join(["12"] * 10)}, Ledger((), workers=Workers(3))
     for place, world, plan, steps in (("begun", 1, [], 0), ("plain", 1, [], 10), ("group", 3, [technique], 10)):
         (tmp_path / place).mkdir()
         more = {"rate": 0.0} if not steps else {}

@@ -6,7 +6,6 @@ planning; it is refused in the rehearsal; or it is stopped with a message in tra
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import cache
 from itertools import islice
 
@@ -32,6 +31,7 @@ from shoestring.planning.catalogue import CATALOGUE
 from shoestring.planning.evidence.rehearse import prepared, tracked
 from shoestring.planning.planner import Planner
 from tests.awkward import AWKWARD
+from tests.ledgers import with_traits
 from tests.models import seeded
 
 STEPS = 3
@@ -44,7 +44,7 @@ def planner(name: str, inexact: bool = False) -> tuple[Planner, Ledger]:
     reset()
     found = Planner(AWKWARD[name].job(), Hardware(dtypes={"bf16": "", "fp16": ""}), inexact=inexact)
     ledger = found.ledger()
-    return found, replace(ledger, traits=ledger.traits | {"own process"})
+    return found, with_traits(ledger, "own process")
 
 
 def settings(name: str) -> Iterator[Technique]:

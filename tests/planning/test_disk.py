@@ -1,7 +1,6 @@
 """What a plan moves to and from the disk, and the measured speed at which it does, are in the plan."""
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from shoestring.planning.plan import load_plan
 from shoestring.planning.planner import Planner
 from shoestring.planning.predict import disk_speed
 from shoestring.show.terminal import plan_text
+from tests.ledgers import with_traits
 from tests.models import job
 
 MACHINE = Hardware(disk=3e8, direct=2e9, moving=1e-10)
@@ -43,6 +43,6 @@ def test_a_plan_that_moves_nothing_says_nothing_of_the_disk() -> None:
 ])
 def test_the_speed_is_that_measured_for_the_way_the_bytes_go(techniques: tuple[Technique, ...], least: float, most: float) -> None:
     found = Planner(job("gpt2"), MACHINE).ledger()
-    after = total_cost(techniques, replace(found, traits=found.traits | {"own process"}))
+    after = total_cost(techniques, with_traits(found, "own process"))
     assert 0.999 * least <= disk_speed(after) <= 1.001 * most
-    assert after.traffic == pytest.approx(disk_speed(after) * after.disk_seconds) and after.traffic > 0
+    assert after.traffic.disk == pytest.approx(disk_speed(after) * after.traffic.disk_seconds) and after.traffic.disk > 0

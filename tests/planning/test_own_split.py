@@ -117,4 +117,4 @@ def test_a_split_that_does_not_give_the_batch_in_pieces_is_told(own: Callable[..
     with pytest.raises(Mistake, match=told):
         weights_after(job(split=own), Accumulate(2))
     ledger = Planner(job(split=own), Hardware()).ledger()
-    assert told in ledger.reasons["can't be split"]
+    assert told in ledger.findings.reasons["can't be split"]

@@ -26,6 +26,7 @@ from shoestring.planning.catalogue import CATALOGUE
 from shoestring.planning.conflicts import conflict
 from shoestring.planning.evidence.rehearse import prepared, rehearse, tracked
 from shoestring.planning.planner import Planner
+from tests.ledgers import of_world, with_traits
 from tests.models import job, seeded
 
 STEPS = 10
@@ -42,7 +43,7 @@ def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
 @cache
 def ledger(name: str) -> Ledger:
     found = Planner(job(name, optimizer=sgd), Hardware(dtypes={"bf16": "", "fp16": ""}), inexact=True).ledger()
-    return replace(found, traits=found.traits | {"own process"})
+    return with_traits(found, "own process")
 
 
 def settings(name: str) -> list[Technique]:
@@ -173,7 +174,7 @@ class Unweighed(Technique):
 
 def test_every_technique_that_can_change_what_is_trained_states_by_how_much() -> None:
     for traits in (frozenset[str](), frozenset({"mixes samples"})):
-        now = replace(ledger("chain"), world=2, traits=ledger("chain").traits | traits)
+        now = with_traits(of_world(ledger("chain"), 2), *traits)
         for kind in CATALOGUE:
             settings = kind.choices(now) or (kind(),)   # some are only for who asks
             changed = [one for one in settings if one.exactness(now) is Exactness.CHANGED]
@@ -208,7 +209,7 @@ class Lazy(Technique):
     why: ClassVar[str] = "half the updates"
 
     def cost(self, now: Ledger) -> Ledger:
-        return replace(now, update=now.update / 2)
+        return replace(now, update=replace(now.update, seconds=now.update.seconds / 2))
 
     def apply(self, run: Run) -> Run:
         turns = iter(range(1_000_000))

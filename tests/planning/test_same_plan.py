@@ -72,7 +72,7 @@ def timed_again(before: Anchor, draw: random.Random, by: float = 0.02) -> Anchor
 
 def ledger_of(measured: Anchor) -> Ledger:
     made, log, half, traits = logs()
-    return replace(plain_ledger(made, log, half, MACHINE, measured, traits), traits=traits)
+    return plain_ledger(made, log, half, MACHINE, measured, traits)
 
 
 def found(ledger: Ledger) -> list[Combination]:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from shoestring import Job, Mistake
 from shoestring.core.hardware import Hardware
 from shoestring.core.ledger import Ledger
+from shoestring.core.ledger_parts import Findings, Standing, Workers
 from shoestring.core.link import Link
 from shoestring.core.mesh import on_one_axis
 from shoestring.core.run import Run, brought_home
@@ -37,6 +38,7 @@ from shoestring.planning.evidence.rehearse import prepared, rehearse, tracked
 from shoestring.planning.evidence.step import traits_of
 from shoestring.planning.planner import Planner
 from shoestring.runs.packing import packed, unpacked
+from tests.ledgers import of_world, with_traits
 from tests.models import seeded
 
 WIDE = 64
@@ -275,7 +277,7 @@ def test_what_has_no_kernel_for_complex_weights_is_refused_with_the_reason_and_t
     outcome = planner.outcome(None)
     assert dict(outcome.refused)["Fused"] == "the model has complex weights, and torch's fused kernels are for real ones"
     ledger = planner.ledger()
-    ledger = replace(ledger, world=2, traits=ledger.traits | {"own process"})
+    ledger = with_traits(of_world(ledger, 2), "own process")
     assert "complex weights" in Stream(moments="8bit").refusal(ledger) and not Stream().refusal(ledger)
     assert "complex weights" in Average().refusal(ledger)
 
@@ -293,9 +295,9 @@ def test_sparse_gradients_are_tracked_and_trained_on(technique: Technique | None
 def test_what_can_not_step_sparse_gradients_is_refused_with_the_reason() -> None:
     made = words()
     traits = frozenset(traits_of(made, tracked(made, (), seeded(made)), own_process=True))
-    ledger = Ledger((), traits=traits, optimizer=1.0, world=2)
+    ledger = Ledger((), standing=Standing(optimizer=1.0), workers=Workers(2), findings=Findings(traits))
     for technique in (Fused(), Stream(), OffloadOptimizer(), Average(), Shard(), DropStragglers(), LocalSteps(), CompressGradients()):
-        assert "sparse gradients" in technique.refusal(replace(ledger, world=3)), technique
+        assert "sparse gradients" in technique.refusal(of_world(ledger, 3)), technique
     assert not StepInBackward().refusal(ledger) and not Checkpoint().refusal(ledger)
 
 
@@ -334,7 +336,8 @@ class Hopeful(Technique):
     why: ClassVar[str] = "it would be fast"
 
     def cost(self, ledger: Ledger) -> Ledger:
-        return replace(ledger, blocks=tuple(block.but(forward=0.0, backward=0.0) for block in ledger.blocks), update=0.0)
+        blocks = tuple(block.changed(forward=0.0, backward=0.0) for block in ledger.blocks)
+        return replace(ledger, blocks=blocks, update=replace(ledger.update, seconds=0.0))
 
     def apply(self, run: Run) -> Run:
         raise RuntimeError("not with this model")

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from shoestring.core import random_state as chance
 from shoestring.core.ledger import Ledger
+from shoestring.core.ledger_parts import Findings
 from shoestring.core.mesh import on_one_axis
 from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.measure.instructions import deadly
@@ -20,7 +21,7 @@ from shoestring.planning.evidence.tasks import PiecesTask
 
 @dataclass(frozen=True)
 class Evidence:
-    ledger: Ledger                                               # of the plain step, with the variants that were measured under it
+    ledger: Ledger                                               # of the plain step, with those of the precisions that were measured
     plain: Log                                                   # of the plain steps
     anchors: Mapping[str, Anchor] = field(default_factory=dict)  # real steps by the key of their variant; "": plain
     reserved: int = 0                                            # bytes of address space that a worker needs above its memory
@@ -77,19 +78,18 @@ def gathered(rehearsals: Rehearsals, variants: Iterable[Technique]) -> Evidence:
     traits.note_pieces(rehearsals, plain, steps.pieces)
     traits.note_again(rehearsals, plain, steps.again)
     ledger = plain_ledger(job, plain, half, hardware, steps.anchors.get(""), traits.found)
-    if rehearsals.real:
-        ledger = replace(ledger, sure=rehearsals.how_real())
+    basis = rehearsals.how_real() if rehearsals.real else ledger.findings.basis
     if "not tried" in traits.reasons:
-        ledger = replace(ledger, sure=f"{ledger.sure}; whether the batch can be split was not tried: {traits.reasons['not tried']}")
-    under = {}
+        basis += f"; whether the batch can be split was not tried: {traits.reasons['not tried']}"
+    by_precision = {}
     for variant in variants:
         try:
             log, part = logs_under(rehearsals, variant, half is not None, steps.failed.get(variant.key, ""))
         except Exception as error:
             traits.note(f"no {variant.computes_in}", str(error) if isinstance(error, Failed) else failure(error))
             continue
-        under[variant.key] = plain_ledger(job, log, part, hardware, steps.anchors.get(variant.key), traits.found)
-    ledger = replace(ledger, under=under, traits=frozenset(traits.found), reasons=traits.reasons)
+        by_precision[variant.key] = plain_ledger(job, log, part, hardware, steps.anchors.get(variant.key), traits.found)
+    ledger = replace(ledger, by_precision=by_precision, findings=Findings(frozenset(traits.found), traits.reasons, basis))
     return Evidence(ledger, plain, steps.anchors, steps.reserved)
 
 
@@ -126,4 +126,4 @@ def ledger_of_traits(rehearsals: Rehearsals, wanted: Iterable[Technique]) -> Led
         tried = rehearsals.worker(PiecesTask(**rehearsals.about_job()), rehearsals.hardware.environment).found
         traits.note_pieces(rehearsals, plain, tried)
     found = plain_ledger(rehearsals.job, plain, None, rehearsals.hardware, None, traits.found)
-    return replace(found, reasons=traits.reasons)
+    return replace(found, findings=replace(found.findings, reasons=traits.reasons))

@@ -15,6 +15,7 @@ from shoestring.core.errors import Mistake
 from shoestring.core.hardware import Hardware
 from shoestring.core.job import Job
 from shoestring.core.ledger import Block, Ledger, between
+from shoestring.core.ledger_parts import Allocation, AllocatorRates, Findings, Machine, Splitting, Standing, Update, Workers
 from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.data.feed import Feed
 from shoestring.measure.timeline import blocks_of, filled, last_step, peak
@@ -31,7 +32,7 @@ class Anchor:
     """What one real step told; times in seconds by "phase place"."""
 
     times: Mapping[str, float]
-    paces: tuple[tuple[float, float], ...]   # (pieces, seconds that the batch takes in so many per second at once)
+    paces: tuple[tuple[float, float], ...]   # (n, time in n pieces / time in one)
     adding: float                     # seconds of adding all gradients to others
     probes: Mapping[str, float]       # seconds of what techniques asked for: "call", the update of one small weight; "fused", by kernel
     following: float                  # seconds of the whole step under the allocator that follows the tensors
@@ -55,26 +56,28 @@ def plain_ledger(job: Job, log: Log, half: Log | None, hardware: Hardware, ancho
     part = {block.name: block for block in blocks_of(half)} if half is not None else {}
     parted = job.count(job.pieces(batch, 2)[0]) if half is not None else 0
     blocks = tuple(with_seconds(block, hardware, anchor) for block in blocks)
-    still = tuple(emptied(block, part[block.name], parted / count) if block.name in part else Block(block.name, block.inside)
-                  for block in blocks)
+    at_zero_batch = tuple(emptied(block, part[block.name], parted / count) if block.name in part else Block(block.name, block.inside)
+                          for block in blocks)
     parts = standing(log)
     step, born = last_step(log)
-    update = max(stretch.top for stretch in step if stretch.moment.phase == "update")
-    gradients = sum(block.gradient for block in blocks)
+    update_top = max(stretch.top for stretch in step if stretch.moment.phase == "update")
     tensors = sum(parts.values())
-    cable = hardware.links.get(str(job.link.world), (0.0, 0.0, 0.0))
+    per_byte_sent, per_message, _ = hardware.links.get(str(job.link.world), (0.0, 0.0, 0.0))
+    update = Update(
+        update_seconds(anchor, tensors, hardware), rise=update_top - tensors - sum(block.gradient for block in blocks),
+        fused_seconds=anchor.probes.get("fused") if anchor else None,
+        call_seconds=anchor.probes.get("call", 0.0) * sum(role == "parameters" for role in log.roles.values()) if anchor else 0.0,
+    )
+    basis = "measured on fake tensors, times " + (
+        "from operations at the machine's speed" if anchor is None else "from one real block of each kind" if anchor.sampled
+        else "relative to one real step")
     ledger = Ledger(
-        blocks=blocks, still=still, batch=count, parameters=parts["parameters"], buffers=parts["buffers"],
-        inputs=parts["inputs"], optimizer=parts["optimizer"], update_rise=update - tensors - gradients,
-        fresh=float(sum(size for _, size in born.values())), per_spilled=1 / hardware.disk,
-        per_streamed=1 / (hardware.direct or hardware.disk), per_moved=hardware.moving, cores=hardware.cores,
-        update=update_seconds(anchor, tensors, hardware), fused_update=anchor.probes.get("fused") if anchor else None,
-        paces=((1.0, 1.0), *anchor.paces) if anchor else ((1.0, 1.0),), adding=anchor.adding if anchor else 0.0,
-        calls=anchor.probes.get("call", 0.0) * sum(role == "parameters" for role in log.roles.values()) if anchor else 0.0,
-        world=job.link.world, per_sent=cable[0], per_message=cable[1], hides=hardware.device != "cpu",
-        traits=frozenset(traits), sure="measured on fake tensors, times " + (
-            "from operations at the machine's speed" if anchor is None else "from one real block of each kind" if anchor.sampled
-            else "relative to one real step"),
+        blocks, at_zero_batch, count, standing=Standing(**parts), update=update,
+        splitting=Splitting(((1.0, 1.0), *anchor.paces), anchor.adding) if anchor else Splitting(),
+        machine=Machine(1 / hardware.disk, 1 / (hardware.direct or hardware.disk), hardware.moving, hardware.cores),
+        allocation=Allocation(allocated=float(sum(size for _, size in born.values()))),
+        workers=Workers(job.link.world, per_byte_sent, per_message, hides=hardware.device != "cpu"),
+        findings=Findings(frozenset(traits), basis=basis),
     )
     return with_process(ledger, peak(log).bytes, hardware, anchor)
 
@@ -86,14 +89,15 @@ def with_process(ledger: Ledger, tensors: int, hardware: Hardware, anchor: Ancho
         base = min(anchor.overheads.values())
         blocks = tuple(replace(block, scratch=scratch(anchor, "forward", block.name, base),
                                backward_scratch=scratch(anchor, "backward", block.name, base)) for block in ledger.blocks)
-        ledger = replace(ledger, blocks=blocks, update_scratch=scratch(anchor, "update", "", base))
-        fresh = max(ledger.fresh / anchor.pieces, 1.0)
-        retention = CAUTION * max(anchor.process - base - anchor.tensors, 0) / fresh
-        price = max(anchor.following - anchor.times["step"], 0.0) / max(ledger.fresh, 1.0)
-    allocators = {"default": (0.0, retention, 0.0), "pinned": (0.01, 0.0, price), "huge": (0.01, 0.0, price),
-                  "jemalloc": (0.0, retention / 2, price / 2), "mimalloc": (0.0, retention / 2, price / 4)}
-    base += hardware.links.get(str(ledger.world), (0.0, 0.0, 0.0))[2]
-    return replace(ledger, base=base, retention=retention, allocators=allocators)
+        ledger = replace(ledger, blocks=blocks, update=replace(ledger.update, scratch=scratch(anchor, "update", "", base)))
+        allocated = ledger.allocation.allocated
+        retention = CAUTION * max(anchor.process - base - anchor.tensors, 0) / max(allocated / anchor.pieces, 1.0)
+        price = max(anchor.following - anchor.times["step"], 0.0) / max(allocated, 1.0)
+    default, follows = AllocatorRates(retention=retention), AllocatorRates(slack=0.01, per_byte_allocated=price)
+    kinds = {"default": default, "pinned": follows, "huge": follows,
+             "jemalloc": AllocatorRates(0.0, retention / 2, price / 2), "mimalloc": AllocatorRates(0.0, retention / 2, price / 4)}
+    base += hardware.links.get(str(ledger.workers.world), (0.0, 0.0, 0.0))[2]
+    return replace(ledger, allocation=replace(ledger.allocation, base=base, rates=default, kinds=kinds))
 
 
 def put_together(found: SampleResult, log: Log) -> Anchor:
