@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from shoestring.core import random_state as chance
+from shoestring.core import random_state
 from shoestring.core.batch import Batch
 from shoestring.core.budget import Budget
 from shoestring.core.errors import Mistake
@@ -118,9 +118,9 @@ def train(job: Job, plan: Plan | Outcome | Iterable[Technique] = (), model: nn.M
     """Train in this process, yielding every step. The model is `model` if given, else the job's own."""
     techniques = plan.chosen.techniques if isinstance(plan, Outcome) else plan.techniques if isinstance(plan, Plan) else plan
     if model is None:
-        chance.seed(job.seed)
+        random_state.seed(job.seed)
         model = valued(job.model(), job).to("cuda" if torch.cuda.is_available() else "cpu")
-        chance.seed(job.seed)
+        random_state.seed(job.seed)
     for dtype in {parameter.dtype for parameter in model.parameters() if parameter.device.type == "cpu"}:
         if dtype in SHORT:   # Precision asks for itself
             require(SHORT[dtype])
@@ -162,9 +162,9 @@ def verify(job: Job, plan: Plan | Outcome | Iterable[Technique], count: int = 5)
     short = replace(job, steps=count)
     states = []
     for techniques in ((), plan):
-        chance.seed(job.seed)
+        random_state.seed(job.seed)
         model = valued(job.model(), job)
-        chance.seed(job.seed)
+        random_state.seed(job.seed)
         for _ in train(short, techniques, model):
             pass
         states.append(model.state_dict())

@@ -24,7 +24,7 @@ from statistics import median
 
 import torch
 
-from shoestring.core import random_state as chance
+from shoestring.core import random_state
 from shoestring.core.units import bytes_text, seconds_text
 from shoestring.data.feed import Feed
 from shoestring.jobfile import job_path, loaded_job
@@ -45,7 +45,7 @@ OFTEN = Cadence().seconds
 
 def main(between: int = 10) -> None:
     job = loaded_job(job_path("gpt"), {})
-    chance.seed(0)
+    random_state.seed(0)
     run, feed = prepared(job, (Fused(),), job.model()), Feed(job)
     training = steps(run, feed)
     folder = Path(tempfile.mkdtemp(dir="."))

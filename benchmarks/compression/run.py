@@ -20,7 +20,7 @@ import matplotlib
 import torch
 from matplotlib import pyplot
 
-from shoestring.core import random_state as chance
+from shoestring.core import random_state
 from shoestring.core.technique import text
 from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.jobfile import job_path, loaded_job
@@ -71,7 +71,7 @@ def trained(way: Technique, steps: int) -> dict[str, Any]:
 def judged(weights: Any) -> float:
     """The loss of a finished model."""
     job = loaded_job(job_path("gpt"), {})
-    chance.seed(job.seed)
+    random_state.seed(job.seed)
     model = job.model()
     model.load_state_dict(dict(weights.items()))
     draw = batches(16, CONTEXT, seed=12345)

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from statistics import median
 
-from shoestring.core import random_state as chance
+from shoestring.core import random_state
 from shoestring.core.technique import parsed
 from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.data.feed import Feed
@@ -30,7 +30,7 @@ def main(problem: str, rounds: int, plans: list[str]) -> None:
     job = loaded_job(Path(__file__).parent / "problems.py", {"problem": problem})
     trainings = []
     for plan in plans:
-        chance.seed(0)
+        random_state.seed(0)
         trainings.append(steps(prepared(job, techniques(plan), job.model()), Feed(job)))
     spent: list[list[float]] = [[] for _ in plans]
     for turn in range(rounds + 2):

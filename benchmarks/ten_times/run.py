@@ -34,12 +34,12 @@ SAME = {"width": 1024, "depth": 32, "heads": 8, "batch": 1, "steps": 3, "rate": 
 PLAIN = """
 import sys, torch
 from itertools import islice
-from shoestring.core import random_state as chance
+from shoestring.core import random_state
 from shoestring.jobs.gpt import job
 from shoestring.runs.digest import weights_sha256
 flags = eval(sys.argv[1])
 made = job(**flags)
-chance.seed(made.seed); model = made.model(); chance.seed(made.seed)
+random_state.seed(made.seed); model = made.model(); random_state.seed(made.seed)
 model.train()
 optimizer = torch.optim.AdamW(model.parameters(), lr=flags.get("rate", 1e-3), betas=(0.9, 0.98), fused=True)
 for batch in islice(Feed(made), made.steps):
@@ -126,7 +126,7 @@ def overlap() -> dict[str, Any]:
     """Seconds of a streamed step, of its compute alone (nothing moves) and of its traffic alone (nothing is computed)."""
     from itertools import islice
 
-    from shoestring.core import random_state as chance
+    from shoestring.core import random_state
     from shoestring.jobs.gpt import job
     from shoestring.loop import steps
     from shoestring.memory.fused import Fused
@@ -134,7 +134,7 @@ def overlap() -> dict[str, Any]:
     from shoestring.planning.evidence.rehearse import prepared
 
     made = job(**SAME)
-    chance.seed(0)
+    random_state.seed(0)
     run = prepared(made, (Fused(), Stream()), made.model(), Path(tempfile.mkdtemp(dir=".")))
     part: Any = run.state["stream"]
 

@@ -38,8 +38,8 @@ class Feed:
         self.grouped = job.mesh.along("data").world > 1   # batches are divided between workers
         self.sampler = job.sampler or Shuffled()
         self.taken = 0
-        self.chance = RandomStream((job.seed + APART) % 2**32)
-        with self.chance.drawing():
+        self.random_stream = RandomStream((job.seed + APART) % 2**32)
+        with self.random_stream.drawing():
             self.data = job.data() if callable(job.data) else job.data
         self.stateful = hasattr(self.data, "state_dict") and hasattr(self.data, "load_state_dict")
         self.mapped = (hasattr(self.data, "__getitem__") and hasattr(self.data, "__len__")
@@ -60,8 +60,8 @@ class Feed:
     def part(self, number: int, part: int | None) -> Batch:
         """A part of the batch with this number, which is not before the last one; None: of nothing, only to stand there."""
         if self.mapped and self.grouped:
-            self.chance = RandomStream(hash((self.job.seed, number, part or 0)) % 2**32)
-        with self.chance.drawing():
+            self.random_stream = RandomStream(hash((self.job.seed, number, part or 0)) % 2**32)
+        with self.random_stream.drawing():
             if self.source is None:
                 self.source = self.chosen_samples(0) if self.mapped else iter(self.data)
             while self.taken <= number:
@@ -114,11 +114,11 @@ class Feed:
         return "the data set resumes at its position" if self.mapped else "the data are fast-forwarded, batch by batch"
 
     def state_dict(self) -> dict[str, Any]:
-        return {"taken": self.taken, "data": self.data.state_dict() if self.stateful else None, "chance": self.chance.state}
+        return {"taken": self.taken, "data": self.data.state_dict() if self.stateful else None, "chance": self.random_stream.state}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if self.stateful and state["data"] is not None:
-            with self.chance.drawing():
+            with self.random_stream.drawing():
                 self.data.load_state_dict(state["data"])
                 if state["taken"]:   # what beginning draws was drawn before the state was taken
                     self.source = iter(self.data)
@@ -130,4 +130,4 @@ class Feed:
             except StopIteration:
                 raise Mistake(f"the job's data end after {self.taken} batches and the run had taken {state['taken']}: "
                               f"give the data it was begun with") from None
-        self.taken, self.chance.state = state["taken"], state["chance"]
+        self.taken, self.random_stream.state = state["taken"], state["chance"]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from shoestring.core import random_state as chance
+from shoestring.core import random_state
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.link import Link
@@ -27,12 +27,12 @@ def job_of(task: JobTask[Any], link: Link | None = None) -> Job:
 
 def fresh_model(job: Job) -> nn.Module:
     """The job's model as plain training would begin with it, and the random state for its first step."""
-    chance.seed(job.seed)
+    random_state.seed(job.seed)
     try:
         model = valued(job.model(), job)
     except (Mistake, MemoryError):
         raise
     except Exception as error:
         raise Mistake(f"the job's model could not be made: {type(error).__name__}: {error}") from error
-    chance.seed_worker(job.seed, job.link.rank)
+    random_state.seed_worker(job.seed, job.link.rank)
     return model.to("cuda") if torch.cuda.is_available() else model

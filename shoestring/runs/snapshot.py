@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoestring.core import random_state as chance
+from shoestring.core import random_state
 from shoestring.core.errors import Mistake
 from shoestring.core.private import storage_id_of
 from shoestring.core.run import Run, StoredTensor, gathered, kept
@@ -41,8 +41,8 @@ def snapshot_of(run: Run, feed: Feed, step: int, best: tuple[float, int] | None)
             weights[name] = one
     state = {
         "step": step, "model": other, "optimizer": optimizer_state(run), "feed": feed.state_dict(),
-        "chances": gathered(run, chance.state()), "parts": {name: part.state_dict() for name, part in run.state.items()}, "best": best,
-        "on_disk": on_disk(run),
+        "chances": gathered(run, random_state.state()), "parts": {name: part.state_dict() for name, part in run.state.items()},
+        "best": best, "on_disk": on_disk(run),
     }
     return Snapshot(step, weights, aliases, state)
 
@@ -79,9 +79,9 @@ def restore(checkpoint: Checkpoint, run: Run, feed: Feed) -> dict[str, Any]:
             part.load_state_dict(state["parts"][name])
     feed.load_state_dict(state["feed"])
     if run.link.rank < len(state["chances"]):
-        chance.restore(state["chances"][run.link.rank])
+        random_state.restore(state["chances"][run.link.rank])
     else:
-        chance.seed_worker(feed.job.seed, run.link.rank, state["step"])
+        random_state.seed_worker(feed.job.seed, run.link.rank, state["step"])
     return state
 
 

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from shoestring import Job
-from shoestring.core import random_state as chance
+from shoestring.core import random_state
 from shoestring.core.errors import Mistake
 from shoestring.data.feed import Feed
 
@@ -74,7 +74,7 @@ def flat(batch: Any) -> list[float]:
 @pytest.mark.parametrize("position", [0, 1, 4, 11])
 def test_a_feed_goes_on_from_any_position(kind: str, position: int) -> None:
     job = Job(model=lambda: torch.nn.Linear(1, 1), data=KINDS[kind], batch=3)
-    chance.seed(0)
+    random_state.seed(0)
     feed = Feed(job)
     seen = []
     for _ in range(position):
@@ -82,17 +82,17 @@ def test_a_feed_goes_on_from_any_position(kind: str, position: int) -> None:
         torch.rand(3), random.random()          # the model draws in between
     state = feed.state_dict()
     rest = [flat(next(feed)) for _ in range(6)]
-    chance.seed(77)
+    random_state.seed(77)
     other = Feed(job)
     other.load_state_dict(state)
     assert [flat(next(other)) for _ in range(6)] == rest
 
 
 def test_data_and_model_do_not_draw_from_each_other() -> None:
-    chance.seed(0)
+    random_state.seed(0)
     feed = Feed(Job(model=lambda: torch.nn.Linear(1, 1), data=drawn))
     alone = torch.rand(1)
-    chance.seed(0)
+    random_state.seed(0)
     next(feed)
     assert torch.equal(torch.rand(1), alone)
 
@@ -101,7 +101,7 @@ def test_data_that_end_too_early_are_told_of() -> None:
     job = Job(model=lambda: torch.nn.Linear(1, 1), data=lambda: [torch.ones(1)] * 3)
     feed = Feed(job)
     with pytest.raises(Mistake, match="end after 3 batches"):
-        feed.load_state_dict({"taken": 5, "data": None, "chance": feed.chance.state})
+        feed.load_state_dict({"taken": 5, "data": None, "chance": feed.random_stream.state})
 
 
 def test_a_data_set_is_shuffled_anew_every_time_round() -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from shoestring.core import random_state as chance
+from shoestring.core import random_state
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
 from shoestring.core.hardware import Hardware
@@ -72,7 +72,7 @@ def reset() -> None:
     """What models of the list keep outside of themselves, and all chance, begin anew."""
     from tests.memory import test_block_state
 
-    chance.seed(0)
+    random_state.seed(0)
     test_block_state.SHARED_CHANCE.manual_seed(0)
     test_block_state.SHARED_LIST.clear()
 

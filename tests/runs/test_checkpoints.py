@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from shoestring import Job
-from shoestring.core import random_state as chance
+from shoestring.core import random_state
 from shoestring.core.errors import Mistake
 from shoestring.core.run import Run
 from shoestring.data.feed import Feed
@@ -233,7 +233,7 @@ def test_a_run_put_back_goes_on_with_the_same_bits(optimizer: Any, tmp_path: Pat
     job = tied_job(optimizer)
 
     def begun() -> tuple[Run, Any]:
-        chance.seed(0)
+        random_state.seed(0)
         return prepared(job, (), job.model()), Feed(job)
 
     def some(run: Run, feed: Any, count: int) -> None:
@@ -249,7 +249,7 @@ def test_a_run_put_back_goes_on_with_the_same_bits(optimizer: Any, tmp_path: Pat
     assert set(shot.aliases) == {"out.weight"}
     for _ in range(5):
         next(training)
-    chance.seed(123)
+    random_state.seed(123)
     other, other_feed = begun()
     restore(checkpoint, other, other_feed)
     again = steps(other, other_feed)

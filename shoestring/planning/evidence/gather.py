@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from shoestring.core import random_state as chance
+from shoestring.core import random_state
 from shoestring.core.ledger import Ledger
 from shoestring.core.ledger_parts import Findings
 from shoestring.core.mesh import on_one_axis
@@ -56,9 +56,9 @@ class Traits:
     def note_again(self, rehearsals: Rehearsals, plain: Log, again: str) -> None:
         """Note why blocks can't be computed again: as the worker found, or where there is none, by a step here if the model is small."""
         if rehearsals.worker is None and "no block runs" not in self.found and rehearsals.fits_here(plain):
-            with chance.kept():
+            with random_state.kept():
                 model = rehearsals.made_here()
-                chance.seed(rehearsals.job.seed)
+                random_state.seed(rehearsals.job.seed)
                 again = why_not_again(replace(rehearsals.job, mesh=on_one_axis()), model)
         if again:
             self.note("can't be recomputed", again)

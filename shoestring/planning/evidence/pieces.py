@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from shoestring.core import random_state as chance
+from shoestring.core import random_state
 from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
@@ -76,7 +76,7 @@ def tried_in_pieces(job: Job, make: Callable[[], nn.Module], techniques: Iterabl
         return {"not tried": str(error)}
     used = [technique for technique in techniques if not technique.splits_batch]
     alone = replace(job, mesh=on_one_axis())
-    with chance.kept():
+    with random_state.kept():
         try:
             once = passed(alone, used, make(), [(batch, 1.0)])
         except Exception as error:
@@ -97,7 +97,7 @@ def passed(job: Job, techniques: Iterable[Technique], model: nn.Module, pieces: 
     for _ in range(ROUNDS):
         found = []
         for piece, share in pieces:
-            chance.seed(job.seed)   # a coin that is tossed once a forward falls the same way in all of them
+            random_state.seed(job.seed)   # a coin that is tossed once a forward falls the same way in all of them
             before = others()
             with Settled() as calm:
                 found.append(float(run.gradients(replace(run, loss=scaled(run.loss, share)), piece)))

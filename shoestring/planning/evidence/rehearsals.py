@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from shoestring.core import random_state as chance
+from shoestring.core import random_state
 from shoestring.core.errors import Mistake
 from shoestring.core.hardware import Hardware
 from shoestring.core.job import Job
@@ -65,12 +65,12 @@ class Rehearsals:
 
     def log_here(self, job: Job, techniques: tuple[Technique, ...]) -> Log:
         """The log of real steps in this process, of a copy of the model; refused where that might not fit."""
-        with chance.kept():
+        with random_state.kept():
             if COPIES * self.weights() > memory_free():
                 raise Mistake(f"the model can't be planned on fake tensors ({self.guessed}), and this process has no room to try it: write "
                               f"a job file, so that it can be tried elsewhere")
             model = self.made_here()
-            chance.seed(job.seed)
+            random_state.seed(job.seed)
             return tracked(job, techniques, model)
 
     def weights(self) -> int:
@@ -82,7 +82,7 @@ class Rehearsals:
         return 0
 
     def made_here(self) -> nn.Module:
-        chance.seed(self.job.seed)
+        random_state.seed(self.job.seed)
         return self.job.model() if self.model is None else deepcopy(self.model)
 
     def fits_here(self, plain: Log) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from shoestring.core import random_state as chance
+from shoestring.core import random_state
 from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
@@ -42,10 +42,10 @@ def acted(job: Job, techniques: Iterable[Technique], batches: Iterable[Batch] | 
           faithful: bool) -> tuple[Log, bool]:
     stage = Stage()
     stage.faithful = faithful
-    with chance.kept():
-        chance.seed(job.seed)
+    with random_state.kept():
+        random_state.seed(job.seed)
         actor = stage.copy(model) if model is not None else stage.model(job.model)
-        chance.seed(job.seed)
+        random_state.seed(job.seed)
         log = tracked(job, techniques, actor, batches, stage)
     return log, stage.tossed
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shoestring.core import random_state as chance
+from shoestring.core import random_state
 from shoestring.core.job import Job
 from shoestring.core.private import FakeTensor, own_buffers, tree_leaves, tree_map
 from shoestring.measure.calls import as_calls, without_caches
@@ -38,8 +38,8 @@ def sampled(job: Job) -> dict[str, Any]:
     """Seconds forward and backward of every block, of the update per byte of weights, and bytes of the process above its tensors."""
     found: dict[tuple[Any, ...], tuple[nn.Module, Any]] = {}
     stage = Stage()
-    with chance.kept():
-        chance.seed(job.seed)
+    with random_state.kept():
+        random_state.seed(job.seed)
         run = prepared(job, (), stage.model(job.model))
         hooks = [block.register_forward_pre_hook(
             lambda module, args, kwargs: found.setdefault(kind(module), (module, (args, kwargs))) and None, with_kwargs=True)
