@@ -35,6 +35,7 @@ PLAIN = """
 import sys, torch
 from itertools import islice
 from shoestring.core import random_state
+from shoestring.data.feed import Feed
 from shoestring.jobs.gpt import job
 from shoestring.runs.digest import weights_sha256
 flags = eval(sys.argv[1])
