@@ -72,14 +72,14 @@ def split(batch: Batch, pieces: int) -> list[Batch]:
     if pieces > count:
         raise Mistake(f"{pieces} pieces of a batch of {count} samples: a piece needs a sample; "
                       f"ask for {count} pieces or fewer, or make the batch bigger")
-    return [mapped(partial(cut, start=start, stop=stop, count=count), batch) for start, stop in cuts(count, pieces)]
+    return [mapped(partial(rows_of, start=start, stop=stop, count=count), batch) for start, stop in piece_bounds(count, pieces)]
 
 
-def cuts(count: int, pieces: int) -> list[tuple[int, int]]:
+def piece_bounds(count: int, pieces: int) -> list[tuple[int, int]]:
     """Where consecutive pieces begin and end, as equal as they can be."""
     return list(pairwise(count * number // pieces for number in range(pieces + 1)))
 
 
-def cut(leaf: Any, start: int, stop: int, count: int) -> Any:
+def rows_of(leaf: Any, start: int, stop: int, count: int) -> Any:
     """Rows `start` to `stop` of a leaf that has one row a sample; anything else is shared by all pieces."""
     return leaf[start:stop] if isinstance(leaf, Tensor) and leaf.dim() > 0 and len(leaf) == count else leaf

@@ -36,7 +36,7 @@ SEAMS: dict[tuple[str, str], str] = {
     ("data/feed.py", ""): "data",
     ("core/batch.py", "mapped"): "data",
     ("core/batch.py", "samples"): "data",
-    ("core/batch.py", "cut"): "data",
+    ("core/batch.py", "rows_of"): "data",
     ("loop.py", "steps"): "optimizer",
     ("jobfile.py", "loaded_job"): "file",
     ("runs/initial_weights.py", "initialise"): "model",

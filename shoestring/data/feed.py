@@ -21,7 +21,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from shoestring.core.assignment import Assignment, own_part
-from shoestring.core.batch import Batch, cuts
+from shoestring.core.batch import Batch, piece_bounds
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.random_state import RandomStream
@@ -78,7 +78,7 @@ class Feed:
     def bounds(self, count: int, part: int) -> tuple[int, int]:
         """Where a part of so many samples begins and ends. A worker that gets none takes part with one that does not count."""
         self.assignment.idle = part >= count
-        return cuts(count, min(self.assignment.parts, count))[0 if self.assignment.idle else part]
+        return piece_bounds(count, min(self.assignment.parts, count))[0 if self.assignment.idle else part]
 
     def own(self, batch: Batch, part: int) -> Batch:
         """A part of a batch. A worker that gets no sample takes part with one that does not count."""

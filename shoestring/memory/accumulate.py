@@ -81,7 +81,7 @@ class Accumulate(TrainingTechnique):
         return replace(ledger, blocks=blocks, batch=largest, pieces=self.pieces,
                        standing=replace(ledger.standing, gradients=ledger.standing.gradients + held))
 
-    def cut(self, run: Run, batch: Batch) -> list[Batch]:
+    def pieces_of(self, run: Run, batch: Batch) -> list[Batch]:
         """The batch in pieces; in a group, a worker may have fewer samples than that."""
         return run.pieces(batch, min(self.pieces, run.count(batch)) if run.link.world > 1 else self.pieces)
 
@@ -93,7 +93,7 @@ class Accumulate(TrainingTechnique):
             if not whole > 0:
                 raise Mistake(f"the batch has the weight {whole}: a mean over nothing; check the job's weight")
             total = torch.zeros(())
-            shares = [(piece, float(now.weight(piece)) / whole) for piece in self.cut(now, batch)]
+            shares = [(piece, float(now.weight(piece)) / whole) for piece in self.pieces_of(now, batch)]
             if now.link.world > 1:   # all workers have as many pieces, so that they send as often
                 shares += [(shares[0][0], 0.0)] * (self.pieces - len(shares))
             else:
