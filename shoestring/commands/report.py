@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 def finished_report(job: str, held: Opened, chosen: Plan, told: Report, result: TrainResult) -> dict[str, Any]:
     """The report of a finished run, as its folder keeps it and --json prints it."""
     from shoestring.planning.outcome import plan_file
-    from shoestring.planning.quantities import told_of
+    from shoestring.planning.quantities import plan_summary
 
-    plan = told_of(plan_file(chosen, {}))
+    plan = plan_summary(plan_file(chosen, {}))
     report: dict[str, Any] = {
         "run": str(held.folder.path), "job": job, "flags": dict(held.request.flags), "steps": told.step, "losses": list(told.losses),
         "budget": {"memory": held.request.memory}, "predicted": plan["predicted"],

@@ -38,7 +38,7 @@ class Outcome:
 def plan_file(chosen: Plan, outcome: Mapping[str, Any]) -> dict[str, Any]:
     """A plan as a run keeps it, once; `outcome` is the JSON of what it was chosen from, empty if it is replayed.
 
-    `plan.plan_in` makes the plan of it again, `quantities.told_of` says what a page shows.
+    `plan.plan_in` makes the plan of it again, `quantities.plan_summary` says what a page shows.
     """
     lost = [one | {"text": named(techniques_in(one["techniques"]))} for one in outcome.get("runners_up", ())]
     return {"shoestring": VERSION, "chosen": chosen.as_file(), "plain": outcome.get("plain", {}), "runners_up": lost}

@@ -32,7 +32,7 @@ def compared(predicted: Mapping[str, Any], measured: Mapping[str, Any]) -> Figur
 VERSION = 2   # of a run's plan.json; the first one held the chosen plan twice
 
 
-def told_of(file: Mapping[str, Any]) -> dict[str, Any]:
+def plan_summary(file: Mapping[str, Any]) -> dict[str, Any]:
     """What a run's plan.json, of any version, tells its page and its report; what is missing there is missing here.
 
         predicted                 what may be measured too, by name

@@ -91,7 +91,8 @@ class Training:
             return TrainResult(stopped=self.number)
         if unsaved:
             return TrainResult(unsaved=unsaved)
-        return TrainResult(self.number, tuple(self.losses), told_state(self.run), self.figures(workers), self.link.world, tuple(workers))
+        states = readable_state(self.run)
+        return TrainResult(self.number, tuple(self.losses), states, self.figures(workers), self.link.world, tuple(workers))
 
     def do_steps(self) -> bool:
         """Whether all steps were done; else somebody asked to stop."""
@@ -147,8 +148,8 @@ def until_stopped(losses: Iterable[Any], note_step: Callable[[Any], bool]) -> bo
     return True
 
 
-def told_state(run: Run) -> dict[str, Any]:
-    """What techniques have to say of their course: their state as far as it is numbers and text."""
+def readable_state(run: Run) -> dict[str, Any]:
+    """The state of every technique whose state is numbers and text only: the report shows it."""
     def plain(value: Any) -> bool:
         if isinstance(value, dict):
             return all(map(plain, value.values()))

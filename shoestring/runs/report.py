@@ -91,32 +91,32 @@ class Report:
     @property
     def figures(self) -> Figures:
         """Predicted beside measured."""
-        return figures(QUANTITIES, self.told("predicted", {}), self.basis).measured(self.measured)
+        return figures(QUANTITIES, self.plan_entry("predicted", {}), self.basis).measured(self.measured)
 
     @property
     def basis(self) -> str:
         """How the predictions are known."""
-        return str(self.told("sure", ""))
+        return str(self.plan_entry("sure", ""))
 
     @property
     def plain(self) -> Mapping[str, Any]:
         """The plan without techniques, as JSON."""
-        return dict(self.told("plain", {}))
+        return dict(self.plan_entry("plain", {}))
 
     @property
     def techniques(self) -> Sequence[Mapping[str, Any]]:
         """Of each: name, knobs, why."""
-        return tuple(self.told("techniques", ()))
+        return tuple(self.plan_entry("techniques", ()))
 
     @property
     def blocks(self) -> Sequence[tuple[str, int]]:
         """The highest bytes while each block runs, as predicted."""
-        return tuple((name, size) for name, size in self.told("blocks", ()))
+        return tuple((name, size) for name, size in self.plan_entry("blocks", ()))
 
     @property
     def runners_up(self) -> Sequence[Mapping[str, Any]]:
         """Plans that lost, as JSON, with `text` and why they `lost`."""
-        return tuple(self.told("runners_up", ()))
+        return tuple(self.plan_entry("runners_up", ()))
 
     @property
     def exactness(self) -> Exactness | None:
@@ -134,8 +134,8 @@ class Report:
     def state_of_techniques(self) -> Mapping[str, Any]:
         return dict(self.ended.get("state_of_techniques", {}))
 
-    def told(self, name: str, missing: Any) -> Any:
-        """An entry of the plan; of a finished run, as its report tells it."""
+    def plan_entry(self, name: str, missing: Any) -> Any:
+        """An entry of the plan: from the report of a run that has ended, else from its plan.json."""
         return self.ended.get(name, self.plan.get(name, missing))
 
     def as_json(self) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from shoestring.planning.outcome import Outcome
 from shoestring.planning.plan import Plan, RankFigures, plan_in
 from shoestring.planning.planner import Planner
 from shoestring.planning.predict import kinds_of_workers
-from shoestring.planning.quantities import MEASURABLE, QUANTITIES, told_of
+from shoestring.planning.quantities import MEASURABLE, QUANTITIES, plan_summary
 from tests.models import job
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -50,15 +50,15 @@ def test_a_file_holds_a_plan_once_and_gives_it_back(plan: Plan, tmp_path: Path) 
 
 def test_a_page_is_told_the_same_of_a_file_of_any_version() -> None:
     written = Outcome(PLAN, Plan(), ((Plan((Fused(),), 1, 2, 3.0), "slower"),), 1, 1, 0.0, 99, (), ()).as_file()
-    told = told_of(written)
+    told = plan_summary(written)
     assert told["predicted"] == {one.name: PLAN.numbers()[one.name] for one in MEASURABLE}
     assert told["techniques"][0] == {"name": "Accumulate", "knobs": {"pieces": 2}, "why": Accumulate.why}
     assert (told["exactness"], told["sure"], told["blocks"]) == ("same bits", "a trial", [["forward 1", 7]])
     assert told["runners_up"][0]["text"] == "Fused()" and told["runners_up"][0]["lost"] == "slower"
     before = json.loads((GOLDEN / "version-2" / "finished" / "plan.json").read_text())
-    old = told_of(before)
+    old = plan_summary(before)
     assert {name: old[name] for name in told} == {name: before[name] for name in told}
-    assert told_of({}) == {} == told_of({"chosen": 3})
+    assert plan_summary({}) == {} == plan_summary({"chosen": 3})
 
 
 @pytest.mark.parametrize("file", sorted(GOLDEN.glob("version-*/**/*plan.json")), ids=lambda file: "-".join(file.parts[-3:]))

@@ -21,7 +21,7 @@ from shoestring.show.page.render import compile_all, render, said
 from shoestring.show.page.stale import staleness
 from shoestring.show.page.telling import checkpoints, events, footer, plan, runners_up, shown
 from shoestring.show.page.top import title, top
-from shoestring.show.page.words import Report, Told, told_of
+from shoestring.show.page.words import Report, Told, as_mapping
 
 Section = Callable[[Told], str]
 GROUP = "shoestring.sections"
@@ -34,13 +34,13 @@ def page(report: Told | Report, more: Iterable[Section] = ()) -> str:
     >>> page({"job": "gpt"}).splitlines()[0]
     '<!doctype html>'
     """
-    told = told_of(report)
+    told = as_mapping(report)
     return document(title(told), content(told, more))
 
 
 def content(report: Told | Report, more: Iterable[Section] = ()) -> Markup:
     """What stands inside <main>."""
-    told = told_of(report)
+    told = as_mapping(report)
     halves = [body for body in (section(told) for section in (*SECTIONS, *from_packages(), *more)) if body]
     alone = len(halves) - 1 if len(halves) % 2 else len(halves)   # the one without a neighbour takes both columns
     sections = [wide(comparison(told)), *(half if place != alone else wide(half) for place, half in enumerate(halves)),

@@ -86,7 +86,7 @@ def events(story: Told) -> Markup:
     found = dicts(story.get("events"))
     grouped = [list(group) for _, group in groupby(found, lambda event: event.get("event") == "saved" or id(event))]
     now, newest = story.get("now"), grouped[: -MOST_EVENTS - 1 : -1]
-    rows = [EventRow(clock(group[-1].get("time"), now), tone_of(group[-1]), strong(group[-1]), told(group)) for group in newest]
+    rows = [EventRow(clock(group[-1].get("time"), now), tone_of(group[-1]), strong(group[-1]), event_line(group)) for group in newest]
     earlier, warned = len(grouped) - len(rows), warnings_in(story)
     note = ("Newest first." if len(rows) + (earlier > 0) > 1 else "") + (f" {counted(warned, 'warning')}." if warned else "")
     return render("events.html", note=note, rows=rows, earlier=earlier) if rows else Markup()
@@ -101,7 +101,7 @@ def strong(event: Told) -> str:
     return {"warning": "Warning", "failed": "Failed"}.get(str(event.get("event")), "")
 
 
-def told(group: list[Told]) -> Markup:
+def event_line(group: list[Told]) -> Markup:
     """A line about an event, or about checkpoints that followed each other."""
     event = group[-1]
     if len(group) > 1:

@@ -24,8 +24,8 @@ class Report(Protocol):
     def as_json(self) -> dict[str, Any]: ...
 
 
-def told_of(report: Told | Report) -> Told:
-    """What a page reads: the one place that knows how a report is handed over."""
+def as_mapping(report: Told | Report) -> Told:
+    """A report by its keys, whether it comes as JSON or as a value."""
     return report if isinstance(report, Mapping) else report.as_json()
 
 
