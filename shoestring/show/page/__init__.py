@@ -21,31 +21,31 @@ from shoestring.show.page.render import compile_all, render, said
 from shoestring.show.page.stale import staleness
 from shoestring.show.page.telling import checkpoints, events, footer, plan, runners_up, shown
 from shoestring.show.page.top import title, top
-from shoestring.show.page.words import Report, Told, as_mapping
+from shoestring.show.page.words import Entries, Report, as_mapping
 
-Section = Callable[[Told], str]
+Section = Callable[[Entries], str]
 GROUP = "shoestring.sections"
 SECTIONS: tuple[Section, ...] = (losses, throughput, process, blocks, parts, staleness, plan, runners_up, checkpoints)
 
 
-def page(report: Told | Report, more: Iterable[Section] = ()) -> str:
+def page(report: Entries | Report, more: Iterable[Section] = ()) -> str:
     """The whole document, with `more` sections beside ours.
 
     >>> page({"job": "gpt"}).splitlines()[0]
     '<!doctype html>'
     """
-    told = as_mapping(report)
-    return document(title(told), content(told, more))
+    entries = as_mapping(report)
+    return document(title(entries), content(entries, more))
 
 
-def content(report: Told | Report, more: Iterable[Section] = ()) -> Markup:
+def content(report: Entries | Report, more: Iterable[Section] = ()) -> Markup:
     """What stands inside <main>."""
-    told = as_mapping(report)
-    halves = [body for body in (section(told) for section in (*SECTIONS, *from_packages(), *more)) if body]
+    entries = as_mapping(report)
+    halves = [body for body in (section(entries) for section in (*SECTIONS, *from_packages(), *more)) if body]
     alone = len(halves) - 1 if len(halves) % 2 else len(halves)   # the one without a neighbour takes both columns
-    sections = [wide(comparison(told)), *(half if place != alone else wide(half) for place, half in enumerate(halves)),
-                wide(events(told)), wide(shown(told)), footer(told)]
-    return render("content.html", top=top(told), sections=sections)
+    sections = [wide(comparison(entries)), *(half if place != alone else wide(half) for place, half in enumerate(halves)),
+                wide(events(entries)), wide(shown(entries)), footer(entries)]
+    return render("content.html", top=top(entries), sections=sections)
 
 
 def prepare() -> None:
@@ -69,9 +69,9 @@ def from_packages() -> tuple[Section, ...]:
 
 def guarded(name: str, load: Callable[[], Section]) -> Section:
     """A section of somebody else, which tells of its failure instead of taking the page down."""
-    def drawn(told: Told) -> str:
+    def drawn(entries: Entries) -> str:
         try:
-            return load()(told)
+            return load()(entries)
         except Exception as error:
             return Markup("<section>\n<p>{}</p>\n</section>").format(said(f"{name} can't be shown: {type(error).__name__}: {error}"))
 

@@ -38,7 +38,7 @@ from shoestring.show.page.drawing import (
 )
 from shoestring.show.page.render import NONE, render
 from shoestring.show.page.words import (
-    Told,
+    Entries,
     counted,
     figure_of,
     inner,
@@ -59,7 +59,7 @@ PHASES = ("forward", "backward", "update")
 PARTS = ("parameters", "optimizer", "gradients", "activations", "temporaries", "inputs", "buffers")
 
 
-def comparison(story: Told) -> Markup:
+def comparison(story: Entries) -> Markup:
     """The table of predicted beside measured."""
     found = [Figure(one, figure_of(story, "predicted", one.name), figure_of(story, "measured", one.name)) for one in MEASURABLE]
     rows = [row for one in found if one.shown and (row := compared(one, figure_of(story, "plain", one.quantity.name)))]
@@ -92,7 +92,7 @@ def plotted(title: str, note: str, plot: Plot, legend: Sequence[tuple[str, str]]
     return render("plot.html", title=title, note=note, plot=plot, legend=legend, frame=FRAME)
 
 
-def losses(story: Told) -> Markup:
+def losses(story: Entries) -> Markup:
     """The loss by step."""
     found = listed(story.get("losses"))
     known = numbers(found)
@@ -116,7 +116,7 @@ def steps_below(count: int) -> tuple[tuple[Mark, ...], Scale]:
     return along(marks, x, lambda mark: f"{mark:,.0f}"), x
 
 
-def throughput(story: Told) -> Markup:
+def throughput(story: Entries) -> Markup:
     """Steps per second by step."""
     found = listed(story.get("seconds"))
     known = numbers(found)
@@ -133,7 +133,7 @@ def throughput(story: Told) -> Markup:
                                        curve(drawn, x, y, "optimizer")))
 
 
-def process(story: Told) -> Markup:
+def process(story: Entries) -> Markup:
     """The memory of the process by time."""
     found = groups(pairs(story.get("samples_process")))
     points = [(group[-1][0], max(map(itemgetter(1), group))) for group in found if number(group[-1][0]) is not None]
@@ -154,7 +154,7 @@ def bytes_mark(size: float) -> str:
     return tidy(bytes_text(size))
 
 
-def blocks(story: Told) -> Markup:
+def blocks(story: Entries) -> Markup:
     """Memory by block, in the order in which the blocks run."""
     found = [(str(name), size) for name, size in pairs(story.get("blocks"))]
     if not found or max(size for _, size in found) <= 0:
@@ -213,7 +213,7 @@ class Part:
     share: str
 
 
-def parts(story: Told) -> Markup:
+def parts(story: Entries) -> Markup:
     """What is alive at the highest moment, as a stacked bar and a list."""
     sizes = [(str(name), size) for name, size in pairs(list(inner(inner(story, "measured"), "parts").items())) if size > 0]
     sizes = sorted(sizes, key=lambda part: -part[1])[:12]

@@ -12,7 +12,7 @@ from shoestring.show.page.render import render
 from shoestring.show.page.words import (
     ENDED_EARLY,
     STATES,
-    Told,
+    Entries,
     counted,
     figure_of,
     headline,
@@ -37,7 +37,7 @@ def overview(cards: Sequence[Markup], states: Sequence[str]) -> Markup:
     return render("overview.html", name=counted(len(cards), "run"), stand=stand, cards=cards[:MOST_CARDS], more=len(cards) - MOST_CARDS)
 
 
-def card(story: Told, name: str) -> Markup:
+def card(story: Entries, name: str) -> Markup:
     """One run: its state, where it stands, its loss and three figures."""
     state, warned = state_of(story), warnings_in(story)
     return render("card.html", place=quote(name, safe=""), name=name, state=state, word=STATES.get(state, ""), job=job_text(story),
@@ -45,12 +45,12 @@ def card(story: Told, name: str) -> Markup:
                   facts=facts(story))
 
 
-def stands(story: Told) -> str:
+def stands(story: Entries) -> str:
     sentence = f"Trained {counted(steps_done(story), 'step')}." if state_of(story) == "finished" else headline(story)
     return sentence[0].lower() + sentence[1:]
 
 
-def bar(story: Told) -> Strip | None:
+def bar(story: Entries) -> Strip | None:
     share, state = share_done(story), state_of(story)
     if share is None or state == "planning":
         return None
@@ -58,13 +58,13 @@ def bar(story: Told) -> Strip | None:
     return strip(f"{100 * share:.0f} % done", [(0, share, tone)])
 
 
-def spark(story: Told) -> dict[str, str]:
+def spark(story: Entries) -> dict[str, str]:
     """The loss as a small curve; nothing where there is none."""
     points = thin(listed(story.get("losses")), mean, most=60)
     return {"label": f"Loss, now {loss_text(points[-1][1])}", "path": spark_path(points)} if len(points) > 1 else {}
 
 
-def facts(story: Told) -> list[tuple[str, str]]:
+def facts(story: Entries) -> list[tuple[str, str]]:
     losses, one, used = numbers(story.get("losses")), pace(story), figure_of(story, "measured", "process_bytes")
     found = [("Loss", loss_text(losses[-1]) if losses else ""), ("Speed", rate_text(1 / one) if one else ""),
              ("Memory", bytes_text(used) if used is not None else "")]

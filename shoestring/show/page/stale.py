@@ -7,7 +7,7 @@ from markupsafe import Markup
 
 from shoestring.show.page.drawing import Strip, strip
 from shoestring.show.page.render import render
-from shoestring.show.page.words import Told, counted, inner, number, pairs, whole
+from shoestring.show.page.words import Entries, counted, inner, number, pairs, whole
 
 MOST = 12   # rows
 NOTES = {True: "The correction was on: the rate of a step was divided by its staleness.",
@@ -31,7 +31,7 @@ class Worker:
     dropped: int
 
 
-def staleness(story: Told) -> Markup:
+def staleness(story: Entries) -> Markup:
     """Gradients by staleness as bars, and by worker."""
     told = inner(inner(story, "state_of_techniques"), "pushes")
     found = sorted((int(age), count) for age, count in tallied(told, "staleness"))
@@ -53,12 +53,12 @@ def correction(on: object) -> str:
     return NOTES[on] if on is None or isinstance(on, bool) else ""
 
 
-def workers(told: Told) -> list[Worker]:
+def workers(told: Entries) -> list[Worker]:
     used, dropped = inner(told, "applied"), inner(told, "dropped")
     ranks = sorted({int(rank) for tally in ("applied", "dropped") for rank, _ in tallied(told, tally)})[:MOST]
     return [Worker(rank, whole(used, str(rank)), whole(dropped, str(rank))) for rank in ranks]
 
 
-def tallied(told: Told, name: str) -> list[tuple[str, float]]:
+def tallied(told: Entries, name: str) -> list[tuple[str, float]]:
     """The entries of a tally whose keys are whole numbers."""
     return [(str(key), count) for key, count in pairs(list(inner(told, name).items())) if str(key).isdecimal() and number(count)]

@@ -11,7 +11,7 @@ from shoestring.core.exactness import stated_in
 from shoestring.core.units import bytes_text, seconds_text
 from shoestring.planning.spelling import technique_text
 from shoestring.show.page.render import NONE, render, said
-from shoestring.show.page.words import Told, clock, counted, dicts, number, percent, warnings_in, whole
+from shoestring.show.page.words import Entries, clock, counted, dicts, number, percent, warnings_in, whole
 
 MOST_ROWS, MOST_EVENTS, MOST_CHECKPOINTS, MOST_TEXT = 12, 30, 5, 8000   # what keeps the page small
 
@@ -40,7 +40,7 @@ class EventRow:
     text: Markup
 
 
-def plan(story: Told) -> Markup:
+def plan(story: Entries) -> Markup:
     """The techniques, and why each is there."""
     if story.get("techniques") is None:
         return Markup()
@@ -49,14 +49,14 @@ def plan(story: Told) -> Markup:
     return render("plan.html", note=f"{level.word.capitalize()}: {level.meaning}." if level is not None else "", rows=rows)
 
 
-def runners_up(story: Told) -> Markup:
+def runners_up(story: Entries) -> Markup:
     """The plans that were not taken."""
     found = dicts(story.get("runners_up"))
     rows = [PlanRow(str(one.get("text") or "plain"), "", str(one.get("lost") or ""), tuple(figures(one))) for one in found[:MOST_ROWS]]
     return render("runners_up.html", rows=rows, more=len(found) - MOST_ROWS) if rows else Markup()
 
 
-def figures(one: Told) -> Iterator[str]:
+def figures(one: Entries) -> Iterator[str]:
     """What is known of a plan."""
     size, seconds = number(one.get("process_bytes")), number(one.get("step_seconds"))
     if size is not None:
@@ -65,7 +65,7 @@ def figures(one: Told) -> Iterator[str]:
         yield f"{seconds_text(seconds)} a step"
 
 
-def checkpoints(story: Told) -> Markup:
+def checkpoints(story: Entries) -> Markup:
     """Where the run can go on from, newest first."""
     found = dicts(story.get("checkpoints"))
     if not found:
@@ -81,7 +81,7 @@ def checkpoints(story: Told) -> Markup:
     return render("checkpoints.html", note=note, rows=rows)
 
 
-def events(story: Told) -> Markup:
+def events(story: Entries) -> Markup:
     """What happened, newest first; checkpoints in a row are told as one."""
     found = dicts(story.get("events"))
     grouped = [list(group) for _, group in groupby(found, lambda event: event.get("event") == "saved" or id(event))]
@@ -92,16 +92,16 @@ def events(story: Told) -> Markup:
     return render("events.html", note=note, rows=rows, earlier=earlier) if rows else Markup()
 
 
-def tone_of(event: Told) -> str:
+def tone_of(event: Entries) -> str:
     return {"warning": "warned", "died": "warned", "failed": "failed"}.get(str(event.get("event")), "")
 
 
-def strong(event: Told) -> str:
+def strong(event: Entries) -> str:
     """The word that stands out before an event that is bad news."""
     return {"warning": "Warning", "failed": "Failed"}.get(str(event.get("event")), "")
 
 
-def event_line(group: list[Told]) -> Markup:
+def event_line(group: list[Entries]) -> Markup:
     """A line about an event, or about checkpoints that followed each other."""
     event = group[-1]
     if len(group) > 1:
@@ -109,7 +109,7 @@ def event_line(group: list[Told]) -> Markup:
     return Markup(". ").join(sentence for sentence in sentences(event) if sentence)
 
 
-def sentences(event: Told) -> Iterator[str]:
+def sentences(event: Entries) -> Iterator[str]:
     kind, step, text = str(event.get("event")), whole(event, "step"), said(event.get("text") or "", 600)
     memory, how, found = number(event.get("memory")), said(event.get("how") or ""), event.get("differences")
     if kind == "planning":
@@ -136,19 +136,19 @@ def sentences(event: Told) -> Iterator[str]:
         yield text
 
 
-def known(event: Told, key: str) -> str:
+def known(event: Entries, key: str) -> str:
     value = number(event.get(key))
     return NONE if value is None else bytes_text(value) if key == "bytes" else seconds_text(value)
 
 
-def shown(story: Told) -> Markup:
+def shown(story: Entries) -> Markup:
     """What the job has to show for it."""
     text = str(story.get("shown") or "").strip("\n")
     note = f"The first of {len(text):,} characters." if len(text) > MOST_TEXT else ""
     return render("shown.html", note=note, text=text, most=MOST_TEXT) if text else Markup()
 
 
-def footer(story: Told) -> Markup:
+def footer(story: Entries) -> Markup:
     weights = f"sha256 {story['weights_sha256']}" if story.get("weights_sha256") else ""
     begun = clock(story.get("begun")) if number(story.get("begun")) is not None else ""
     facts = [("Run", story.get("run")), ("Begun", begun), ("Process", story.get("pid")), ("Weights", weights),

@@ -11,7 +11,7 @@ from shoestring.show.page.drawing import Strip, strip
 from shoestring.show.page.render import render
 from shoestring.show.page.words import (
     STATES,
-    Told,
+    Entries,
     about,
     clock,
     counted,
@@ -63,7 +63,7 @@ class Progress:
     note: str
 
 
-def top(story: Told) -> Markup:
+def top(story: Entries) -> Markup:
     state, warned = state_of(story), warnings_in(story)
     flags = [f"{name} {value}" for name, value in inner(story, "flags").items()]
     return render(
@@ -74,7 +74,7 @@ def top(story: Told) -> Markup:
         budget=figure_of(story, "budget", "memory"))
 
 
-def title(story: Told) -> Markup:
+def title(story: Entries) -> Markup:
     """What the browser's tab says.
 
     >>> str(title({"job": "gpt", "state": "training", "step": 3, "steps": 10}))
@@ -85,7 +85,7 @@ def title(story: Told) -> Markup:
     return Markup(" · ").join(word for word in (stands, job_text(story), "shoestring") if word)
 
 
-def progress(story: Told) -> Progress | None:
+def progress(story: Entries) -> Progress | None:
     share, state = share_done(story), state_of(story)
     if share is None or state in ("planning", "finished", ""):
         return None
@@ -107,7 +107,7 @@ def saved_text(step: int, saved: int) -> str:
     return f"Saved up to step {saved:,}; {counted(step - saved, 'step')} have come since." if saved < step else "Saved up to here."
 
 
-def tiles(story: Told) -> Iterator[Tile]:
+def tiles(story: Entries) -> Iterator[Tile]:
     """The figures one looks at first, big."""
     losses, one, left = numbers(story.get("losses")), pace(story), seconds_left(story)
     used, budget = figure_of(story, "measured", "process_bytes"), figure_of(story, "budget", "memory")
@@ -125,7 +125,7 @@ def tiles(story: Told) -> Iterator[Tile]:
         yield Tile("Time", about(last - begun), f"begun {clock(begun, story.get('now'))}")
 
 
-def gauge(story: Told) -> list[Gauge]:
+def gauge(story: Entries) -> list[Gauge]:
     """This run and plain training on one scale, with the budget across."""
     budget, used = figure_of(story, "budget", "memory"), figure_of(story, "measured", "process_bytes")
     found = [("This run", used, "alert" if used and budget and used > budget else "update"),

@@ -17,14 +17,14 @@ from shoestring.show.page.render import NONE, said
 STATES = {"planning": "Planning", "training": "Training", "finished": "Finished", "stopped": "Stopped", "failed": "Failed",
           "died": "Died"}
 ENDED_EARLY = ("stopped", "failed", "died")
-Told = Mapping[str, Any]   # the report of a run by its keys (see runs.story); any may be missing, and hold anything
+Entries = Mapping[str, Any]   # a report or a part of it by its keys (see runs.report); any may be missing, and hold anything
 
 
 class Report(Protocol):
     def as_json(self) -> dict[str, Any]: ...
 
 
-def as_mapping(report: Told | Report) -> Told:
+def as_mapping(report: Entries | Report) -> Entries:
     """A report by its keys, whether it comes as JSON or as a value."""
     return report if isinstance(report, Mapping) else report.as_json()
 
@@ -32,7 +32,7 @@ def as_mapping(report: Told | Report) -> Told:
 # Reading
 
 
-def inner(story: Told, key: str) -> Told:
+def inner(story: Entries, key: str) -> Entries:
     """The dict below `key`, empty if there is none."""
     found = story.get(key)
     return found if isinstance(found, Mapping) else {}
@@ -77,26 +77,26 @@ def pairs(found: object) -> list[tuple[Any, float]]:
     return [(first, second) for first, second in entries if number(second) is not None]
 
 
-def dicts(found: object) -> list[Told]:
+def dicts(found: object) -> list[Entries]:
     """The dicts in a list."""
     return [entry for entry in listed(found) if isinstance(entry, Mapping)]
 
 
-def figure_of(story: Told, key: str, name: str) -> float | None:
+def figure_of(story: Entries, key: str, name: str) -> float | None:
     return number(inner(story, key).get(name))
 
 
-def whole(story: Told, key: str) -> int:
+def whole(story: Entries, key: str) -> int:
     return int(number(story.get(key)) or 0)
 
 
-def state_of(story: Told) -> str:
+def state_of(story: Entries) -> str:
     """One of STATES, or nothing where the story does not say."""
     state = story.get("state")
     return state if isinstance(state, str) and state in STATES else ""
 
 
-def warnings_in(story: Told) -> int:
+def warnings_in(story: Entries) -> int:
     return sum(event.get("event") == "warning" for event in dicts(story.get("events")))
 
 
@@ -171,23 +171,23 @@ def loss_text(loss: float) -> str:
 # Where it stands
 
 
-def job_text(story: Told) -> Markup:
+def job_text(story: Entries) -> Markup:
     return said(story.get("job") or story.get("name") or "training run", 80)
 
 
-def pace(story: Told) -> float | None:
+def pace(story: Entries) -> float | None:
     """Seconds of one step lately; the first two, which warm up, count only where there is little else."""
     taken = numbers((story.get("seconds") or ())[-100:])
     taken = taken[2:] if 4 < len(taken) < 100 else taken
     return fmean(taken) or None if taken else None
 
 
-def seconds_left(story: Told) -> float | None:
+def seconds_left(story: Entries) -> float | None:
     one, left = pace(story), whole(story, "steps") - whole(story, "step")
     return one * left if one is not None and left > 0 else None
 
 
-def share_done(story: Told) -> float | None:
+def share_done(story: Entries) -> float | None:
     steps = whole(story, "steps")
     return min(1.0, whole(story, "step") / steps) if steps > 0 and "step" in story else None
 
@@ -211,7 +211,7 @@ def rate_text(per_second: float) -> str:
     return f"{rate:,.0f} {unit}" if rate >= 100 else f"{rate:.3g} {unit}"
 
 
-def headline(story: Told) -> str:
+def headline(story: Entries) -> str:
     """Where it stands, in one sentence.
 
     >>> headline({"state": "training", "step": 3, "steps": 10, "seconds": [2.0] * 3})
@@ -233,7 +233,7 @@ def headline(story: Told) -> str:
     return verdict(story)
 
 
-def verdict(story: Told) -> str:
+def verdict(story: Entries) -> str:
     """One sentence on how it went.
 
     >>> verdict({"steps": 40, "budget": {"memory": 600 << 20}, "measured": {"process_bytes": 500 << 20}})
@@ -254,6 +254,6 @@ def verdict(story: Told) -> str:
     return sentence + "."
 
 
-def steps_done(story: Told) -> int:
+def steps_done(story: Entries) -> int:
     losses: Sequence[object] = story.get("losses") or ()
     return whole(story, "steps") or len(losses)
