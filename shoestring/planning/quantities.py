@@ -24,9 +24,9 @@ QUANTITIES = (   # the others are not measured in a run
 )
 
 
-def compared(predicted: Mapping[str, Any], measured: Mapping[str, Any]) -> Figures:
-    """What was predicted of a plan beside what was measured, both by name."""
-    return figures(MEASURABLE, predicted).measured(measured)
+def compared(predicted: Mapping[str, Any], measured: Mapping[str, Any], basis: str = "") -> Figures:
+    """What was predicted of a plan beside what was measured, both by name; `basis`: how the predictions are known."""
+    return figures(MEASURABLE, predicted, basis).measured(measured)
 
 
 VERSION = 2   # of a run's plan.json; the first one held the chosen plan twice

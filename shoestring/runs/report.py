@@ -29,21 +29,16 @@ from typing import Any
 
 from shoestring.core.budget import Budget
 from shoestring.core.exactness import Exactness, stated_in
-from shoestring.core.figures import Figures, Quantity, figures
+from shoestring.core.figures import Figures
 from shoestring.core.units import seconds_text
+from shoestring.planning.quantities import compared, plan_summary
 from shoestring.runs.event import Begun, Event, Failed, Finished, Saved, Stopped, Warned
 from shoestring.runs.events import NAME, record_of
 from shoestring.runs.folder import Folder, Unusable, holder
 from shoestring.runs.history import History, measured
 from shoestring.runs.request import Request
 
-PLANNED = ("predicted", "plain", "techniques", "blocks", "runners_up", "exactness", "exact", "sure")   # `exact`: of old plans
 ENDS = (Finished, Stopped, Failed)   # events that end a run; what it is then is called as they are
-QUANTITIES = (
-    Quantity("peak_bytes", "tensors", counted=True), Quantity("process_bytes", "process"), Quantity("step_seconds", "a step", "seconds"),
-    Quantity("traffic_bytes", "disk, a step", counted=True, optional=True),
-    Quantity("sent_bytes", "sent, a step", counted=True, optional=True),
-    Quantity("sent_by_others_bytes", "sent by others, a step", counted=True, optional=True))
 
 
 @dataclass(frozen=True)
@@ -91,7 +86,7 @@ class Report:
     @property
     def figures(self) -> Figures:
         """Predicted beside measured."""
-        return figures(QUANTITIES, self.plan_entry("predicted", {}), self.basis).measured(self.measured)
+        return compared(self.plan_entry("predicted", {}), self.measured, self.basis)
 
     @property
     def basis(self) -> str:
@@ -159,7 +154,7 @@ def report_of(path: Path, history: History | None = None) -> Report:
     state = doing.kind if isinstance(doing, ENDS) else alive if pid is not None else "died"
     damage += [history.wrong] * bool(history.wrong) + lost(history.damaged + (pid is None and history.rest > 0))
     return Report(
-        path, request, {key: value for key, value in plan.items() if key in PLANNED}, ended if state == "finished" else {}, state, pid,
+        path, request, plan_summary(plan), ended if state == "finished" else {}, state, pid,
         text_of(state, history, pid), steps.number[-1] if steps else 0, history.wanted, list(steps.loss), list(steps.seconds),
         [(when - (history.begun or 0.0), size) for when, size in zip(steps.time, steps.process, strict=True)], measured(history),
         tuple(damage), tuple(history.saved), (*history.others, *(Warned(one, time=history.last or time.time()) for one in damage)),

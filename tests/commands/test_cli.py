@@ -60,7 +60,7 @@ def net(tmp_path: Path) -> Path:
     return path
 
 
-REAL = sys.executable   # for tests of the bytes of a process
+REAL = sys.executable   # for tests of the bytes of a process, or of what is imported
 
 
 def shoestring(*words: object, cwd: Path | None = None, python: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
@@ -164,12 +164,12 @@ def test_a_package_brings_a_command_by_an_entry_point(tmp_path: Path) -> None:
     (about / "entry_points.txt").write_text("[shoestring.commands]\nsweep = sweeping\nbroken = nothing_like_it\ndoctor = sweeping\n")
     (tmp_path / "sweeping.py").write_text(SWEEP)
     path = {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
-    done = shoestring("sweep", "--many", 3, **path)
+    done = shoestring("sweep", "--many", 3, python=REAL, **path)
     assert (done.returncode, done.stdout) == (7, "3 False\n"), done.stderr
-    assert "'--few' is no option of sweep" in shoestring("sweep", "--few", **path).stderr
-    broken = shoestring("broken", **path)
+    assert "'--few' is no option of sweep" in shoestring("sweep", "--few", python=REAL, **path).stderr
+    broken = shoestring("broken", python=REAL, **path)
     assert broken.returncode == 2 and "the command broken of nothing_like_it can't be imported" in broken.stderr
-    assert "measures it anew" in shoestring("doctor", "--help", **path).stdout, "ours can't be replaced"
+    assert "measures it anew" in shoestring("doctor", "--help", python=REAL, **path).stdout, "ours can't be replaced"
 
 
 def test_doctor_shows_both_speeds_of_the_disk_and_keeps_them(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def worker(rank: int, world: int, folder: str, roomy: bool) -> None:
     if not roomy:
         import shoestring.parallel.shared_memory as module
         module.made = lambda size: None
-    near, far = joined(rank, world), joined(rank, world, near=False)
+    near, far = joined(rank, world), joined(rank, world, same_machine=False)
     assert isinstance(near, SharedMemoryLink) is roomy and near.same_machine is roomy and not far.same_machine
     results = []
     for count, dtype in product(COUNTS, (torch.float32, torch.float64, torch.uint8, torch.bfloat16)):

@@ -12,6 +12,7 @@ import pytest
 from shoestring.core.errors import Mistake
 from shoestring.core.hardware import Hardware
 from shoestring.core.link import Link
+from shoestring.core.mesh import on_one_axis
 from shoestring.measure.timeline import peak
 from shoestring.memory.accumulate import Accumulate
 from shoestring.memory.fused import Fused
@@ -87,7 +88,7 @@ def test_every_kind_of_worker_of_a_chosen_plan_has_figures() -> None:
     assert len(chosen.ranks) == 2 and sorted(rank for one in chosen.ranks for rank in one.ranks) == list(range(world))
     for one in chosen.ranks:
         for rank in one.ranks:
-            log = rehearse(replace(made, link=Link(rank, world)), (Average(),))
+            log = rehearse(replace(made, mesh=on_one_axis(Link(rank, world))), (Average(),))
             assert peak(log).bytes == one.peak_bytes and log.sent[-1] <= one.sent_bytes
     assert max(one.peak_bytes for one in chosen.ranks) == chosen.peak_bytes
 

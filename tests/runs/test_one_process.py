@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,6 +18,7 @@ from shoestring.core.errors import Mistake
 from shoestring.core.files import drafted, temporary_folder, write_whole
 from shoestring.parallel import shared_memory as shared
 from shoestring.runs.folder import holder
+from shoestring.runs.request import Request
 from shoestring.runs.resume import Opened, opened
 from tests.records import records, steps_in
 
@@ -28,6 +28,7 @@ import os, sys
 from pathlib import Path
 from shoestring.core.errors import Mistake
 from shoestring.runs.folder import holder
+from shoestring.runs.request import Request
 from shoestring.runs.resume import opened
 
 place, rounds = Path(sys.argv[1]), int(sys.argv[2])
@@ -63,9 +64,8 @@ def test_of_two_processes_that_begin_anew_in_one_folder_one_at_a_time_has_it(tmp
     assert len(list(tmp_path.glob("run-before-*"))) == 2 * ROUNDS - 1
 
 
-def asked() -> dict[str, Any]:
-    return {"source": sha256(b"").hexdigest(), "flags": {}, "memory": None, "use": None, "inexact": False, "exact": None, "plan": None,
-            "environment": {}}
+def asked() -> Request:
+    return Request(job="job.py", source=sha256(b"").hexdigest())
 
 
 def begun(place: Path) -> Opened:
