@@ -41,10 +41,10 @@ def plan_summary(file: Mapping[str, Any]) -> dict[str, Any]:
         plain, runners_up         other plans; those that lost with `lost`, why, and `text`, how they are written
     """
     chosen = file.get("chosen")
-    if not isinstance(chosen, Mapping):
-        return {}
-    once = {"predicted": {one.name: chosen[one.name] for one in MEASURABLE if one.name in chosen}}
-    level = "exactness" if "exactness" in chosen else "exact"
-    once |= {name: chosen[name] for name in ("techniques", level, "sure", "blocks") if name in chosen}
+    once: dict[str, Any] = {}
+    if isinstance(chosen, Mapping):
+        once["predicted"] = {one.name: chosen[one.name] for one in MEASURABLE if one.name in chosen}
+        level = "exactness" if "exactness" in chosen else "exact"
+        once |= {name: chosen[name] for name in ("techniques", level, "sure", "blocks") if name in chosen}
     beside = ("predicted", "techniques", "exactness", "exact", "sure", "blocks", "plain", "runners_up")
     return once | {name: file[name] for name in beside if name in file}

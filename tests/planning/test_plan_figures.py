@@ -99,3 +99,9 @@ def test_a_server_is_another_kind_than_those_it_serves() -> None:
     server, others = chosen.ranks
     assert server.sent_bytes == chosen.sent_bytes and others.sent_bytes == chosen.sent_by_others_bytes
     assert others.peak_bytes == chosen.peak_bytes
+
+
+def test_a_plan_file_without_its_chosen_plan_still_tells_the_rest() -> None:
+    """A page of such a run was drawn without its plan."""
+    told = {"techniques": [{"name": "Fused", "knobs": {}}], "predicted": {"peak_bytes": 1}, "plain": {"process_bytes": 2}}
+    assert plan_summary(told) == told and plan_summary({}) == {}
