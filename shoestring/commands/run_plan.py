@@ -64,6 +64,7 @@ def kept_plan(folder: Folder, adopt: bool) -> Plan | None:
 
 def new_plan(options: Namespace, job: Job, held: Opened) -> Plan:
     """Plan, keep the plan, then show it: who is killed after that goes on with this plan."""
+    from shoestring.core.budget import Budget
     from shoestring.core.units import bytes_text
     from shoestring.planning.outcome import plan_file
     from shoestring.runs.event import Planning
@@ -74,8 +75,8 @@ def new_plan(options: Namespace, job: Job, held: Opened) -> Plan:
     note(held.folder.path, Planning(memory))
     options.use, options.inexact, options.exact = request.use, request.inexact, request.exact
     chosen, outcome = planned(options, job, memory)
-    if outcome and memory is not None and chosen.process_bytes > memory:
-        raise OverBudget(f"{chosen} needs {bytes_text(chosen.process_bytes)}, more than the {bytes_text(memory)} of --memory", chosen)
+    for one in Budget(memory=memory).broken(chosen.numbers()) if outcome else ():
+        raise OverBudget(f"{chosen} needs {bytes_text(one.found)}, more than the {bytes_text(one.limit.value)} of --memory", chosen)
     held.folder.write("plan.json", plan_file(chosen, outcome))
     (held.folder.path / "plan-next.json").unlink(missing_ok=True)
     if not options.json and outcome:
