@@ -34,7 +34,18 @@ def finished_report(job: str, held: Opened, chosen: Plan, told: Report, result: 
     if result.restarts is not None:
         report |= {"restarts": result.restarts, "recovery_seconds": list(result.recovery_seconds)}
         report["sent_bytes"] = {"predicted": plan["predicted"].get("sent_bytes"), "measured": report["measured"].get("sent_bytes")}
+        report["workers"] = by_worker(chosen, result)
     return report
+
+
+def by_worker(chosen: Plan, result: TrainResult) -> list[dict[str, Any]]:
+    """What every worker of a group was predicted to need and send, beside what it measured since it was started last."""
+    predicted = {rank: kind for kind in chosen.ranks for rank in kind.ranks}
+    return [{
+        "rank": rank,
+        "predicted": {"peak_bytes": kind.peak_bytes, "sent_bytes": kind.sent_bytes} if (kind := predicted.get(rank)) else {},
+        "measured": {"peak_bytes": one["peak_bytes"], "sent_bytes": one["sent"] / max(one["steps"], 1)},
+    } for rank, one in enumerate(result.workers)]
 
 
 def unfinished(options: Namespace, run: Path, told: Report, result: TrainResult) -> int:
@@ -76,6 +87,10 @@ def show(report: dict[str, Any], page: Path) -> None:
     from shoestring.show.terminal import beside
 
     print("", beside(compared(report["predicted"], report["measured"]), screen(sys.stdout)), "", sep="\n")
+    for one in report.get("workers", ()):   # the table above is about the largest
+        told = (f"{figure.quantity.label} {figure.quantity.text(figure.measured)} ({figure.off_text})"
+                for figure in compared(one["predicted"], one["measured"]) if figure.off is not None)
+        print(f"worker {one['rank']}: {', '.join(told) or 'nothing was predicted of it'}")
     if report["shown"]:
         print(report["shown"], "", sep="\n")
     losses = report["losses"]

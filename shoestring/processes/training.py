@@ -127,7 +127,7 @@ class Training:
         log, highest = self.tracker.log, peak(self.tracker.log)
         found = Measured(max(gathered(self.run, highest.bytes)), sum(log.flops.values()) / len(self.losses), str(highest.moment),
                          dict(highest.parts))
-        self.tensors = {"peak_bytes": found.peak_bytes, "flops": found.flops, "where": found.where, "parts": found.parts}
+        self.tensors = {"peak_bytes": highest.bytes, "flops": found.flops, "where": found.where, "parts": found.parts}   # this worker's
         if self.recorder and not self.run.assignment.asynchronous:   # there the others tell of theirs at the end
             self.recorder.tell(found)
 

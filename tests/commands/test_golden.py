@@ -54,3 +54,9 @@ def test_every_key_of_an_answer_is_still_there(name: str, version: str, said: di
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_weights_are_those_that_earlier_versions_trained(version: str, said: dict[str, Any]) -> None:
     assert said["train"]["weights_sha256"] == (HERE / version / "weights_sha256").read_text().strip()
+
+
+@pytest.mark.slow
+def test_every_worker_of_a_group_has_its_own_figures_and_they_are_right(said: dict[str, Any]) -> None:
+    found = said["train by a group"]["workers"]
+    assert [one["rank"] for one in found] == [0, 1] and all(one["predicted"] == one["measured"] for one in found)
