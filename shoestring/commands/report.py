@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 def finished_report(job: str, held: Opened, chosen: Plan, told: Report, result: TrainResult) -> dict[str, Any]:
     """The report of a finished run, as its folder keeps it and --json prints it."""
+    from shoestring.core.exactness import Exactness
     from shoestring.planning.outcome import plan_file
     from shoestring.planning.quantities import plan_summary
 
@@ -28,7 +29,8 @@ def finished_report(job: str, held: Opened, chosen: Plan, told: Report, result: 
         "run": str(held.folder.path), "job": job, "flags": dict(held.request.flags), "steps": told.step, "losses": list(told.losses),
         "budget": {"memory": held.request.memory}, "predicted": plan["predicted"],
         "measured": dict(told.measured), "techniques": plan["techniques"],
-        "weights_sha256": result.weights_sha256, "exactness": chosen.exactness.word, "sure": chosen.sure,
+        "weights_sha256": result.weights_sha256, "exactness": chosen.exactness.word,
+        "exact": chosen.exactness <= Exactness.ROUNDING, "sure": chosen.sure,
         "shown": result.shown, "state_of_techniques": result.state, "world": result.world,
     }
     if result.restarts is not None:

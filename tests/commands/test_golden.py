@@ -13,6 +13,9 @@ from tests.golden import HERE, VERSIONS, answers, lost
 
 USE = ["--use", "Accumulate(pieces=2)"]
 OPEN = {"dtypes", "environment", "links", "missing", "runners_up", "more_memory", "refused"}   # what is in them depends on the machine
+# Zeros that `verify` had of runs without traffic, when what was measured was counted in two ways.
+GONE = {("verify", "version-1"): {f".{side}.{name} is gone" for side in ("measured", "plain_measured")
+                                 for name in ("traffic_bytes", "sent_bytes")}}
 COMMANDS: dict[str, list[str]] = {
     "train": ["train", "job.py", "--run", "finished", *USE, "--save-every", "6", "--keep", "1"],
     "plan": ["plan", "job.py", "--memory", "2GiB", "--save", "saved.json"],
@@ -47,7 +50,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_key_of_an_answer_is_still_there(name: str, version: str, said: dict[str, Any]) -> None:
     before = {key: value for key, value in answers(version)[name].items() if key not in OPEN}
-    assert lost(before, said[name]) == []
+    assert set(lost(before, said[name])) == GONE.get((name, version), set())
 
 
 @pytest.mark.slow
