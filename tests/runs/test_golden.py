@@ -19,6 +19,7 @@ from shoestring.runs.folder import Folder
 from shoestring.runs.report import report_of
 from shoestring.runs.request import Request
 from shoestring.show.page import page
+from tests.golden import lost
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 VERSIONS = sorted(path.name for path in GOLDEN.glob("version-*"))
@@ -48,7 +49,7 @@ def test_a_stopped_run_of_an_earlier_version_ends_with_the_same_bits(version: st
     answer, _ = trained(tmp_path, version, "stopped")
     assert answer["weights_sha256"] == (GOLDEN / version / "weights_sha256").read_text().strip() and answer["steps"] == 12
     newest = json.loads((GOLDEN / VERSIONS[-1] / "answers.json").read_text())["train"]
-    assert shape(answer | {"flags": {}}) == shape(newest), "keys and types of the answer are as they were"
+    assert lost(newest, answer) == [], "what programs read of the answer is still there"
     assert shape(Folder(tmp_path / "run").read("report.json")) == shape(answer)
 
 
