@@ -1,6 +1,6 @@
 """The page of a run: no other file, nothing fetched, and as the report at the end no script.
 
-    report (as runs.story tells it, any key may be missing)  ->  sections, each empty if its figures are
+    report (by the keys of runs.report, any key may be missing)  ->  sections, each empty if its figures are
         ->  content, what stands inside <main>: sent again and again while a run is watched
         ->  page, one HTML document: the report
 
