@@ -4,7 +4,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +22,8 @@ from shoestring.core.run import brought_home
 from shoestring.core.technique import in_order, parsed, text
 from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.core.training import environment
-from shoestring.data.feed import Feed
+from shoestring.course import Course
+from shoestring.data.feed import Feed, counted
 from shoestring.jobfile import job_path, loaded_job
 from shoestring.loop import finite, steps
 from shoestring.measure.instructions import require
@@ -52,6 +52,7 @@ class Step(NamedTuple):
 
     number: int
     loss: float
+    metrics: Mapping[str, float] = {}   # of the validation after it, if there was one
 
 
 def plan(job: Job | str | Path, memory: str | int | None = None, use: Iterable[Technique | str] | None = None,
@@ -67,7 +68,7 @@ def plan(job: Job | str | Path, memory: str | int | None = None, use: Iterable[T
     if allowed(exact, inexact)[-1] is Exactness.BITS and devices > 1:
         raise Mistake(f"{devices} workers add up in another order than one: what a group trains is {Exactness.ROUNDING.word} at best; "
                       f"give {Exactness.ROUNDING.flag}, or train with one worker")
-    made = job if isinstance(job, Job) else loaded_job(job_path(str(job)), flags)
+    made = counted(job if isinstance(job, Job) else loaded_job(job_path(str(job)), flags))
     forced = None if use is None else tuple(
         parsed(one, CATALOGUE) if isinstance(one, str) else one for one in use)
     if forced is not None and devices > 1 and not any(one.unites for one in forced):
@@ -124,9 +125,15 @@ def train(job: Job, plan: Plan | Outcome | Iterable[Technique] = (), model: nn.M
     for dtype in {parameter.dtype for parameter in model.parameters() if parameter.device.type == "cpu"}:
         if dtype in SHORT:   # Precision asks for itself
             require(SHORT[dtype])
-    run = prepared(job, in_order(techniques), model)
-    for number, loss in enumerate(steps(run, islice(Feed(job, run.assignment), job.steps)), 1):
-        yield Step(number, finite(float(loss), number))
+    feed = Feed(job)
+    run = prepared(replace(job, steps=feed.steps_in_all or job.steps), in_order(techniques), model)
+    feed.assignment = run.assignment
+    course = Course(job, run, feed)
+    for number, loss in enumerate(steps(run, feed), 1):
+        value = finite(float(loss), number)
+        yield Step(number, value, course.validate(number).metrics if course.due(number) else {})
+        if course.over(number):
+            break
     brought_home(run)
 
 

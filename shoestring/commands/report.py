@@ -31,6 +31,7 @@ def finished_report(job: str, held: Opened, chosen: Plan, told: Report, result: 
         "measured": dict(told.measured), "techniques": plan["techniques"],
         "weights_sha256": result.weights_sha256, "exactness": chosen.exactness.word,
         "exact": chosen.exactness <= Exactness.ROUNDING, "sure": chosen.sure,
+        "metrics": told.metrics, "best": told.best, "epochs": told.epochs, "ended": told.why_ended,
         "shown": result.shown, "state_of_techniques": result.state, "world": result.world,
     }
     if result.restarts is not None:

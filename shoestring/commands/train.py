@@ -132,7 +132,7 @@ def trained(options: Namespace, path: Path, held: Opened, cadence: Cadence, work
     chosen = settled_plan(options, job, held)
     require_means(chosen, workers, held.folder.path)
     folder = held.folder
-    task = TrainTask(file=str(path), flags=request.flags, techniques=specs_of(chosen.techniques), steps=job.steps,
+    task = TrainTask(file=str(path), flags=request.flags, techniques=specs_of(chosen.techniques),
                      recording=Recording(str(folder.path), cadence, request.memory, chosen.process_bytes), traceback=options.traceback)
     try:
         result = worked(options, task, job, chosen, held, workers, rendezvous)

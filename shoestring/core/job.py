@@ -1,9 +1,10 @@
 """A job: what the user wants trained. A job file is plain Python with one function `job(...) -> Job`."""
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +36,60 @@ def default_optimizer(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimiz
     return torch.optim.AdamW(parameters, lr=1e-3)
 
 
+USUAL_STEPS = 100   # of a job that says neither steps nor epochs
+
+
+class Interval(NamedTuple):
+    """How often something is done: every so many of a unit."""
+
+    number: float
+    unit: str   # "steps", "epochs" or "seconds"
+
+
+def interval(written: int | str) -> Interval:
+    """
+    >>> interval(100), interval("1 epoch"), interval("5m")
+    (Interval(number=100.0, unit='steps'), Interval(number=1.0, unit='epochs'), Interval(number=300.0, unit='seconds'))
+    """
+    found = re.fullmatch(r"\s*([0-9.]+)\s*(|steps?|epochs?|s|m|h)\s*", str(written))
+    try:
+        number = float(found[1]) if found else 0.0
+    except ValueError:
+        number = 0.0
+    if found is None or not number > 0:
+        raise Mistake(f"every={written!r} in the Job: give steps (100), epochs (\"1 epoch\") or a time (\"5m\", \"30s\", \"1h\")")
+    if found[2] in SECONDS:
+        return Interval(number * SECONDS[found[2]], "seconds")
+    if number != int(number):
+        raise Mistake(f"every={written!r} in the Job: steps and epochs are whole numbers")
+    return Interval(number, "epochs" if found[2].startswith("epoch") else "steps")
+
+
+SECONDS = {"s": 1, "m": 60, "h": 3600}
+
+
+class Target(NamedTuple):
+    """The metric that says which weights are best."""
+
+    metric: str
+    most: bool   # the largest is best; else the least
+
+    def better(self, now: float, before: float | None) -> bool:
+        """Whether a value is better than one before; what is not a number never is."""
+        return now == now and (before is None or before != before or (now > before if self.most else now < before))
+
+
+def target(written: str) -> Target:
+    """
+    >>> target("max accuracy")
+    Target(metric='accuracy', most=True)
+    """
+    way, _, metric = written.strip().partition(" ")
+    if way not in ("max", "min") or not metric.strip():
+        raise Mistake(f"goal={written!r} in the Job: say which way and which metric, such as \"max accuracy\" or \"min loss\"")
+    return Target(metric.strip(), way == "max")
+
+
 @dataclass(frozen=True)
 class Origin:
     """Where a job came from, so that another process can make it again."""
@@ -51,33 +106,94 @@ class Sampler(Protocol):
     def refusal(self, count: int, size: int) -> str: ...          # why it can't make batches of `size` of `count` samples; empty: it can
     # The samples' numbers, of every batch from number `begin` on, for ever; they follow from the seed
     def batches(self, count: int, size: int, seed: int, begin: int) -> Iterator[list[int]]: ...
+    def per_epoch(self, count: int, size: int) -> int: ...        # batches that are one round of the samples
 
 
 @dataclass(frozen=True)
 class Job:
-    model: Callable[[], nn.Module]                       # a factory: planning builds it without memory
-    data: Callable[[], Any]                              # a factory of batches, or of a map-style Dataset
+    """What is to be trained, and how. `model` and `data` must be given; everything else has a default.
+
+    What is trained
+      model       a factory: `lambda: MyModel()`. Planning builds it without memory, so give a function, not a model
+      weights     what the model begins from: a safetensors file, several of them, or a `Weights`, which takes a part of a file
+      data        a factory of batches, or of a map-style data set: any object with `__len__` and `__getitem__`
+      batch, sampler, collate, workers    how batches are made of a data set
+      forward, loss, weight, split        how the model is called on a batch, what is minimised, what the loss is a mean over, and how
+                  a batch is cut in pieces where its first dimension does not say
+      largest     a factory of the largest batch that the data can give, where lengths vary; without it, it is looked for
+
+    How
+      optimizer   makes the optimizer of the parameters that need a gradient; where its argument's name begins with `named`, of pairs
+                  of name and parameter
+      schedule    makes a learning-rate scheduler of torch: `lambda optimizer: ...` or `lambda optimizer, steps: ...`. It is stepped after
+                  every step; in `PerEpoch(...)`, after every epoch; one that waits for a plateau, after every validation
+      steps, epochs    when it ends: after so many steps or rounds of the data, whichever comes first; 100 steps if neither is given
+      clip        largest global norm of the gradients
+      seed        every random number follows from it
+
+    How good it is
+      held_out    a factory of batches, or of a data set, that are not trained on
+      metrics     `lambda output, batch: {"accuracy": ...}`: means over the batch; the loss is always measured
+      validate    `lambda model: {"accuracy": ...}`, for everything that means over batches can't say
+      every       when to validate: 100 (steps), "1 epoch" or "5m". It is also done at the end
+      goal        "max accuracy" or "min loss": the weights that were best by it are kept
+      patience    end after so many validations in a row without a better one; 0: never
+      show        something to look at after training, as text
+    """
+
+    model: Callable[[], nn.Module]
+    data: Callable[[], Any]
     loss: Callable[[Any, Batch], Tensor] = default_loss
     forward: Callable[[nn.Module, Batch], Any] = default_forward
     weight: Callable[[Batch], float] = samples           # what the loss is a mean over
     # split(batch, n): the batch as a list of n batches whose weights add up to its own. For batches that can't be cut along the first
     # dimension of their tensors, such as graphs; `weight` must be given with it
     split: Callable[[Batch, int], Sequence[Batch]] | None = None
-    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] = default_optimizer
+    optimizer: Callable[..., torch.optim.Optimizer] = default_optimizer
     batch: int = 8                                       # samples per step, used when data is a Dataset
     sampler: Sampler | None = None                       # which samples of a Dataset make a batch; None: shuffled, every one once a round
-    steps: int = 100
+    steps: int = 0                                       # 0: as many as `epochs` make; 100 if there are none
     seed: int = 0
     clip: float = 0.0                                    # largest global norm of the gradients; 0: no clipping
-    weights: str = ""                                    # a safetensors file that the model begins from
+    weights: Any = ""                                    # a safetensors file that the model begins from
     show: Callable[[nn.Module], str] | None = None       # something to look at after training
     origin: Origin | None = None                         # set when the job was read from a file
     mesh: Mesh = field(default_factory=on_one_axis)      # set where several workers train it
+    epochs: int = 0                                      # rounds of the data; 0: by `steps` alone
+    collate: Callable[[list[Any]], Batch] | None = None  # makes a batch of a Dataset's samples; None: as torch does
+    workers: int = 0                                     # processes that fetch samples of a Dataset ahead; 0: none, when they are needed
+    largest: Callable[[], Batch] | None = None
+    schedule: Callable[..., Any] | None = None
+    held_out: Callable[[], Any] | None = None
+    metrics: Callable[[Any, Batch], Mapping[str, Any]] | None = None
+    validate: Callable[[nn.Module], Mapping[str, Any]] | None = None
+    every: int | str = "1 epoch"
+    goal: str = "min loss"
+    patience: int = 0
 
     def __post_init__(self) -> None:
-        for name, least in (("batch", 1), ("steps", 1), ("clip", 0)):
+        for name, least in (("batch", 1), ("steps", 0), ("epochs", 0), ("clip", 0), ("workers", 0), ("patience", 0)):
             if getattr(self, name) < least:
                 raise Mistake(f"{name}={getattr(self, name)} in the Job: give {least} or more")
+        if not self.steps and not self.epochs:
+            object.__setattr__(self, "steps", USUAL_STEPS)
+        if self.held_out is not None and self.validate is not None:
+            raise Mistake("the Job has held_out and validate, which are two ways to say how good the model is: give one of them")
+        if self.metrics is not None and self.held_out is None:
+            raise Mistake("the Job has metrics and no held_out: give held_out=lambda: batches to measure them on, or "
+                          "validate=lambda model: {...}")
+        if self.patience and not self.validates:
+            raise Mistake(f"patience={self.patience} in the Job, and nothing says how good the model is: give held_out=lambda: batches")
+        interval(self.every), target(self.goal)   # a mistake in them is told now
+
+    @property
+    def validates(self) -> bool:
+        return self.held_out is not None or self.validate is not None
+
+    @property
+    def counts_epochs(self) -> bool:
+        """Whether something in it depends on where an epoch ends."""
+        return bool(self.epochs) or (self.validates and interval(self.every).unit == "epochs") or self.schedule is not None
 
     @property
     def link(self) -> Link:

@@ -35,6 +35,7 @@ class Part:
     What a part can do is what its class says, never an attribute that happens to have a name.
     """
 
+    of_technique: ClassVar[bool] = True   # a technique made it, so the report shows its state
     on_disk: ClassVar[bool] = False   # its state is a file that only it can read; a checkpoint says what lies where in it
 
     def state_dict(self) -> dict[str, Any]:

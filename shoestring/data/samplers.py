@@ -25,6 +25,9 @@ class Shuffled:
     def refusal(self, count: int, size: int) -> str:
         return f"a data set of {count} samples for batches of {size}: give more data or a smaller batch" if count < size else ""
 
+    def per_epoch(self, count: int, size: int) -> int:
+        return count // size
+
     def batches(self, count: int, size: int, seed: int, begin: int) -> Iterator[list[int]]:
         order = torch.Generator().manual_seed(seed)
         while True:
@@ -51,6 +54,9 @@ class Poisson:
     def refusal(self, count: int, size: int) -> str:
         return "" if count else "a data set without samples: give some"
 
+    def per_epoch(self, count: int, size: int) -> int:
+        return max(round(1 / self.rate), 1)
+
     def batches(self, count: int, size: int, seed: int, begin: int) -> Iterator[list[int]]:
         for number in numbers(begin):
             draw = torch.Generator().manual_seed(hash((seed, number)) % 2**63)
@@ -76,6 +82,9 @@ class Subset:
         if outside:
             return f"Subset names sample {outside[0]} of a data set of {count} samples: give numbers from 0 to {count - 1}"
         return self.of.refusal(len(self.indices), size)
+
+    def per_epoch(self, count: int, size: int) -> int:
+        return self.of.per_epoch(len(self.indices), size)
 
     def batches(self, count: int, size: int, seed: int, begin: int) -> Iterator[list[int]]:
         for chosen in self.of.batches(len(self.indices), size, seed, begin):

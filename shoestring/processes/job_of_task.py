@@ -21,8 +21,8 @@ from shoestring.runs.initial_weights import valued
 def job_of(task: JobTask[Any], link: Link | None = None) -> Job:
     """The job of a task; with a link to a real group, or as one of a group that is imagined."""
     job, stands = loaded_job(Path(task.file), dict(task.flags)), task.position
-    return replace(job, mesh=on_one_axis(link or Link(stands.rank, stands.world, stands.same_machine)),
-                   steps=job.steps if task.steps is None else task.steps)
+    job = replace(job, mesh=on_one_axis(link or Link(stands.rank, stands.world, stands.same_machine)))
+    return job if task.steps is None else replace(job, steps=task.steps, epochs=0)
 
 
 def fresh_model(job: Job) -> nn.Module:

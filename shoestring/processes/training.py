@@ -25,6 +25,7 @@ from shoestring.core.link import GroupDone, Link
 from shoestring.core.run import Run, gathered, kept, weights
 from shoestring.core.training import TrainingTechnique, making
 from shoestring.core.units import bytes_text
+from shoestring.course import Course
 from shoestring.data.feed import Feed
 from shoestring.loop import finite, steps
 from shoestring.measure.process import status
@@ -67,11 +68,15 @@ class Training:
     def __init__(self, task: JobTask[Any], recording: Recording | None, tell: Tell, link: Link | None) -> None:
         self.job, self.tell = job_of(task, link), tell
         self.link = self.job.link
-        self.wanted = self.job.steps
+        self.feed = Feed(self.job)
+        self.wanted = self.feed.steps_in_all   # 0: nobody knows
         self.recorder = Recorder(recording, self.wanted, tell, self.link) if recording else None
         self.tracker = Tracker()
-        self.run = made_run(self.job, techniques_of(task.techniques), self.recorder, self.tracker)
-        self.feed = Feed(self.job, self.run.assignment)
+        run = made_run(replace(self.job, steps=self.wanted) if self.wanted else self.job, techniques_of(task.techniques), self.recorder,
+                       self.tracker)
+        self.feed.assignment = run.assignment
+        self.course = Course(self.job, run, self.feed)
+        self.run = replace(run, state={**run.state, "course": self.course})
         self.number = self.recorder.resume(self.run, self.feed) if self.recorder else 0   # the last step that is done
         self.losses: list[float] = []
         self.history = History()   # where no folder keeps it
@@ -81,29 +86,32 @@ class Training:
 
     def result(self) -> TrainResult:
         """Do all steps; gives how that ended."""
-        done_all = self.do_steps()
+        self.do_steps()
         self.run.assignment.end()
         workers = self.link.objects({**self.tensors, "process_bytes": status("VmHWM"), "steps": self.meter.steps, "sent": self.meter.sent})
         if self.recorder and self.run.assignment.asynchronous and self.losses:
             self.recorder.tell(measured_by(workers))
-        unsaved = self.recorder.end(self.run, self.feed) if self.recorder else ""
-        if not done_all and self.number < self.wanted:
+        unsaved = self.recorder.end(self.run, self.course) if self.recorder else ""
+        if not self.course.over(self.number) and not self.feed.ended and self.run.assignment.counts_steps:
             return TrainResult(stopped=self.number)
         if unsaved:
             return TrainResult(unsaved=unsaved)
         states = readable_state(self.run)
         return TrainResult(self.number, tuple(self.losses), states, self.figures(workers), self.link.world, tuple(workers))
 
-    def do_steps(self) -> bool:
-        """Whether all steps were done; else somebody asked to stop."""
-        batches: Iterator[Batch] = islice(self.feed, self.wanted - self.number) if self.run.assignment.counts_steps else iter(self.feed)
+    def do_steps(self) -> None:
+        """Train until it is over, or somebody asks to stop."""
+        if self.number and self.run.assignment.counts_steps and self.course.over(self.number):   # it was over, and only its end was missing
+            return
+        batches: Iterator[Batch] = iter(self.feed)
         first = tracked_steps(watched(self.run, self.tracker), islice(batches, 2), self.tracker)
         going_on = until_stopped(first, self.note_step)
         if self.losses:
             self.note_tensors()
         elif not self.number and self.run.assignment.counts_steps:
             raise Mistake("the job's data yields no batch: nothing to train on")
-        return going_on and until_stopped(steps(self.run, batches), self.note_step)
+        if going_on:
+            until_stopped(steps(self.run, batches), self.note_step)
 
     def note_step(self, loss: Any) -> bool:
         """Note a step that is done; gives whether there is to be another."""
@@ -112,15 +120,16 @@ class Training:
         self.losses.append(float(loss) if imagined else finite(float(loss), self.number))
         seconds = time.perf_counter() - self.step_begun
         moved, sent = self.meter.step()
-        step = Stepped(self.number, self.losses[-1], seconds, status("VmRSS"), status("VmHWM"), moved, sent)
-        go_on = self.recorder.after(self.run, self.feed, step) if self.recorder else True
+        step = Stepped(self.number, self.losses[-1], seconds, status("VmRSS"), status("VmHWM"), moved, sent,
+                       self.feed.epochs)
+        go_on = self.recorder.after(self.run, self.course, step) if self.recorder else True
         self.meter.begin()
         if self.recorder is None:
             step = replace(step, time=time.time())
             self.history.add(step)
             self.tell(step)
         self.step_begun = time.perf_counter()
-        return go_on
+        return go_on and not (self.run.assignment.counts_steps and self.course.over(self.number))
 
     def note_tensors(self) -> None:
         """What the tensors needed in the first steps; where workers wait for each other, those of the worker that needs most."""
@@ -140,7 +149,7 @@ class Training:
 
 
 def until_stopped(losses: Iterable[Any], note_step: Callable[[Any], bool]) -> bool:
-    """Whether all steps were done. The loss of a step lives until the next is done, as in any loop."""
+    """Whether `note_step` wanted all of them. The loss of a step lives until the next is done, as in any loop."""
     with suppress(GroupDone):   # the first worker has counted them
         for loss in losses:   # a generator would let go of the loss earlier, and the peak would be lower than planned
             if not note_step(loss):
@@ -155,7 +164,7 @@ def readable_state(run: Run) -> dict[str, Any]:
             return all(map(plain, value.values()))
         return all(map(plain, value)) if isinstance(value, (list, tuple)) else value is None or isinstance(value, (int, float, str))
 
-    states = {name: part.state_dict() for name, part in run.state.items() if not part.on_disk}
+    states = {name: part.state_dict() for name, part in run.state.items() if part.of_technique and not part.on_disk}
     return {name: state for name, state in states.items() if state and plain(state)}
 
 

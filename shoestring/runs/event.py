@@ -55,6 +55,9 @@ class Stepped(Event):
     most: int                    # bytes at most so far
     moved: int | None = left_out(None)   # bytes to and from the disk in this step; None: it moves none
     sent: int | None = left_out(None)    # bytes sent to other workers; None: there are none
+    epoch: int = left_out(0)             # rounds of the data that are over
+    rate: float | None = left_out(None)  # learning rate of the step, of the first group of weights; None: there is no schedule
+    norm: float | None = left_out(None)  # global norm of the gradients before they were clipped; None: they are not
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,18 @@ class Measured(Event):
     parts: Mapping[str, int] = field(default_factory=dict)      # what it is made of
     process_bytes: int | None = left_out(None)                  # of the largest worker, where they do not wait for each other
     sent_by_others_bytes: float | None = left_out(None)         # there, that each worker but the first sends in a step of its own
+
+
+@dataclass(frozen=True)
+class Validated(Event):
+    """The model was tried on held-out data."""
+
+    kind: ClassVar[str] = "validated"
+    step: int
+    epoch: int = 0                                              # rounds of the data that were over
+    metrics: Mapping[str, float] = field(default_factory=dict)  # by name; "loss" is the held-out one
+    seconds: float = 0.0
+    best: bool = False                                          # no validation before was as good, by the job's goal
 
 
 @dataclass(frozen=True)
@@ -107,10 +122,12 @@ class Stopped(Event):
 
 @dataclass(frozen=True)
 class Finished(Event):
-    """All steps are done and the last weights are saved."""
+    """Training is over and the last weights are saved."""
 
     kind: ClassVar[str] = "finished"
     step: int = 0
+    ended: str = left_out("steps")   # why: "steps", "epochs", "data ended", "no better for 3 validations"
+    epoch: int = left_out(0)         # rounds of the data that were over
 
 
 @dataclass(frozen=True)
@@ -152,4 +169,4 @@ class Other(Event):
 
 
 KINDS: dict[str, type[Event]] = {one.kind: one for one in (
-    Planning, Begun, Stepped, Measured, Saved, Warned, Adopted, Stopped, Finished, Failed, Died, Reformed)}
+    Planning, Begun, Stepped, Measured, Validated, Saved, Warned, Adopted, Stopped, Finished, Failed, Died, Reformed)}

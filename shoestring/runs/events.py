@@ -29,7 +29,7 @@ WHOLE, NUMBER = (int,), (int, float)
 # What the record of a step must have to be used: name, types, and what it means if it is missing (None: that it can't be used).
 NEEDED: tuple[tuple[str, tuple[type, ...], int | None], ...] = (
     ("step", WHOLE, None), ("loss", NUMBER, None), ("seconds", NUMBER, None), ("process", WHOLE, None), ("most", WHOLE, None),
-    ("moved", WHOLE, 0), ("sent", WHOLE, 0))
+    ("moved", WHOLE, 0), ("sent", WHOLE, 0), ("epoch", WHOLE, 0), ("rate", NUMBER, 0), ("norm", NUMBER, 0))
 
 # There may be a million steps, and only their figures are wanted, so they stay records (dicts) until somebody wants them as events.
 StepRecord = dict[str, Any]

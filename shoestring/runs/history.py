@@ -16,12 +16,13 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from math import nan
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from shoestring.runs.event import Adopted, Begun, Event, Failed, Finished, Measured, Planning, Saved, Stepped, Stopped
+from shoestring.runs.event import Adopted, Begun, Event, Failed, Finished, Measured, Planning, Saved, Stepped, Stopped, Validated
 from shoestring.runs.events import PIECE, StepRecord, read_records, record_of
 
 DOING = (Planning, Begun, Stopped, Finished, Failed)   # kinds that say what a run is doing
@@ -33,14 +34,15 @@ class Steps:
     """The steps that count, in order: what was done again after a resume stands in place of what was lost."""
 
     def __init__(self) -> None:
-        self.number, self.process, self.most, self.moved, self.sent = (array("q") for _ in range(5))
-        self.time, self.loss, self.seconds = (array("d") for _ in range(3))
+        self.number, self.process, self.most, self.moved, self.sent, self.epoch = (array("q") for _ in range(6))
+        self.time, self.loss, self.seconds, self.rate, self.norm = (array("d") for _ in range(5))   # not a number where it is not told
         self.age = array("q")    # its number in its life, from 1
         self.plan = array("q")   # adoptions of another plan before it
 
     @property
     def columns(self) -> tuple[Any, ...]:
-        return (self.number, self.process, self.most, self.moved, self.sent, self.time, self.loss, self.seconds, self.age, self.plan)
+        return (self.number, self.process, self.most, self.moved, self.sent, self.epoch, self.time, self.loss, self.seconds,
+                self.rate, self.norm, self.age, self.plan)
 
     def __len__(self) -> int:
         return len(self.number)
@@ -59,6 +61,9 @@ class Steps:
         self.most.append(step["most"])
         self.moved.append(step.get("moved", MISSING))
         self.sent.append(step.get("sent", MISSING))
+        self.epoch.append(step.get("epoch", 0))
+        self.rate.append(step.get("rate", nan))
+        self.norm.append(step.get("norm", nan))
         self.time.append(step["time"])
         self.loss.append(step["loss"])
         self.seconds.append(step["seconds"])
@@ -82,6 +87,7 @@ class History:
         self.steps = Steps()
         self.others: list[Event] = []                # all that are not steps or measurements
         self.saved: list[Saved] = []
+        self.validated: list[Validated] = []         # of the steps that count
         self.measured: list[tuple[int, Measured]] = []   # with the adoptions before it
         self.doing: Event = Planning()               # what it was doing last
         self.wanted = 0                              # steps in all
@@ -128,10 +134,23 @@ class History:
         if isinstance(event, Begun):
             self.wanted, self.age = event.steps, 0
             self.steps.back_to(event.step)
+            self.validated = [one for one in self.validated if one.step <= event.step]
         elif isinstance(event, Adopted):
             self.plan, self.age = self.plan + 1, 0
         elif isinstance(event, Saved):
             self.saved.append(event)
+        elif isinstance(event, Validated):
+            self.validated = [one for one in self.validated if one.step < event.step] + [event]
+
+
+def metrics_of(validated: Iterable[Validated]) -> list[dict[str, Any]]:
+    """Validations as JSON: [{"step": 100, "epoch": 1, "loss": 0.3, "accuracy": 0.9}]."""
+    return [{"step": one.step, "epoch": one.epoch, **one.metrics} for one in validated]
+
+
+def best_of(validated: Iterable[Validated]) -> Validated | None:
+    """The one that was best by the job's goal when it was made."""
+    return max((one for one in validated if one.best), key=lambda one: one.step, default=None)
 
 
 def measured(history: History) -> dict[str, Any]:

@@ -13,10 +13,11 @@ import torch
 from shoestring.core.link import Link, agreement, agreement_bytes
 from shoestring.core.run import Run, gathered, traffic
 from shoestring.core.units import bytes_text
+from shoestring.course import DATA_ENDED, Course
 from shoestring.data.feed import Feed
 from shoestring.runs.cadence import Cadence
 from shoestring.runs.checkpoints import Checkpoint, clear_drafts, move_aside, newest_good
-from shoestring.runs.event import Begun, Event, Failed, Finished, Stepped, Stopped, Warned
+from shoestring.runs.event import Begun, Event, Failed, Finished, Stepped, Stopped, Validated, Warned
 from shoestring.runs.events import Events
 from shoestring.runs.folder import Folder
 from shoestring.runs.saver import Saver, Snapshot, gather_only
@@ -36,7 +37,7 @@ class Recording:
 
 
 class Recorder:
-    """Records one run of so many steps. `send` brings events to whoever launched it, as long as there is one."""
+    """Records one run of so many steps (0: nobody knows how many). `send` brings events to whoever launched it, as long as there is one."""
 
     def __init__(self, recording: Recording, steps: int, send: Callable[[Event], None], link: Link | None = None) -> None:
         self.link = link = link or Link()
@@ -95,13 +96,14 @@ class Recorder:
                         world=self.link.world))
         return self.step
 
-    def after(self, run: Run, feed: Feed, event: Stepped) -> bool:
+    def after(self, run: Run, course: Course, event: Stepped) -> bool:
         """A step is done; gives whether to go on."""
-        self.step = event.step
+        self.step, feed = event.step, course.feed
         synchronised = run.synchronised()
+        validates = synchronised and course.due(self.step)
         stop, due = synchronised and bool(self.stop) and run.assignment.counts_steps, synchronised and self.saver.due(self.step)
         if synchronised and self.link.world > 1 and not run.assignment.asynchronous:
-            stop, due, event = self.agreed(stop, due, event)
+            stop, due, validates, event = self.agreed(stop, due, validates, event)
         self.saver.losses.append(event.loss)
         self.tell(event)
         if self.budget and not self.warned and event.most > max(NEAR * self.budget, self.predicted):
@@ -109,20 +111,29 @@ class Recorder:
             self.tell(Warned(f"the process has {bytes_text(event.most)} of its {bytes_text(self.budget)} after step "
                              f"{self.step}, more than the {bytes_text(self.predicted)} that were predicted: "
                              f"it may run out of memory"))
-        last = stop or self.step >= self.steps
+        if validates and not stop and run.assignment.counts_steps:
+            self.validate(run, course)
+        last = stop or bool(course.over(self.step))
         if (due or last) and not (last and run.assignment.asynchronous):   # those save at the end, when nobody computes any more
             self.save(run, feed)
         return not stop
 
-    def agreed(self, stop: bool, due: bool, event: Stepped) -> tuple[bool, bool, Stepped]:
-        """Whether to stop (if any worker was asked to) and to save (if the first wants to), and the step with the largest process."""
+    def validate(self, run: Run, course: Course) -> None:
+        """Try the model on held-out data, and keep its weights if it is the best so far."""
+        found = course.validate(self.step)
+        self.tell(Validated(found.step, found.epoch, dict(found.metrics), found.seconds, found.best))
+
+    def agreed(self, stop: bool, due: bool, validates: bool, event: Stepped) -> tuple[bool, bool, bool, Stepped]:
+        """Whether to stop (if any worker was asked to), to save and to validate (if the first wants to), and the step with the largest
+        process."""
         told = agreement(self.link.world)
-        told[0], told[1] = stop, due and self.link.rank == 0
+        told[0], told[1] = stop, due + 2 * validates if self.link.rank == 0 else 0
         told[2 + 2 * self.link.rank:][:2] = torch.tensor([event.process, event.most])
         self.link.sum(told).wait()
         if told[0] and not self.stop:
             self.stop = "another worker of the group was asked to"
-        return bool(told[0]), bool(told[1]), replace(event, process=int(told[2::2].max()), most=int(told[3::2].max()))
+        wanted = int(told[1])
+        return bool(told[0]), bool(wanted & 1), bool(wanted & 2), replace(event, process=int(told[2::2].max()), most=int(told[3::2].max()))
 
     def save(self, run: Run, feed: Feed) -> None:
         def take() -> Snapshot:
@@ -134,22 +145,26 @@ class Recorder:
             gather_only(take())
             self.saver.saved_step = self.step
 
-    def end(self, run: Run, feed: Feed) -> str:
-        """The last step is done, or a signal came: finish the checkpoint and say how it ended. Gives why the last weights of a run that
-        is done could not be saved; empty if they are."""
+    def end(self, run: Run, course: Course) -> str:
+        """The last step is done, the data ended, or a signal came: finish the checkpoint and say how it ended. Gives why the last
+        weights of a run that is done could not be saved; empty if they are."""
+        feed, why = course.feed, course.over(self.step) or (DATA_ENDED if course.feed.ended else "")
+        if why == DATA_ENDED and not self.stop and course.job.validates and course.validated_at != self.step:
+            self.validate(run, course)
         self.saver.wait()
         if any(gathered(run, self.saver.saved_step != self.step)):   # the data ended early, or a save was not possible before
             self.save(run, feed)
         self.saver.close()
         lost: str = gathered(run, self.unsaved() if self.saver.saved_step != self.step else "")[0]   # the first worker's word
-        if self.stop and self.step < self.steps:
+        if not why:
             saved = "" if self.saver.saved_step == self.step else f"; the last checkpoint is of step {self.saver.saved_step}"
-            self.tell(Stopped(self.step, f"stopped after step {self.step} of {self.steps}, {self.stop}{saved}"))
+            of = f" of {self.steps}" if self.steps else ""
+            self.tell(Stopped(self.step, f"stopped after step {self.step}{of}, {self.stop}{saved}"))
             return ""
         if lost:
             self.tell(Failed(lost))
         else:
-            self.tell(Finished(self.step))
+            self.tell(Finished(self.step, why, feed.epochs))
         return lost
 
     def unsaved(self) -> str:

@@ -15,6 +15,9 @@ It is the same value while the run goes on and when it is over: the live page is
     plain, techniques, blocks, runners_up, exactness, sure    of the plan (missing while it plans)
     weights_sha256, shown, state_of_techniques     at the end
     damage                what of the folder can't be used, and why; also among the events, as warnings
+    metrics, best         of every validation [{step, epoch, loss, ...}], and the best of them or None
+    epochs                rounds of the data that are over
+    ended                 why training ended: "steps", "epochs", "data ended", "no better for 3 validations"; "" while it goes on
     checkpoints           [{step, bytes, seconds, time}] as they were saved
     events                all that happened beside steps, in order
     begun, last, now      seconds since 1970: the first event, the last one, this moment
@@ -32,10 +35,10 @@ from shoestring.core.exactness import Exactness, stated_in
 from shoestring.core.figures import Figures
 from shoestring.core.units import seconds_text
 from shoestring.planning.quantities import compared, plan_summary
-from shoestring.runs.event import Begun, Event, Failed, Finished, Saved, Stopped, Warned
+from shoestring.runs.event import Begun, Event, Failed, Finished, Saved, Stopped, Validated, Warned
 from shoestring.runs.events import NAME, record_of
 from shoestring.runs.folder import Folder, Unusable, holder
-from shoestring.runs.history import History, measured
+from shoestring.runs.history import History, best_of, measured, metrics_of
 from shoestring.runs.request import Request
 
 ENDS = (Finished, Stopped, Failed)   # events that end a run; what it is then is called as they are
@@ -62,6 +65,9 @@ class Report:
     begun: float | None              # seconds since 1970: the first event,
     last: float | None               # the last one,
     now: float                       # this moment
+    validated: tuple[Validated, ...] = ()   # of the steps that count
+    epochs: int = 0                  # rounds of the data that are over
+    why_ended: str = ""              # "steps", "epochs", "data ended", "no better for 3 validations"; empty: it is not over
 
     @property
     def name(self) -> str:
@@ -129,6 +135,17 @@ class Report:
     def state_of_techniques(self) -> Mapping[str, Any]:
         return dict(self.ended.get("state_of_techniques", {}))
 
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """Of every validation: step, epoch and metrics by name."""
+        return metrics_of(self.validated)
+
+    @property
+    def best(self) -> dict[str, Any] | None:
+        """The best of them by the job's goal."""
+        found = best_of(self.validated)
+        return metrics_of([found])[0] if found else None
+
     def plan_entry(self, name: str, missing: Any) -> Any:
         """An entry of the plan: from the report of a run that has ended, else from its plan.json."""
         return self.ended.get(name, self.plan.get(name, missing))
@@ -139,6 +156,7 @@ class Report:
             "state": self.state, "pid": self.pid, "text": self.text, "step": self.step, "steps": self.steps,
             "losses": list(self.losses), "seconds": list(self.seconds), "samples_process": list(self.samples_process),
             "checkpoints": list(map(record_of, self.checkpoints)), "damage": list(self.damage),
+            "metrics": self.metrics, "best": self.best, "epochs": self.epochs, "ended": self.why_ended,
             "events": list(map(record_of, self.events)), "begun": self.begun, "last": self.last, "now": self.now,
         }
         return told | ({"measured": dict(self.measured)} if self.measured else {}) | dict(self.plan) | dict(self.ended)
@@ -158,7 +176,8 @@ def report_of(path: Path, history: History | None = None) -> Report:
         text_of(state, history, pid), steps.number[-1] if steps else 0, history.wanted, list(steps.loss), list(steps.seconds),
         [(when - (history.begun or 0.0), size) for when, size in zip(steps.time, steps.process, strict=True)], measured(history),
         tuple(damage), tuple(history.saved), (*history.others, *(Warned(one, time=history.last or time.time()) for one in damage)),
-        history.begun, history.last, time.time())
+        history.begun, history.last, time.time(), tuple(history.validated), steps.epoch[-1] if steps else 0,
+        doing.ended if isinstance(doing, Finished) else "")
 
 
 def read_files(folder: Folder) -> tuple[Request | None, dict[str, Any], dict[str, Any], list[str]]:

@@ -1,0 +1,89 @@
+"""The course of a training beside its steps: its epochs, the schedule of its learning rate, validations, the best of them, and why it ends.
+
+Whoever drives the loop (the worker, `shoestring.train`) asks it after every step. It survives a restart with the run.
+"""
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from shoestring.core.errors import Mistake
+from shoestring.core.job import Job, interval, target
+from shoestring.core.run import Part, Run
+from shoestring.data.feed import Feed
+from shoestring.validation import validated
+
+DATA_ENDED = "data ended"
+
+
+@dataclass(frozen=True)
+class Validation:
+    """What was found in a validation."""
+
+    step: int
+    epoch: int                       # rounds of the data that were over
+    metrics: Mapping[str, float]
+    seconds: float
+    best: bool                       # no validation before was as good
+
+
+class Course(Part):
+    of_technique = False
+
+    def __init__(self, job: Job, run: Run, feed: Feed) -> None:
+        self.job, self.run, self.feed = job, run, feed
+        self.interval, self.target = interval(job.every), target(job.goal)
+        self.validated_at = 0                          # the step of the last validation; 0: there was none
+        self.epochs_then = 0                           # epochs that were over then
+        self.best: tuple[float, int] | None = None     # the best value of the goal, and its step
+        self.without_better = 0                        # validations since then
+        self.clock = time.monotonic()                  # when the last validation was, of this life
+
+    def due(self, step: int) -> bool:
+        """Whether to validate after this step."""
+        if not self.job.validates or step == self.validated_at:
+            return False
+        if self.ends(step):
+            return True
+        number, unit = self.interval
+        if unit == "seconds":
+            return time.monotonic() - self.clock >= number
+        if unit == "epochs":
+            return self.feed.round_over and self.feed.epochs >= self.epochs_then + number
+        return step % int(number) == 0
+
+    def validate(self, step: int) -> Validation:
+        """Validate now."""
+        begun = time.monotonic()
+        metrics = validated(self.run, self.job)
+        if self.target.metric not in metrics:
+            raise Mistake(f"goal={self.job.goal!r} in the Job, and validation gave {', '.join(metrics) or 'nothing'}: name one of them")
+        value = metrics[self.target.metric]
+        better = self.target.better(value, self.best[0] if self.best else None)
+        if better:
+            self.best = (value, step)
+        self.without_better = 0 if better else self.without_better + 1
+        self.validated_at, self.epochs_then, self.clock = step, self.feed.epochs, time.monotonic()
+        return Validation(step, self.feed.epochs, metrics, self.clock - begun, better)
+
+    def ends(self, step: int) -> str:
+        """Why training ends after this step, whatever validation says; empty: it does not."""
+        if self.job.epochs and self.feed.epochs >= self.job.epochs:
+            return "epochs"
+        return "steps" if self.job.steps and step >= self.job.steps else ""
+
+    def over(self, step: int) -> str:
+        """Why training ends after this step; empty: it goes on."""
+        if self.job.patience and self.without_better >= self.job.patience:
+            return f"no better for {self.job.patience} validations"
+        return self.ends(step)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"validated_at": self.validated_at, "epochs_then": self.epochs_then, "best": self.best,
+                "without_better": self.without_better}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.validated_at, self.epochs_then, self.without_better = state["validated_at"], state["epochs_then"], state["without_better"]
+        self.best = None if state["best"] is None else (float(state["best"][0]), int(state["best"][1]))
