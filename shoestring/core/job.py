@@ -4,6 +4,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isnan
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -76,7 +77,7 @@ class Target(NamedTuple):
 
     def better(self, now: float, before: float | None) -> bool:
         """Whether a value is better than one before; what is not a number never is."""
-        return now == now and (before is None or before != before or (now > before if self.most else now < before))
+        return not isnan(now) and (before is None or isnan(before) or (now > before if self.most else now < before))
 
 
 def target(written: str) -> Target:

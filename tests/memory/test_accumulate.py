@@ -1,6 +1,8 @@
 """Accumulation is equal to plain training for uneven pieces and for losses that are means over tokens."""
 from __future__ import annotations
 
+from itertools import islice
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -32,7 +34,7 @@ def masked_job() -> Job:
 def weights(made: Job, *techniques: Accumulate) -> Tensor:
     torch.manual_seed(0)
     model = made.model()
-    for _ in steps(prepared(made, techniques, model), Feed(made)):
+    for _ in steps(prepared(made, techniques, model), islice(Feed(made), 5)):
         pass
     return nn.utils.parameters_to_vector(model.parameters()).detach()
 

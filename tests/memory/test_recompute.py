@@ -1,6 +1,8 @@
 """What is computed again is the same, in models that make it hard: batch norm, dropout, skips, shared blocks, layer drop."""
 from __future__ import annotations
 
+from itertools import islice
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -30,7 +32,7 @@ def test_nested_schedules_give_the_same_bits(name: str, schedule: str) -> None:
 def test_batch_norm_counts_every_batch_once() -> None:
     made = job("u-net")
     model = seeded(made)
-    for _ in steps(prepared(made, (Checkpoint(every=1),), model), list(Feed(made))[:3]):
+    for _ in steps(prepared(made, (Checkpoint(every=1),), model), islice(Feed(made), 3)):
         pass
     assert model.down[0][1].num_batches_tracked == 3
 
@@ -95,7 +97,7 @@ def test_what_the_forward_changes_and_uses_stays_right(block: type[nn.Module], t
 def test_the_model_is_left_as_it_was() -> None:
     made = job("chain")
     model = seeded(made)
-    for _ in steps(prepared(made, (Checkpoint(every=1), Spill()), model), list(Feed(made))[:2]):
+    for _ in steps(prepared(made, (Checkpoint(every=1), Spill()), model), islice(Feed(made), 2)):
         pass
     assert all("forward" not in module.__dict__ for module in model.modules())
 

@@ -183,7 +183,7 @@ def test_what_is_nested_or_called_by_another_method_is_trained_to_the_same_bits_
 def test_the_methods_of_a_model_are_its_own_again_after_a_step() -> None:
     made = density()
     model = seeded(made)
-    for _ in steps(prepared(made, (Checkpoint(every=1),), model), list(Feed(made))[:2]):
+    for _ in steps(prepared(made, (Checkpoint(every=1),), model), islice(Feed(made), 2)):
         pass
     assert not any({"forward", "inverse", "shift"} & set(module.__dict__) for module in model.modules())
 
