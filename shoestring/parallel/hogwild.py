@@ -28,6 +28,7 @@ from shoestring.parallel.shared_memory import Shared
 
 IDLE = -1        # instead of the version that a worker computes on
 PAUSE = 0.0005   # seconds between two looks at what others do
+LONG = 1 << 60   # steps: more than any run has
 
 
 class SharedCounts:
@@ -74,6 +75,10 @@ class Hogwild(Part, Assignment):
     @property
     def counts_steps(self) -> bool:
         return self.rank == 0
+
+    def steps_done(self, own: int, before: int) -> int:
+        """A worker but the first counts parts, and a step is as many as all take."""
+        return own if self.rank == 0 else min(before + self.counts.version // self.parts, self.run.steps or LONG)
 
     def next(self, feed: Batches) -> tuple[int, int | None]:
         """The next part. None for the first worker, if the others have done all of this step meanwhile, or have its last parts."""

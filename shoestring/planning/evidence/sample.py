@@ -22,8 +22,8 @@ from shoestring.measure.process import forget_peak, status
 from shoestring.measure.timeline import stretches
 from shoestring.measure.tracker import Tracker
 from shoestring.planning.evidence.anchor import fastest, paged
-from shoestring.planning.evidence.rehearse import prepared
-from shoestring.planning.evidence.step import first_batch, optimizer_traits
+from shoestring.planning.evidence.rehearse import optimizer_traits, prepared
+from shoestring.planning.evidence.step import first_batch
 
 TIMES = 3
 UPDATED = 4 << 20   # numbers whose update is timed
@@ -41,6 +41,7 @@ def sampled(job: Job) -> dict[str, Any]:
     with random_state.kept():
         random_state.seed(job.seed)
         run = prepared(job, (), stage.model(job.model))
+        settings = dict(run.optimizer.param_groups[0])
         hooks = [block.register_forward_pre_hook(
             lambda module, args, kwargs: found.setdefault(kind(module), (module, (args, kwargs))) and None, with_kwargs=True)
             for block in run.blocks.values()]
@@ -55,7 +56,8 @@ def sampled(job: Job) -> dict[str, Any]:
             real, inputs = made_real(block, given)
             seconds[one] = timed(real, inputs)
             overhead = max(overhead, above_tensors(real, inputs))
-            update, fused = updated(job, real)
+            if any(parameter.requires_grad for parameter in real.parameters()):
+                update, fused = updated(run.optimizer, settings, real)
             del real, inputs
     return {"blocks": {name: seconds[kind(block)] for name, block in run.blocks.items() if kind(block) in seconds},
             "update": update, "fused": fused, "overhead": overhead, "reserved": status("VmPeak") - status("VmHWM")}
@@ -119,12 +121,12 @@ def above_tensors(block: nn.Module, inputs: Any) -> int:
     return status("VmHWM") - max(stretch.top for stretch in stretches(tracker.log, paged))
 
 
-def updated(job: Job, block: nn.Module) -> tuple[float, float]:
-    """Seconds of the update per byte of weights, by the job's optimizer and by its fused kernel."""
+def updated(optimizer: torch.optim.Optimizer, settings: dict[str, Any], block: nn.Module) -> tuple[float, float]:
+    """Seconds of the update per byte of weights, by the job's optimizer with the settings of a group, and by its fused kernel."""
     largest = max((one for one in block.parameters() if one.requires_grad), key=lambda one: one.numel())
     weight = nn.Parameter(largest.detach().flatten()[:UPDATED].clone())
     weight.grad = torch.full_like(weight, 1e-3)
-    optimizer = job.optimizer([weight])
+    optimizer.param_groups = [settings | {"params": [weight]}]
     optimizer.step()
     size = weight.numel() * weight.element_size()
     plain = fastest(optimizer.step) / size
