@@ -47,7 +47,7 @@ SPARSE_PARTS = {
 
 __all__ = ["BATCH_NORMS", "CTC_LOSSES", "GROUPED_PRODUCT", "READ_NUMBER", "RUNNING_NORMS", "SOFTMAX_BACKWARDS", "TRAINING_BATCH_NORMS",
            "UNTRACEABLE", "WATCHING", "DispatchMode", "FakeTensor", "FakeTensorMode", "all_gather", "arguments_of", "bit_generator",
-           "dense_parts", "has_schedule", "inner_schedulers", "memory_format", "next_node_number", "node_number", "note_step_called",
+           "dense_parts", "has_schedule", "memory_format", "next_node_number", "node_number", "note_step_called",
            "number_of", "operation_of", "own_buffers", "own_parameters", "resize_storage", "results_of", "step_hooks", "storage_id",
            "storage_id_of", "transformers_initialiser", "tree_flatten", "tree_leaves", "tree_map", "tree_unflatten", "without_modes",
            "write_count"]
@@ -164,9 +164,3 @@ def note_step_called(optimizer: torch.optim.Optimizer) -> None:
 def step_hooks(optimizer: torch.optim.Optimizer) -> int:
     """Hooks that are called before and after an optimizer's step."""
     return len(optimizer._optimizer_step_pre_hooks) + len(optimizer._optimizer_step_post_hooks)
-
-
-def inner_schedulers(scheduler: Any) -> list[Any]:
-    """The schedulers that one is put together from, and theirs."""
-    found = list(getattr(scheduler, "_schedulers", ()))
-    return found + [inner for one in found for inner in inner_schedulers(one)]

@@ -24,7 +24,7 @@ from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 from shoestring.core.assignment import Assignment
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job, target
-from shoestring.core.private import inner_schedulers, note_step_called, number_of
+from shoestring.core.private import note_step_called, number_of
 from shoestring.core.run import Part, Run
 
 EXAMPLE = "schedule=lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 1000)"
@@ -106,9 +106,6 @@ def scheduled(job: Job, run: Run) -> Run:
     if missing or isinstance(scheduler, (type, Optimizer)):
         raise Mistake(f"the job's schedule gave {'None' if scheduler is None else f'a {type(scheduler).__name__}'}, which is no scheduler: "
                       f"give a function that returns one, such as {EXAMPLE}")
-    if any(isinstance(one, ReduceLROnPlateau) for one in inner_schedulers(scheduler)):
-        raise Mistake("the job's schedule has a ReduceLROnPlateau inside another scheduler, which would step it without a metric: "
-                      "give it alone")
     if isinstance(scheduler, ReduceLROnPlateau):
         check_plateau(job, scheduler, made)
     unit = "validations" if isinstance(scheduler, ReduceLROnPlateau) else "epochs" if isinstance(made, PerEpoch) else "steps"
