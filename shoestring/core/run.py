@@ -64,7 +64,7 @@ class Part:
 
     @property
     def averages(self) -> Mapping[str, Tensor]:
-        """Of weights by name, what is given away instead of them: means over the steps."""
+        """What is given away instead of weights, by their names: means over the steps. Its state has them as "averages" too, each once."""
         return {}
 
     @property
