@@ -69,7 +69,7 @@ def check_groups(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
     if strange:
         raise Mistake(f"the job's optimizer moves a parameter of shape {tuple(strange[0].shape)} that is not the model's: no checkpoint "
                       f"would have it, and techniques would not know of it; make it a part of the model")
-    lost = [name for parameter, name in names.items() if parameter.requires_grad and parameter not in members]
+    lost = [name for name, parameter in model.named_parameters() if parameter.requires_grad and parameter not in members]
     if lost:
         raise Mistake(f"{some(lost)} of the model need a gradient and are in no group of the job's optimizer: their gradients would "
                       f"take memory and time and move nothing; give them to the optimizer, or freeze them in the model's factory "

@@ -18,9 +18,11 @@ from torch import Tensor
 
 from shoestring.core.assignment import Assignment, Batches
 from shoestring.core.batch import Batch
+from shoestring.core.errors import Mistake
 from shoestring.core.link import GroupDone, Link, PeerLost
 from shoestring.core.private import number_of
 from shoestring.core.run import Part, Run
+from shoestring.core.schedule import Schedule
 from shoestring.parallel.average import trained
 from shoestring.parallel.learning_rate import rate_times
 from shoestring.parallel.pushes import Pushes, may_begin
@@ -204,6 +206,10 @@ class Hogwild(Part, Assignment):
 
 
 def hogwild_run(run: Run, link: Link, delay: int, corrected: bool) -> Run:
+    schedule = run.state.get("schedule")
+    if isinstance(schedule, Schedule) and schedule.unit == "validations":
+        raise Mistake("Asynchronous(kind='hogwild') with a schedule that waits for a plateau: the first worker validates, and every worker "
+                      "has a rate of its own, which would stay; give kind='server', where the first one moves the weights")
     engine = Hogwild(run, link, delay, corrected)
     return replace(run, gradients=engine.compute if link.rank else engine.step, update=engine.update, assignment=engine,
                    state={**run.state, "pushes": engine})

@@ -14,6 +14,10 @@ from torch.optim import lr_scheduler as lr
 
 import shoestring
 from shoestring import Job, Mistake, PerEpoch
+from shoestring.core.link import Link
+from shoestring.core.mesh import on_one_axis
+from shoestring.parallel.asynchronous import Asynchronous
+from shoestring.planning.evidence.rehearse import rehearse
 from tests.interrupted import trained
 
 STEPS = 12
@@ -211,3 +215,10 @@ def test_the_norm_that_clipping_finds_is_noted(tmp_path: Path) -> None:
     run = trained(job(clip=0.01), (), tmp_path / "clipped").run
     assert isinstance(run.noted.norm, float) and run.noted.take_norm() > 0.01 and run.noted.take_norm() is None   # type: ignore[operator]
     assert trained(job(), (), tmp_path / "not").run.noted.take_norm() is None
+
+
+def test_a_plateau_that_only_the_first_of_many_workers_sees_is_refused() -> None:
+    waiting = job(schedule=lr.ReduceLROnPlateau, held_out=lambda: BATCHES, mesh=on_one_axis(Link(0, 2)))
+    with pytest.raises(Mistake, match="give kind='server'"):
+        rehearse(waiting, (Asynchronous("hogwild"),))
+    rehearse(waiting, (Asynchronous("server"),))

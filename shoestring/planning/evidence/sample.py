@@ -1,7 +1,8 @@
 """A sample: one block of each kind, made and timed for real, of a model that is too large for a real step.
 
 The model is made on fake tensors and its forward is run on them, to see what goes into its blocks. Then the first block of every kind
-gets real weights and real inputs of those shapes, and is run forward and backward. Blocks with weights of the same shapes are of one kind.
+gets real weights and real inputs of those shapes, and is run forward and backward. Blocks with weights of the same shapes, of which the
+same are frozen, are of one kind.
 """
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ UPDATED = 4 << 20   # numbers whose update is timed
 
 
 def kind(block: nn.Module) -> tuple[Any, ...]:
-    return (type(block), *((name, tuple(value.shape), value.dtype) for name, value in block.named_parameters()))
+    return (type(block), *((name, tuple(value.shape), value.dtype, value.requires_grad) for name, value in block.named_parameters()))
 
 
 
