@@ -8,14 +8,17 @@ if TYPE_CHECKING:
     from shoestring.api import Step, fit, plan, train, verify
     from shoestring.core.errors import Mistake, OverBudget
     from shoestring.core.job import Job
-    from shoestring.optimizers import Lamb, Lars
+    from shoestring.core.schedule import PerEpoch, warmup_cosine, warmup_linear
+    from shoestring.optimizers import Lamb, Lars, decay_groups
     from shoestring.planning.plan import Plan
 
 __version__ = "0.1.0"
-__all__ = ["Job", "Lamb", "Lars", "Mistake", "OverBudget", "Plan", "Step", "fit", "plan", "train", "verify"]
+__all__ = ["Job", "Lamb", "Lars", "Mistake", "OverBudget", "PerEpoch", "Plan", "Step", "decay_groups", "fit", "plan", "train", "verify",
+           "warmup_cosine", "warmup_linear"]
 
 HOMES = {"Job": "core.job", "Lamb": "optimizers", "Lars": "optimizers", "Mistake": "core.errors", "OverBudget": "core.errors",
-         "Plan": "planning.plan", "Step": "api", "fit": "api", "plan": "api", "train": "api", "verify": "api"}
+         "PerEpoch": "core.schedule", "Plan": "planning.plan", "Step": "api", "decay_groups": "optimizers", "fit": "api", "plan": "api",
+         "train": "api", "verify": "api", "warmup_cosine": "core.schedule", "warmup_linear": "core.schedule"}
 
 
 def __getattr__(name: str) -> Any:

@@ -126,10 +126,11 @@ def train(job: Job, plan: Plan | Outcome | Iterable[Technique] = (), model: nn.M
         if dtype in SHORT:   # Precision asks for itself
             require(SHORT[dtype])
     feed = Feed(job)
-    run = prepared(replace(job, steps=feed.steps_in_all or job.steps), in_order(techniques), model)
+    counted_job = replace(job, steps=feed.steps_in_all, epochs=0) if feed.steps_in_all else job
+    run = prepared(counted_job, in_order(techniques), model)
     feed.assignment = run.assignment
     course = Course(job, run, feed)
-    for number, loss in enumerate(steps(run, feed), 1):
+    for number, loss in enumerate(steps(run, course.batches()), 1):
         value = finite(float(loss), number)
         yield Step(number, value, course.validate(number).metrics if course.due(number) else {})
         if course.over(number):

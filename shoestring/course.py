@@ -5,13 +5,14 @@ Whoever drives the loop (the worker, `shoestring.train`) asks it after every ste
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job, interval, target
 from shoestring.core.run import Part, Run
+from shoestring.core.schedule import Schedule
 from shoestring.data.feed import Feed
 from shoestring.validation import validated
 
@@ -40,6 +41,22 @@ class Course(Part):
         self.best: tuple[float, int] | None = None     # the best value of the goal, and its step
         self.without_better = 0                        # validations since then
         self.clock = time.monotonic()                  # when the last validation was, of this life
+        found = run.state.get("schedule")
+        self.schedule = found if isinstance(found, Schedule) else None
+
+    def batches(self) -> Iterator[Any]:
+        """The batches to train on. When one comes, its step begins, at the rate that the schedule has for it."""
+        return map(self.begin_step, self.feed)
+
+    def begin_step(self, batch: Any) -> Any:
+        if self.schedule is not None:
+            self.schedule.begin_step(self.feed.epoch, self.run.assignment)
+        return batch
+
+    @property
+    def rate(self) -> float | None:
+        """The learning rate of the step that was begun last; None: there is no schedule."""
+        return None if self.schedule is None else self.schedule.rate
 
     def due(self, step: int) -> bool:
         """Whether to validate after this step."""
@@ -65,6 +82,8 @@ class Course(Part):
         if better:
             self.best = (value, step)
         self.without_better = 0 if better else self.without_better + 1
+        if self.schedule is not None:
+            self.schedule.validated(value)
         self.validated_at, self.epochs_then, self.clock = step, self.feed.epochs, time.monotonic()
         return Validation(step, self.feed.epochs, metrics, self.clock - begun, better)
 

@@ -1,4 +1,4 @@
-"""Lamb and Lars: optimizers for large batches, which torch does not have.
+"""Lamb and Lars: optimizers for large batches, which torch does not have; and groups of weights for any optimizer.
 
 Both take a step whose length is in proportion to the parameter's own, so that no layer moves too far when the rate is large. With a
 parameter x, its gradient g, the rate a, the weight decay d, and |.| the Euclidean norm over the whole parameter:
@@ -18,11 +18,11 @@ You, Gitman, Ginsburg: Large Batch Training of Convolutional Networks, 2017, arX
 """
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, overload
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.linalg import vector_norm
 from torch.optim.optimizer import Optimizer, ParamsT
 
@@ -114,3 +114,30 @@ class Lars(Layerwise):
 def trust(length: Tensor, slope: Tensor, ratio: Tensor) -> Tensor:
     """The ratio, or 1 where one of the two norms that it is made of is 0."""
     return torch.where((length > 0) & (slope > 0), ratio, 1.0)
+
+
+def decay_groups(named: Iterable[tuple[str, nn.Parameter]], weight_decay: float = 0.01, spare: Iterable[str] = ()) -> list[dict[str, Any]]:
+    """Two groups of parameters, with weight decay and without, for any optimizer of torch:
+
+        Job(optimizer=lambda named: torch.optim.AdamW(decay_groups(named, 0.01), lr=3e-4), ...)
+
+    Without are biases and the scales of norms: parameters of at most one dimension, or whose name ends in "bias" or has a part that says
+    "norm" or "ln". Embeddings are decayed like all matrices; `spare` names parts of names to leave out too, such as ("embed",).
+    """
+    pairs = list(named)
+    if not all(isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str) for pair in pairs):
+        raise Mistake("decay_groups was given parameters without their names: write optimizer=lambda named: ..., whose argument's name "
+                      "begins with 'named', to be given pairs of name and parameter")
+    if isinstance(spare, str):
+        raise Mistake(f"decay_groups(spare={spare!r}): give several parts of names, such as ({spare!r},)")
+    without = tuple(spare)
+    decayed = {name for name, parameter in pairs if not is_spared(name, parameter) and not any(part in name for part in without)}
+    groups = [{"params": [parameter for name, parameter in pairs if (name in decayed) is wanted], "weight_decay": decay}
+              for wanted, decay in ((True, weight_decay), (False, 0.0))]
+    return [group for group in groups if group["params"]]
+
+
+def is_spared(name: str, parameter: nn.Parameter) -> bool:
+    """Whether weight decay would do a parameter no good: a bias, or the scale of a norm."""
+    parts = name.lower().split(".")
+    return parameter.dim() <= 1 or parts[-1].endswith("bias") or any("norm" in part or part.startswith("ln") for part in parts[:-1])

@@ -105,6 +105,15 @@ def rows() -> tuple[Tensor, Tensor]:
     return torch.randn(32, 64, generator=draw()), torch.randint(10, (32,), generator=draw())
 
 
+def frozen_bottom() -> nn.Module:
+    """A transformer whose embedding and lower half are not trained, frozen in its factory."""
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(
+        **SMALL | {"num_hidden_layers": 4, "hidden_size": 96, "intermediate_size": 256, "tie_word_embeddings": False}))
+    for part in (model.model.embed_tokens, *model.model.layers[:2]):
+        part.requires_grad_(False)
+    return model
+
+
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any]]] = {
     "chain": (Chain, rows),
     "dropout chain": (lambda: Chain(0.2), rows),
@@ -115,6 +124,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any]]] = {
                       lambda: (torch.randn(SAMPLES, 8, 64, generator=draw()), torch.randint(10, (SAMPLES,), generator=draw()))),
     "gpt2": (hugging("GPT2LMHeadModel", "GPT2Config", n_layer=3, n_embd=64, n_head=2, vocab_size=100, n_positions=64), tokens),
     "llama": (hugging("LlamaForCausalLM", "LlamaConfig", **SMALL), tokens),
+    "frozen bottom": (frozen_bottom, tokens),
     "gemma": (hugging("Gemma3ForCausalLM", "Gemma3TextConfig", **SMALL, head_dim=32, sliding_window=8, num_key_value_heads=1,
                       layer_types=["sliding_attention", "full_attention", "sliding_attention"]), tokens),
     "bert": (hugging("BertForMaskedLM", "BertConfig", **SMALL), tokens),

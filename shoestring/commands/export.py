@@ -21,6 +21,7 @@ def flags(parser: ArgumentParser) -> None:
     parser.add_argument("--to", required=True, choices=["safetensors", "hf", "csv", "json"],
                         help="safetensors: the weights; hf: a folder for from_pretrained; csv: steps; json: all that happened")
     parser.add_argument("--out", metavar="PATH", help="where to (default: RUN/export.KIND)")
+    parser.add_argument("--trained", action="store_true", help="the weights that were trained, where the run averaged them (Ema)")
     parser.add_argument("--step", type=int, help="the checkpoint of this step (default: the newest good one)")
 
 
@@ -54,11 +55,11 @@ def weights(options: Namespace, folder: Folder, target: Path) -> int:
 
     checkpoint = checkpoint_of(folder, options.step)
     if options.to == "safetensors":
-        made = export_weights(checkpoint, target)
+        made = export_weights(checkpoint, target, options.trained)
     else:
         request = folder.request()
         assert request is not None, "a run has a request"
-        made = export_hugging_face(checkpoint, loaded_job(source_of(folder), dict(request.flags)), target)
+        made = export_hugging_face(checkpoint, loaded_job(source_of(folder), dict(request.flags)), target, options.trained)
     more = "" if options.step is not None else newer_weights(folder, checkpoint)
     warn([more] if more else [])
     told = {"path": str(made), "step": checkpoint.step} | ({"warning": more} if more else {})

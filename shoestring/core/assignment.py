@@ -33,6 +33,10 @@ class Assignment(ABC):
         """Whether this worker's steps are those of the run."""
         return True
 
+    def steps_done(self, own: int, before: int) -> int:
+        """Steps of the run that were done when this worker begins another; `own` of its own, `before` of the run when it was resumed."""
+        return own
+
     @abstractmethod
     def end(self) -> None:
         """This worker has done its last step. Asynchronous workers wait here until all have."""

@@ -47,9 +47,10 @@ SPARSE_PARTS = {
 
 __all__ = ["BATCH_NORMS", "CTC_LOSSES", "GROUPED_PRODUCT", "READ_NUMBER", "RUNNING_NORMS", "SOFTMAX_BACKWARDS", "TRAINING_BATCH_NORMS",
            "UNTRACEABLE", "WATCHING", "DispatchMode", "FakeTensor", "FakeTensorMode", "all_gather", "arguments_of", "bit_generator",
-           "dense_parts", "memory_format", "next_node_number", "node_number", "number_of", "operation_of", "own_buffers", "own_parameters",
-           "resize_storage", "results_of", "storage_id", "storage_id_of", "transformers_initialiser", "tree_flatten", "tree_leaves",
-           "tree_map", "tree_unflatten", "without_modes", "write_count"]
+           "dense_parts", "has_schedule", "memory_format", "next_node_number", "node_number", "note_step_called",
+           "number_of", "operation_of", "own_buffers", "own_parameters", "resize_storage", "results_of", "step_hooks", "storage_id",
+           "storage_id_of", "transformers_initialiser", "tree_flatten", "tree_leaves", "tree_map", "tree_unflatten", "without_modes",
+           "write_count"]
 
 
 class DispatchMode(TorchDispatchMode):
@@ -148,3 +149,18 @@ def transformers_initialiser(model: nn.Module) -> Callable[[nn.Module], object] 
     """How a model of transformers gives values to one of its modules; None for other models."""
     found: Callable[[nn.Module], object] | None = getattr(model, "_init_weights", None)
     return found
+
+
+def has_schedule(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a scheduler was made of an optimizer: it marks the optimizer's step."""
+    return hasattr(optimizer.step, "_wrapped_by_lr_sched")
+
+
+def note_step_called(optimizer: torch.optim.Optimizer) -> None:
+    """Tell schedulers that the optimizer was stepped."""
+    optimizer._opt_called = True   # type: ignore[attr-defined]
+
+
+def step_hooks(optimizer: torch.optim.Optimizer) -> int:
+    """Hooks that are called before and after an optimizer's step."""
+    return len(optimizer._optimizer_step_pre_hooks) + len(optimizer._optimizer_step_post_hooks)

@@ -4,7 +4,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
@@ -17,6 +16,8 @@ from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.link import Link
 from shoestring.core.mesh import Mesh, on_one_axis
+from shoestring.core.optimizer import made_optimizer
+from shoestring.core.private import number_of
 
 
 @runtime_checkable
@@ -62,6 +63,11 @@ class Part:
         return {}
 
     @property
+    def averages(self) -> Mapping[str, Tensor]:
+        """What is given away instead of weights, by their names: means over the steps. Its state has them as "averages" too, each once."""
+        return {}
+
+    @property
     def moved(self) -> int:
         """Bytes that it moved to and from the disk so far."""
         return 0
@@ -80,6 +86,22 @@ class Part:
     def remark(self) -> str:
         """Something that the user should know."""
         return ""
+
+
+class Noted:
+    """What was found on the way through a step and is told after it. Nothing is computed for it."""
+
+    def __init__(self) -> None:
+        self.norm: float | Tensor | None = None   # of all gradients, before they were clipped
+
+    def note_norm(self, norm: Tensor) -> None:
+        """On a GPU it is read when the step is told of, with the loss: reading it now would wait for the kernels."""
+        self.norm = number_of(norm) if norm.device.type == "cpu" else norm
+
+    def take_norm(self) -> float | None:
+        """The norm of the last step, told once."""
+        found, self.norm = self.norm, None
+        return None if found is None else float(found)
 
 
 @dataclass(frozen=True)
@@ -106,6 +128,7 @@ class Run:
     steps: int = 0                                      # that it is to take
     folder: Path | None = None                          # where files can be kept that must survive a restart
     resumed: bool = False                               # `folder` holds state to load instead of initialising
+    noted: Noted = field(default_factory=Noted)         # what steps write and who tells of them reads
 
     @property
     def link(self) -> Link:
@@ -126,6 +149,11 @@ def kept(run: Run) -> dict[str, StoredTensor]:
 def weights(run: Run) -> dict[str, Any]:
     """The model's state by name, as tensors and what is kept."""
     return {**run.model.state_dict(), **kept(run)}
+
+
+def result(run: Run) -> dict[str, Any]:
+    """The model's state to give away: as `weights`, with averages where a part keeps them."""
+    return {**weights(run), **{name: value for part in run.state.values() for name, value in part.averages.items()}}
 
 
 def traffic(run: Run) -> int:
@@ -153,9 +181,8 @@ def brought_home(run: Run) -> None:
 
 def plain_run(job: Job, model: nn.Module, blocks: Mapping[str, nn.Module]) -> Run:
     """The run everybody writes first; the yardstick every technique is compared with."""
+    optimizer = made_optimizer(job, model)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if not parameters:
-        raise Mistake(f"the model {type(model).__name__} has no parameter that requires a gradient: nothing to train")
     device = parameters[0].device
 
     def gradients(run: Run, batch: Batch) -> Tensor:
@@ -172,13 +199,8 @@ def plain_run(job: Job, model: nn.Module, blocks: Mapping[str, nn.Module]) -> Ru
 
     def update(run: Run) -> None:
         if run.clip:
-            nn.utils.clip_grad_norm_(parameters, run.clip)
+            run.noted.note_norm(nn.utils.clip_grad_norm_(parameters, run.clip))
         run.optimizer.step()
 
-    optimizer = job.optimizer(parameters)
-    closure = signature(optimizer.step).parameters.get("closure")
-    if closure is not None and closure.default is Parameter.empty:
-        raise Mistake(f"{type(optimizer).__name__} evaluates the loss itself, several times a step, and a step here is one forward and one "
-                      f"backward: use another optimizer")
     return Run(model, optimizer, blocks, job.forward, job.loss, job.weight, gradients, backward, update,
                job.pieces, job.count, mesh=job.mesh, assignment=own_part(job.mesh), clip=job.clip, steps=job.steps)

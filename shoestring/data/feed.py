@@ -30,6 +30,7 @@ from shoestring.core.batch import Batch, piece_bounds
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.random_state import RandomStream
+from shoestring.core.schedule import UNKNOWN_STEPS, takes_steps
 from shoestring.data.samplers import Shuffled
 
 END = object()       # where data have no more
@@ -220,4 +221,6 @@ class Feed:
 def counted(job: Job) -> Job:
     """The job with its steps in all, as far as its data tell how many make an epoch."""
     steps = Feed(job).steps_in_all if job.epochs else 0
+    if job.epochs and not steps and takes_steps(job):
+        raise Mistake(UNKNOWN_STEPS)
     return replace(job, steps=steps) if steps else job

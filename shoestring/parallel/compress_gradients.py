@@ -57,6 +57,10 @@ class CompressGradients(TrainingTechnique):
         return tuple(map(cls, ("fp16", "int8")))   # what topk and powersgd do to a loss can't be predicted: they are for who asks
 
     @property
+    def label(self) -> str:
+        return f"CompressGradients({self.kind})"
+
+    @property
     def codec(self) -> Codec:
         return TopK(self.share) if self.kind == "topk" else CODECS[self.kind]
 

@@ -18,9 +18,11 @@ from torch import Tensor
 
 from shoestring.core.assignment import Assignment, Batches
 from shoestring.core.batch import Batch
+from shoestring.core.errors import Mistake
 from shoestring.core.link import GroupDone, Link, PeerLost
 from shoestring.core.private import number_of
 from shoestring.core.run import Part, Run
+from shoestring.core.schedule import Schedule
 from shoestring.parallel.average import trained
 from shoestring.parallel.learning_rate import rate_times
 from shoestring.parallel.pushes import Pushes, may_begin
@@ -28,6 +30,7 @@ from shoestring.parallel.shared_memory import Shared
 
 IDLE = -1        # instead of the version that a worker computes on
 PAUSE = 0.0005   # seconds between two looks at what others do
+LONG = 1 << 60   # steps: more than any run has
 
 
 class SharedCounts:
@@ -74,6 +77,10 @@ class Hogwild(Part, Assignment):
     @property
     def counts_steps(self) -> bool:
         return self.rank == 0
+
+    def steps_done(self, own: int, before: int) -> int:
+        """A worker but the first counts parts, and a step is as many as all take."""
+        return own if self.rank == 0 else min(before + self.counts.version // self.parts, self.run.steps or LONG)
 
     def next(self, feed: Batches) -> tuple[int, int | None]:
         """The next part. None for the first worker, if the others have done all of this step meanwhile, or have its last parts."""
@@ -199,6 +206,10 @@ class Hogwild(Part, Assignment):
 
 
 def hogwild_run(run: Run, link: Link, delay: int, corrected: bool) -> Run:
+    schedule = run.state.get("schedule")
+    if isinstance(schedule, Schedule) and schedule.unit == "validations":
+        raise Mistake("Asynchronous(kind='hogwild') with a schedule that waits for a plateau: the first worker validates, and every worker "
+                      "has a rate of its own, which would stay; give kind='server', where the first one moves the weights")
     engine = Hogwild(run, link, delay, corrected)
     return replace(run, gradients=engine.compute if link.rank else engine.step, update=engine.update, assignment=engine,
                    state={**run.state, "pushes": engine})

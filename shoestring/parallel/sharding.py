@@ -143,7 +143,9 @@ class Sharding(Part):
         for gradient in found:
             square += gradient.float().square().sum()
         self.link.sum(square).wait()
-        factor = torch.clamp(most / (square.sqrt() + 1e-6), max=1.0)
+        norm = square.sqrt_()
+        self.run.noted.note_norm(norm)
+        factor = torch.clamp(most / (norm + 1e-6), max=1.0)
         for gradient in found:
             gradient.mul_(factor.to(gradient.dtype))
 

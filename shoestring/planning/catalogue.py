@@ -10,6 +10,7 @@ from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.memory.accumulate import Accumulate
 from shoestring.memory.allocator import Allocator, following
 from shoestring.memory.checkpoint import Checkpoint
+from shoestring.memory.ema import Ema
 from shoestring.memory.fused import Fused
 from shoestring.memory.offload import OffloadOptimizer
 from shoestring.memory.precision import Precision
@@ -38,6 +39,7 @@ CATALOGUE: tuple[type[Technique], ...] = (
     LocalSteps,
     Asynchronous,
     DropStragglers,
+    Ema,
     Allocator,
 )
 

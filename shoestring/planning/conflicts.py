@@ -38,6 +38,14 @@ CONFLICTS: dict[frozenset[str], str] = {
     )},
     frozenset({"Stream", "Precision(fp16)"}):
         "fp16 must look at all gradients for overflow before any weight moves; Stream moves them block by block",
+    frozenset({"Ema", "Stream"}):
+        "Ema keeps an average of all weights in memory; Stream is there because they do not fit",
+    frozenset({"Ema", "Shard(stage=3)"}):
+        "Ema averages whole weights, and with Shard(stage=3) a worker has a part of them; Shard(stage=2) goes with it",
+    **{frozenset({"Ema", apart}): "between two meetings every worker has weights, and so an average, of its own"
+       for apart in ("LocalSteps", "CompressGradients(topk)")},
+    **{frozenset({"Ema", served}): "weights move whenever a gradient arrives, so an average by steps would depend on who came when"
+       for served in ("Asynchronous", "DropStragglers")},
     **{frozenset({f"{UNITING} along {axis}"}): "both unite the workers: choose one" for axis in ("data", "stage", "tensor")},
     frozenset({UNITING, "StepInBackward"}):
         "a gradient is whole only when all workers have added theirs; StepInBackward moves a weight before",

@@ -72,8 +72,8 @@ class Training:
         self.wanted = self.feed.steps_in_all   # 0: nobody knows
         self.recorder = Recorder(recording, self.wanted, tell, self.link) if recording else None
         self.tracker = Tracker()
-        run = made_run(replace(self.job, steps=self.wanted) if self.wanted else self.job, techniques_of(task.techniques), self.recorder,
-                       self.tracker)
+        counted = replace(self.job, steps=self.wanted, epochs=0) if self.wanted else self.job
+        run = made_run(counted, techniques_of(task.techniques), self.recorder, self.tracker)
         self.feed.assignment = run.assignment
         self.course = Course(self.job, run, self.feed)
         self.run = replace(run, state={**run.state, "course": self.course})
@@ -103,7 +103,7 @@ class Training:
         """Train until it is over, or somebody asks to stop."""
         if self.number and self.run.assignment.counts_steps and self.course.over(self.number):   # it was over, and only its end was missing
             return
-        batches: Iterator[Batch] = iter(self.feed)
+        batches: Iterator[Batch] = self.course.batches()
         first = tracked_steps(watched(self.run, self.tracker), islice(batches, 2), self.tracker)
         going_on = until_stopped(first, self.note_step)
         if self.losses:
@@ -121,7 +121,7 @@ class Training:
         seconds = time.perf_counter() - self.step_begun
         moved, sent = self.meter.step()
         step = Stepped(self.number, self.losses[-1], seconds, status("VmRSS"), status("VmHWM"), moved, sent,
-                       self.feed.epochs)
+                       self.feed.epochs, self.course.rate, self.run.noted.take_norm())
         go_on = self.recorder.after(self.run, self.course, step) if self.recorder else True
         self.meter.begin()
         if self.recorder is None:

@@ -69,12 +69,18 @@ class Checkpoint:
         """Those that were in memory when it was made."""
         return TensorFile(self.path / "weights.safetensors")
 
-    def all_weights(self) -> dict[str, StoredTensor]:
-        """All of them; what lies elsewhere is read when it is asked for."""
+    def averages(self) -> dict[str, StoredTensor]:
+        """Averages that a part of the run keeps of its weights."""
+        file = TensorFile(self.path / "state.safetensors")
+        return {name: file.later(f"state/parts/{part}/averages/{name}") for part, state in self.outline()["parts"].items()
+                if isinstance(state, dict) for name in state.get("averages", ())}
+
+    def all_weights(self, trained: bool = False) -> dict[str, StoredTensor]:
+        """All of them, as averages where the run keeps those, unless `trained`; what lies elsewhere is read when it is asked for."""
         inside = self.weights()
         stream = self.outline()["parts"].get("stream")
         lying = Reader(self.path.parent.parent / stream["file"], stream["regions"]).weights(stream["weights"]) if stream else {}
-        return {name: inside.later(name) for name in inside} | lying
+        return {name: inside.later(name) for name in inside} | lying | ({} if trained else self.averages())
 
 
 def draft(folder: Path, step: int, weights: Mapping[str, Tensor | StoredTensor], state: Mapping[str, Any],

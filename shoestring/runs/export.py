@@ -46,15 +46,15 @@ def newer_weights(folder: Folder, checkpoint: Checkpoint) -> str:
     return f"these are the weights after step {checkpoint.step}: the run {is_at} step {done.number[-1]}, which is not saved"
 
 
-def export_weights(checkpoint: Checkpoint, target: Path) -> Path:
-    """The weights alone, under the names of the model's state_dict, each stored once."""
+def export_weights(checkpoint: Checkpoint, target: Path, trained: bool = False) -> Path:
+    """The weights alone, under the names of the model's state_dict, each stored once; `trained`: not their averages."""
     new(target)
     with drafted(target) as draft:
-        write_tensors(draft, checkpoint.all_weights(), {"format": "pt"})
+        write_tensors(draft, checkpoint.all_weights(trained), {"format": "pt"})
     return target
 
 
-def export_hugging_face(checkpoint: Checkpoint, job: Job, target: Path) -> Path:
+def export_hugging_face(checkpoint: Checkpoint, job: Job, target: Path, trained: bool = False) -> Path:
     """A folder that `from_pretrained` reads: config.json and model.safetensors."""
     import torch
 
@@ -64,7 +64,7 @@ def export_hugging_face(checkpoint: Checkpoint, job: Job, target: Path) -> Path:
         raise Mistake(f"the job's model is a {type(model).__name__}, not a model of transformers: --to safetensors gives its weights")
     new(target)
     names = set(model.state_dict())
-    weights = {name: one for name, one in checkpoint.all_weights().items() if name in names}
+    weights = {name: one for name, one in checkpoint.all_weights(trained).items() if name in names}
     model.config.architectures = [type(model).__name__]
     with drafted(target, folder=True) as draft:
         model.config.save_pretrained(draft)

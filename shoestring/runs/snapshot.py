@@ -95,12 +95,19 @@ def optimizer_state(run: Run) -> dict[str, Any]:
 
 
 def put_optimizer_state(run: Run, whole: dict[str, Any]) -> None:
-    """Bring the optimizer to such a state; which kernels it runs stays as it is."""
+    """Bring the optimizer to such a state; which kernels it runs stays as it is.
+
+    Its groups stay the same objects: techniques know them by their weights, and a rate that changes later must be seen there.
+    """
+    groups = run.optimizer.param_groups
     kernels = [{name: group[name] for name in KERNELS if name in group} for group in run.optimizer.param_groups]
     if not any(part.put_optimizer(whole) for part in run.state.values()):
         run.optimizer.load_state_dict(whole)
-    for group, own in zip(run.optimizer.param_groups, kernels, strict=True):
-        group.update(own)
+    for group, loaded, own in zip(groups, run.optimizer.param_groups, kernels, strict=True):
+        settings = dict(loaded)
+        group.clear()
+        group.update(settings | own)
+    run.optimizer.param_groups = groups
 
 
 def parted(run: Run) -> dict[str, Any]:

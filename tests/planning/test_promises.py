@@ -86,7 +86,7 @@ def drifted(name: str, after: Tensor) -> float:
     return float((after - plain)[trained].norm() / (plain - begun)[trained].norm())
 
 
-@pytest.mark.parametrize("name", ["chain", "dropout chain", "u-net"])
+@pytest.mark.parametrize("name", ["chain", "dropout chain", "u-net", pytest.param("frozen bottom", marks=pytest.mark.slow)])
 def test_every_technique_and_every_allowed_pair_keeps_to_what_it_states(name: str) -> None:
     plain, levels = plain_weights(name), Counter[Exactness]()
     for plan in plans(name):
@@ -183,7 +183,7 @@ def test_every_technique_that_can_change_what_is_trained_states_by_how_much() ->
     assert drift(Lazy(), ledger("chain")) == float("inf"), "a technique that states nothing is held to nothing"
 
 
-@pytest.mark.parametrize("name", ["chain", pytest.param("u-net", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["chain", *(pytest.param(name, marks=pytest.mark.slow) for name in ("u-net", "frozen bottom"))])
 def test_every_technique_and_every_allowed_pair_needs_the_bytes_and_operations_that_were_rehearsed(name: str) -> None:
     made = job(name, optimizer=sgd)
     for plan in plans(name):

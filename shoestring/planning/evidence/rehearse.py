@@ -11,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from shoestring.core import random_state
@@ -18,15 +19,17 @@ from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.run import Part, Run, plain_run, stored, traffic
+from shoestring.core.schedule import scheduled, takes_steps
 from shoestring.core.technique import applied, in_order
 from shoestring.core.training import TrainingTechnique as Technique
-from shoestring.data.feed import Feed
+from shoestring.data.feed import Feed, counted
 from shoestring.loop import steps
 from shoestring.measure.blocks import blocks
 from shoestring.measure.calls import as_calls, methods
 from shoestring.measure.fake import Stage
 from shoestring.measure.tracker import Log, Tracker, watched
 from shoestring.memory.block_state import generators_of
+from shoestring.planning.catalogue import CATALOGUE
 
 STEPS = 2   # the optimizer's state is there from the second step on
 
@@ -54,8 +57,11 @@ def tracked(job: Job, techniques: Iterable[Technique], model: nn.Module, batches
             stage: Stage | None = None) -> Log:
     """The log of the first steps of a model, fake (on a stage) or real."""
     tracker = Tracker(stage)
+    techniques = tuple(techniques)
     with tracker:
         run = watched(prepared(job, techniques, model), tracker)
+    if not techniques:
+        tracker.log.traits |= optimizer_traits(run.optimizer)
     tracker.log.stored = stored(run)
     generators = generators_of(model)
     before, sent = traffic(run), run.mesh.sent
@@ -65,6 +71,11 @@ def tracked(job: Job, techniques: Iterable[Technique], model: nn.Module, batches
         before, sent = traffic(run), run.mesh.sent
     tracker.log.draws |= not all(one.same() for one in generators)   # the tracker sees what torch draws, and nothing else
     return tracker.log
+
+
+def optimizer_traits(optimizer: torch.optim.Optimizer) -> frozenset[str]:
+    """What techniques care about of the job's optimizer."""
+    return frozenset().union(*(kind.noted(optimizer) for kind in CATALOGUE))
 
 
 def tracked_steps(run: Run, batches: Iterable[Batch], tracker: Tracker) -> Iterator[Tensor]:
@@ -77,7 +88,10 @@ def tracked_steps(run: Run, batches: Iterable[Batch], tracker: Tracker) -> Itera
 def prepared(job: Job, techniques: Iterable[Technique], model: nn.Module, folder: Path | None = None, resumed: bool = False) -> Run:
     """The job's run with the techniques applied, in their order; `folder` is for what must survive a restart."""
     model.train()
-    run = applied(in_order(techniques), replace(plain_run(job, model, blocks(model)), folder=folder, resumed=resumed))
+    if job.epochs and takes_steps(job):   # its schedule wants to know how many they are
+        job = counted(job)
+    plain = scheduled(job, plain_run(job, model, blocks(model)))
+    run = applied(in_order(techniques), replace(plain, folder=folder, resumed=resumed))
     for name, part in run.state.items():
         if not isinstance(part, Part):
             raise Mistake(f"the part {name!r} of the run's state is a {type(part).__name__}, of which nobody knows what it can do: let its "

@@ -1,7 +1,8 @@
 """A sample: one block of each kind, made and timed for real, of a model that is too large for a real step.
 
 The model is made on fake tensors and its forward is run on them, to see what goes into its blocks. Then the first block of every kind
-gets real weights and real inputs of those shapes, and is run forward and backward. Blocks with weights of the same shapes are of one kind.
+gets real weights and real inputs of those shapes, and is run forward and backward. Blocks with weights of the same shapes, of which the
+same are frozen, are of one kind.
 """
 from __future__ import annotations
 
@@ -22,15 +23,15 @@ from shoestring.measure.process import forget_peak, status
 from shoestring.measure.timeline import stretches
 from shoestring.measure.tracker import Tracker
 from shoestring.planning.evidence.anchor import fastest, paged
-from shoestring.planning.evidence.rehearse import prepared
-from shoestring.planning.evidence.step import first_batch, optimizer_traits
+from shoestring.planning.evidence.rehearse import optimizer_traits, prepared
+from shoestring.planning.evidence.step import first_batch
 
 TIMES = 3
 UPDATED = 4 << 20   # numbers whose update is timed
 
 
 def kind(block: nn.Module) -> tuple[Any, ...]:
-    return (type(block), *((name, tuple(value.shape), value.dtype) for name, value in block.named_parameters()))
+    return (type(block), *((name, tuple(value.shape), value.dtype, value.requires_grad) for name, value in block.named_parameters()))
 
 
 
@@ -41,6 +42,7 @@ def sampled(job: Job) -> dict[str, Any]:
     with random_state.kept():
         random_state.seed(job.seed)
         run = prepared(job, (), stage.model(job.model))
+        settings = dict(run.optimizer.param_groups[0])
         hooks = [block.register_forward_pre_hook(
             lambda module, args, kwargs: found.setdefault(kind(module), (module, (args, kwargs))) and None, with_kwargs=True)
             for block in run.blocks.values()]
@@ -55,7 +57,8 @@ def sampled(job: Job) -> dict[str, Any]:
             real, inputs = made_real(block, given)
             seconds[one] = timed(real, inputs)
             overhead = max(overhead, above_tensors(real, inputs))
-            update, fused = updated(job, real)
+            if any(parameter.requires_grad for parameter in real.parameters()):
+                update, fused = updated(run.optimizer, settings, real)
             del real, inputs
     return {"blocks": {name: seconds[kind(block)] for name, block in run.blocks.items() if kind(block) in seconds},
             "update": update, "fused": fused, "overhead": overhead, "reserved": status("VmPeak") - status("VmHWM")}
@@ -119,12 +122,12 @@ def above_tensors(block: nn.Module, inputs: Any) -> int:
     return status("VmHWM") - max(stretch.top for stretch in stretches(tracker.log, paged))
 
 
-def updated(job: Job, block: nn.Module) -> tuple[float, float]:
-    """Seconds of the update per byte of weights, by the job's optimizer and by its fused kernel."""
+def updated(optimizer: torch.optim.Optimizer, settings: dict[str, Any], block: nn.Module) -> tuple[float, float]:
+    """Seconds of the update per byte of weights, by the job's optimizer with the settings of a group, and by its fused kernel."""
     largest = max((one for one in block.parameters() if one.requires_grad), key=lambda one: one.numel())
     weight = nn.Parameter(largest.detach().flatten()[:UPDATED].clone())
     weight.grad = torch.full_like(weight, 1e-3)
-    optimizer = job.optimizer([weight])
+    optimizer.param_groups = [settings | {"params": [weight]}]
     optimizer.step()
     size = weight.numel() * weight.element_size()
     plain = fastest(optimizer.step) / size

@@ -20,7 +20,6 @@ from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.data.feed import Feed
 from shoestring.measure.timeline import blocks_of, filled, last_step, peak
 from shoestring.measure.tracker import Log
-from shoestring.planning.catalogue import CATALOGUE
 from shoestring.planning.evidence.rehearse import rehearse
 from shoestring.planning.evidence.tasks import SampleResult
 
@@ -198,14 +197,7 @@ def traits_of(job: Job, log: Log, own_process: bool) -> set[str]:
         traits.add("on a GPU")
     if unsplittable(job):
         traits.add("can't be split")
-    with torch.device("meta"):
-        optimizer = job.optimizer([nn.Parameter(torch.empty(1))])
-    return traits | optimizer_traits(optimizer)
-
-
-def optimizer_traits(optimizer: torch.optim.Optimizer) -> frozenset[str]:
-    """What techniques care about of an optimizer."""
-    return frozenset().union(*(kind.noted(optimizer) for kind in CATALOGUE))
+    return traits
 
 
 def half_log(job: Job, techniques: tuple[Technique, ...] = (), model: nn.Module | None = None) -> Log:
