@@ -101,6 +101,8 @@ class Training:
 
     def do_steps(self) -> None:
         """Train until it is over, or somebody asks to stop."""
+        if self.number and self.recorder and self.course.due(self.number) and self.run.synchronised():   # it was stopped before that
+            self.recorder.validate(self.run, self.course)
         if self.number and self.run.assignment.counts_steps and self.course.over(self.number):   # it was over, and only its end was missing
             return
         batches: Iterator[Batch] = iter(self.feed)

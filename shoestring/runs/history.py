@@ -25,6 +25,7 @@ from typing import Any
 from shoestring.runs.event import Adopted, Begun, Event, Failed, Finished, Measured, Planning, Saved, Stepped, Stopped, Validated
 from shoestring.runs.events import PIECE, StepRecord, read_records, record_of
 
+BEST = "best"   # how the names of checkpoints begin that have the best weights alone
 DOING = (Planning, Begun, Stopped, Finished, Failed)   # kinds that say what a run is doing
 MISSING = -1    # in place of bytes that a step does not tell of
 YOUNG = 2       # steps of a life that are unlike those after them
@@ -138,7 +139,8 @@ class History:
         elif isinstance(event, Adopted):
             self.plan, self.age = self.plan + 1, 0
         elif isinstance(event, Saved):
-            self.saved.append(event)
+            if not event.checkpoint.startswith(f"{BEST}-"):   # those can't be gone on from
+                self.saved.append(event)
         elif isinstance(event, Validated):
             self.validated = [one for one in self.validated if one.step < event.step] + [event]
 

@@ -97,4 +97,9 @@ def entered_by_methods(run: Run) -> Run:
         with as_calls(run.blocks.values()), run.usable():
             yield
 
-    return replace(run, forward=forward, usable=usable)
+    @contextmanager
+    def together() -> Iterator[None]:
+        with as_calls(run.blocks.values()), run.together() if run.together is not None else run.usable():
+            yield
+
+    return replace(run, forward=forward, usable=usable, together=together)
