@@ -18,7 +18,9 @@ from shoestring.core.run import brought_home
 from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.data.feed import Feed
 from shoestring.loop import steps
-from shoestring.planning.evidence.rehearse import prepared
+from shoestring.measure.timeline import blocks_of, peak, validation
+from shoestring.measure.tracker import VALIDATE
+from shoestring.planning.evidence.rehearse import prepared, rehearse, tracked
 from shoestring.validation import validated
 from tests.awkward import AWKWARD
 from tests.models import job, seeded
@@ -105,3 +107,22 @@ def awkward_weights(made: Job, plan: tuple[Technique, ...], validates: bool) -> 
             validated(run, made)
     values = [value.detach().to_dense().flatten() for value in run.model.state_dict().values()]
     return torch.cat([torch.view_as_real(one).flatten().double() if one.is_complex() else one.double() for one in values])
+
+
+@pytest.mark.parametrize("name", ["chain", "u-net"])
+def test_the_memory_of_a_validation_is_rehearsed_to_the_byte_under_every_technique(name: str) -> None:
+    made = validating(job(name, optimizer=sgd))
+    higher = 0
+    for plan in plans(name):
+        if len(plan) > 1:
+            continue
+        predicted, measured = rehearse(made, plan), tracked(made, plan, seeded(made))
+        mixed = any(type(one).__name__ == "Precision" for one in plan)
+        assert abs(peak(predicted).bytes - peak(measured).bytes) <= 0.001 * mixed * peak(measured).bytes, plan
+        assert validation(predicted) and not predicted.unvalidated, plan
+        without = rehearse(replace(made, held_out=None, metrics=None), plan)
+        higher += peak(predicted).moment.phase == VALIDATE
+        assert blocks_of(predicted) == blocks_of(without) and predicted.flops == without.flops, plan
+        assert (predicted.moved, predicted.sent, predicted.draws) == (without.moved, without.sent, without.draws), plan
+        assert mixed or predicted.marks[:len(without.marks)] == without.marks, plan
+    assert higher
