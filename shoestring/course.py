@@ -9,12 +9,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from shoestring.core.errors import Mistake
 from shoestring.core.job import Job, interval, target
 from shoestring.core.run import Part, Run
 from shoestring.core.schedule import Schedule
 from shoestring.data.feed import Feed
-from shoestring.validation import validated
+from shoestring.validation import Watch, check_goal, validated
 
 DATA_ENDED = "data ended"
 
@@ -41,6 +40,7 @@ class Course(Part):
         self.best: tuple[float, int] | None = None     # the best value of the goal, and its step
         self.without_better = 0                        # validations since then
         self.clock = time.monotonic()                  # when the last validation was, of this life
+        self.watch = Watch()                           # who looks on at validations
         found = run.state.get("schedule")
         self.schedule = found if isinstance(found, Schedule) else None
 
@@ -58,25 +58,30 @@ class Course(Part):
         """The learning rate of the step that was begun last; None: there is no schedule."""
         return None if self.schedule is None else self.schedule.rate
 
+    @property
+    def remark(self) -> str:
+        if not self.job.validates or self.interval.unit != "seconds":
+            return ""
+        return (f"validation is due by the clock (every={self.job.every!r}), so the steps that are validated, the best of them and an end "
+                f"by patience differ from run to run: give steps (every=100) or epochs (every=\"1 epoch\") for the same every time")
+
     def due(self, step: int) -> bool:
-        """Whether to validate after this step."""
-        if not self.job.validates or step == self.validated_at:
+        """Whether to validate after this step. Where it can't be asked after every step (workers meet every few), the next time it is."""
+        if not self.job.validates or step == self.validated_at or not step:
             return False
         if self.ends(step):
             return True
         number, unit = self.interval
         if unit == "seconds":
             return time.monotonic() - self.clock >= number
-        if unit == "epochs":
-            return self.feed.round_over and self.feed.epochs >= self.epochs_then + number
-        return step % int(number) == 0
+        now, before = (self.feed.epochs, self.epochs_then) if unit == "epochs" else (step, self.validated_at)
+        return now // int(number) > before // int(number)
 
     def validate(self, step: int) -> Validation:
         """Validate now."""
         begun = time.monotonic()
-        metrics = validated(self.run, self.job)
-        if self.target.metric not in metrics:
-            raise Mistake(f"goal={self.job.goal!r} in the Job, and validation gave {', '.join(metrics) or 'nothing'}: name one of them")
+        metrics = validated(self.run, self.job, self.watch)
+        check_goal(self.job, metrics)
         value = metrics[self.target.metric]
         better = self.target.better(value, self.best[0] if self.best else None)
         if better:

@@ -23,11 +23,14 @@ def flags(parser: ArgumentParser) -> None:
     parser.add_argument("--out", metavar="PATH", help="where to (default: RUN/export.KIND)")
     parser.add_argument("--trained", action="store_true", help="the weights that were trained, where the run averaged them (Ema)")
     parser.add_argument("--step", type=int, help="the checkpoint of this step (default: the newest good one)")
+    parser.add_argument("--best", action="store_true", help="the weights that were best in validation, by the job's goal")
 
 
 def run(options: Namespace) -> int:
     from shoestring.show.watch.places import is_run
 
+    if options.best and (options.step is not None or options.to in ("csv", "json")):
+        raise Mistake("--best names the weights to export: give it without --step, and with --to safetensors or hf")
     if not is_run(options.run):
         raise Mistake(f"{options.run} is not a run of shoestring: give the folder that `shoestring train` named")
     import json
@@ -50,18 +53,19 @@ def weights(options: Namespace, folder: Folder, target: Path) -> int:
     import json
 
     from shoestring.jobfile import loaded_job
-    from shoestring.runs.export import checkpoint_of, export_hugging_face, export_weights, newer_weights
+    from shoestring.runs.export import best_weights, checkpoint_of, export_hugging_face, export_weights, newer_weights
     from shoestring.runs.folder import source_of
 
-    checkpoint = checkpoint_of(folder, options.step)
+    checkpoint = best_weights(folder) if options.best else checkpoint_of(folder, options.step)
     if options.to == "safetensors":
         made = export_weights(checkpoint, target, options.trained)
     else:
         request = folder.request()
         assert request is not None, "a run has a request"
         made = export_hugging_face(checkpoint, loaded_job(source_of(folder), dict(request.flags)), target, options.trained)
-    more = "" if options.step is not None else newer_weights(folder, checkpoint)
+    more = "" if options.step is not None or options.best else newer_weights(folder, checkpoint)
     warn([more] if more else [])
     told = {"path": str(made), "step": checkpoint.step} | ({"warning": more} if more else {})
-    print(json.dumps(told) if options.json else f"written: {made}, the weights after step {checkpoint.step}")
+    which = ", the best in validation" if options.best else ""
+    print(json.dumps(told) if options.json else f"written: {made}, the weights after step {checkpoint.step}{which}")
     return DONE

@@ -9,6 +9,7 @@ from shoestring.commands.output import say, screen, warn, write_page
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import Namespace
+    from collections.abc import Mapping
     from pathlib import Path
     from typing import Any
 
@@ -99,4 +100,18 @@ def show(report: dict[str, Any], page: Path) -> None:
     losses = report["losses"]
     course = f"loss {losses[0]:.3f} -> {losses[-1]:.3f} in {report['steps']} steps; " if losses else ""   # its events may be lost
     print(f"{course}weights {report['weights_sha256'][:12]}")
+    if best := report.get("best"):
+        found = metrics_text({name: value for name, value in best.items() if name not in ("step", "epoch")})
+        print(f"best in validation: step {best['step']}, {found} (shoestring export {report['run']} --to safetensors --best)")
+    if report.get("ended", "steps") != "steps":
+        print(f"ended: {report['ended']}")
     print(f"report: {page.resolve()}")
+
+
+def metrics_text(metrics: Mapping[str, float | None]) -> str:
+    """Metrics for people.
+
+    >>> metrics_text({"loss": 0.25, "accuracy": None})
+    'loss 0.25, accuracy not a number'
+    """
+    return ", ".join(f"{name} not a number" if value is None else f"{name} {value:.4g}" for name, value in metrics.items())

@@ -7,7 +7,7 @@ import sys
 from shoestring.commands import DONE, STOPPED
 from shoestring.commands.job_flags import asked, job_flags, loaded, team, team_flags
 from shoestring.commands.output import say, screen
-from shoestring.commands.report import finished_report, reported, unfinished
+from shoestring.commands.report import finished_report, metrics_text, reported, unfinished
 from shoestring.commands.run_plan import after_memory_ran_out, require_means, settled_plan
 from shoestring.core.errors import Mistake, OverBudget
 
@@ -180,7 +180,7 @@ def say_stopping() -> None:
 
 def shower(options: Namespace, steps: int, memory: int | None) -> Callable[[Event], None]:
     """Shows the events of a run to the person in front of the terminal."""
-    from shoestring.runs.event import Begun, Died, Reformed, Stepped, Warned
+    from shoestring.runs.event import Begun, Died, Reformed, Stepped, Validated, Warned
     from shoestring.show.terminal import progress
 
     def show(event: Event) -> None:
@@ -192,6 +192,8 @@ def shower(options: Namespace, steps: int, memory: int | None) -> Callable[[Even
                 print(line, end="\r" if moves else "\n", file=sys.stderr)
         elif isinstance(event, Warned):
             print(f"\nwarning: {event.text}", file=sys.stderr)
+        elif isinstance(event, Validated):
+            say(options, f"validation after step {event.step}: {metrics_text(event.metrics)}{', the best so far' * event.best}")
         elif isinstance(event, (Died, Reformed)):
             say(options, event.text)
         elif isinstance(event, Begun) and event.step:

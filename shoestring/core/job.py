@@ -1,10 +1,10 @@
 """A job: what the user wants trained. A job file is plain Python with one function `job(...) -> Job`."""
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isnan
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -76,8 +76,8 @@ class Target(NamedTuple):
     most: bool   # the largest is best; else the least
 
     def better(self, now: float, before: float | None) -> bool:
-        """Whether a value is better than one before; what is not a number never is."""
-        return not isnan(now) and (before is None or isnan(before) or (now > before if self.most else now < before))
+        """Whether a value is better than one before; what is infinite or not a number never is."""
+        return math.isfinite(now) and (before is None or (now > before if self.most else now < before))
 
 
 def target(written: str) -> Target:

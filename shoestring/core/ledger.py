@@ -5,6 +5,7 @@ Peaks do not add up; timelines do. A step walks the blocks forward, then backwar
     forward of block i     standing + sum_{j<i} kept_j + rise_i
     backward of block i    standing + sum_{j<=i} kept_j + sum_{j>i} gradient_j + spike_i
     update                 standing + sum_j gradient_j + update.rise
+    validation             standing + validation.rise
 
 and the peak is the highest of these. For the process, each has the kernels' own scratch memory on top, what the allocator
 rounds up and keeps back of the bytes that come and go, and the base that the interpreter and its libraries need.
@@ -16,7 +17,7 @@ from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 
-from shoestring.core.ledger_parts import Allocation, Findings, Machine, Splitting, Standing, Traffic, Update, Workers
+from shoestring.core.ledger_parts import Allocation, Findings, Machine, Splitting, Standing, Traffic, Update, Validation, Workers
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,8 @@ class Ledger:
     allocation: Allocation = field(default_factory=Allocation)
     workers: Workers = field(default_factory=Workers)
     findings: Findings = field(default_factory=Findings)
+    validation: Validation | None = None    # None: the job has none
+    streamed: float = 0.0                   # bytes of weights that are read from disk for every pass over a batch
     by_precision: Mapping[str, Ledger] = field(default_factory=dict)   # the same step measured at other precisions
 
     def has(self, trait: str) -> bool:
@@ -103,6 +106,9 @@ class Ledger:
             alive += block.gradient - block.kept
         top = alive + self.update.rise
         yield top, above + top * share + self.update.scratch
+        if self.validation is not None:
+            top = self.standing.total - self.standing.gradients + self.validation.rise
+            yield top, above + top * share + self.validation.scratch
 
     def numbers(self) -> dict[str, float]:
         """What is ranked and limited, by the names of their figures."""
@@ -126,6 +132,14 @@ class Ledger:
         work = self.pieces * sum(block.forward + block.backward for block in self.blocks)
         allocating = self.allocation.allocated * self.allocation.rates.per_byte_allocated
         return max(work + self.update.seconds + self.traffic.waiting + allocating, 0.0)
+
+    @property
+    def validation_seconds(self) -> float:
+        """Time of one validation; 0 where there is none. Weights that are read for every batch are waited for."""
+        if self.validation is None:
+            return 0.0
+        reading = self.validation.batches * self.streamed * self.machine.per_byte_streamed
+        return max(self.validation.seconds, reading) if self.streamed else self.validation.seconds
 
     @property
     def flops(self) -> float:

@@ -53,6 +53,16 @@ class Traffic:
 
 
 @dataclass(frozen=True)
+class Validation:
+    """What one validation takes, between two steps."""
+
+    rise: float = 0.0       # bytes of tensors at its highest point above what stands, gradients aside
+    scratch: float = 0.0    # bytes that kernels take for themselves there
+    seconds: float = 0.0    # of all held-out batches
+    batches: float = 1.0    # of the size of the largest, that they are
+
+
+@dataclass(frozen=True)
 class Machine:
     """What the machine charges for moving bytes."""
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from shoestring.core.assignment import Assignment, OwnPart, own_part
 from shoestring.core.batch import Batch, moved, samples, split
 from shoestring.core.errors import Mistake
-from shoestring.core.job import Job
+from shoestring.core.job import Job, default_forward
 from shoestring.core.link import Link
 from shoestring.core.mesh import Mesh, on_one_axis
 from shoestring.core.optimizer import made_optimizer
@@ -119,6 +119,9 @@ class Run:
     count: Callable[[Batch], int] = samples             # how many pieces a batch has at most
     state: Mapping[str, Part] = field(default_factory=dict)   # what must survive a restart, beside model and optimizer
     usable: Callable[[], AbstractContextManager[object]] = nullcontext   # while inside, the model can be called outside of a step
+    # The same where all workers call it equally often, if that takes less memory; None: it does not
+    together: Callable[[], AbstractContextManager[object]] | None = None
+    evaluate: Callable[[nn.Module, Batch], Any] = default_forward   # forward without techniques, in evaluation: inside of these
     mesh: Mesh = field(default_factory=on_one_axis)     # where this worker stands among the others, with links to them
     assignment: Assignment = field(default_factory=OwnPart)   # the parts of batches that it trains on, for the feed
     # Asked after a step: all workers are at the same step and have the same weights, so they may agree on what to do (save, stop)
@@ -203,4 +206,4 @@ def plain_run(job: Job, model: nn.Module, blocks: Mapping[str, nn.Module]) -> Ru
         run.optimizer.step()
 
     return Run(model, optimizer, blocks, job.forward, job.loss, job.weight, gradients, backward, update,
-               job.pieces, job.count, mesh=job.mesh, assignment=own_part(job.mesh), clip=job.clip, steps=job.steps)
+               job.pieces, job.count, evaluate=job.forward, mesh=job.mesh, assignment=own_part(job.mesh), clip=job.clip, steps=job.steps)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from shoestring.core.ledger import Block
-from shoestring.measure.tracker import Event, Log, Moment
+from shoestring.measure.tracker import VALIDATE, Event, Log, Moment
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def parts_at(log: Log, position: int) -> Counter[str]:
     for moment, events in log.moments():
         for event in events[: position - seen]:
             alive[event.storage] += event.bytes
-            births.setdefault(event.storage, "activations" if moment.phase == "forward" else "temporaries")
+            births.setdefault(event.storage, "activations" if moment.phase in ("forward", VALIDATE) else "temporaries")
         seen += len(events)
         if seen >= position:
             break
@@ -88,6 +88,11 @@ def last_step(log: Log) -> tuple[list[Stretch], dict[int, tuple[Moment, int]]]:
         for stretch, events in spans[start : stop + 1] for event in events if event.bytes > 0
     }
     return [stretch for stretch, _ in spans[start : stop + 1] if stretch.moment.phase], born
+
+
+def validation(log: Log) -> list[Stretch]:
+    """The stretches of the validation after the steps; none, where there is none."""
+    return [stretch for stretch in stretches(log) if stretch.moment.phase == VALIDATE]
 
 
 def blocks_of(log: Log) -> tuple[Block, ...]:

@@ -10,6 +10,7 @@ import weakref
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -38,8 +39,11 @@ from shoestring.measure.fake import WORKSPACES, Stage
 class Moment(NamedTuple):
     """Where in a step we are."""
 
-    phase: str   # "forward", "backward", "update", or "" between steps
+    phase: str   # "forward", "backward", "update", VALIDATE, or "" between steps
     block: str   # name of the block; "" for what runs outside all blocks
+
+
+VALIDATE = "validate"   # the phase of a validation, which is no part of a step
 
 
 class Event(NamedTuple):
@@ -62,12 +66,15 @@ class Log:
     stored: int = 0                                                 # bytes of state that stay on the disk
     blocks: list[str] = field(default_factory=list)                 # names of the model's blocks, whether they ran or not
     traits: set[str] = field(default_factory=set)                   # of weights and gradients: "complex weights", "sparse gradients"
+    validation_flops: float = 0.0                                   # operations of the validation after the steps, which `flops` has not
+    unvalidated: str = ""                                           # why that validation ended early, or was left out
 
     def as_json(self) -> dict[str, Any]:
         return {"events": self.events, "marks": self.marks, "roles": list(self.roles.items()), "outputs": self.outputs,
                 "workspaces": sorted(self.workspaces), "moved": self.moved, "sent": self.sent, "stored": self.stored,
                 "flops": [(list(moment), count) for moment, count in self.flops.items()], "draws": self.draws, "mixes": self.mixes,
-                "blocks": self.blocks, "traits": sorted(self.traits)}
+                "blocks": self.blocks, "traits": sorted(self.traits), "validation_flops": self.validation_flops,
+                "unvalidated": self.unvalidated}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Log:
@@ -75,7 +82,8 @@ class Log:
                    [(position, Moment(*moment)) for position, moment in data["marks"]], dict(data["roles"]), data["outputs"],
                    set(data["workspaces"]),
                    Counter({Moment(*moment): count for moment, count in data["flops"]}), data["draws"], data["mixes"],
-                   data["moved"], data["sent"], data["stored"], data["blocks"], set(data["traits"]))
+                   data["moved"], data["sent"], data["stored"], data["blocks"], set(data["traits"]), data["validation_flops"],
+                   data["unvalidated"])
 
     def moments(self) -> Iterator[tuple[Moment, list[Event]]]:
         """The log in consecutive stretches of one moment each."""
@@ -135,6 +143,23 @@ class Tracker(DispatchMode):
                 if role:
                     self.log.roles.setdefault(serial, role)
 
+    @contextmanager
+    def holding(self, held: Iterable[Tensor], role: str) -> Iterator[None]:
+        """Count tensors for a while, though whoever made them may keep them for longer."""
+        new = []
+        for tensor in held:
+            for part in dense_parts(tensor):
+                address = storage_id(part.untyped_storage())
+                if address not in self.serials:
+                    new.append((address, self.see(part)))
+                    self.log.roles.setdefault(new[-1][1], role)
+        yield
+        for address, serial in new:
+            known = self.serials.get(address)
+            if known is not None and known[0] == serial:
+                del self.serials[address]
+                self.log.events.append(Event(serial, -known[1]))
+
     def workspace(self, tensor: Tensor) -> None:
         """A library made this for itself."""
         self.log.workspaces.add(self.see(tensor))
@@ -156,9 +181,11 @@ class Tracker(DispatchMode):
             self.log.events.append(Event(serial, size))
 
         def died(_: Any) -> None:
-            _, last, _ = self.serials.pop(address)
-            if last:
-                self.log.events.append(Event(serial, -last))
+            known = self.serials.get(address)
+            if known is not None and known[0] == serial:   # else it was let go of, and another one may lie there
+                del self.serials[address]
+                if known[1]:
+                    self.log.events.append(Event(serial, -known[1]))
 
         self.serials[address] = (serial, size, weakref.ref(storage, died))
         return serial
@@ -184,6 +211,9 @@ class Tracker(DispatchMode):
         if func in WORKSPACES:
             self.workspace(out[WORKSPACES[func]])
         count = flop_registry.get(operation_of(func))
+        if self.moment.phase == VALIDATE:
+            self.log.validation_flops += count(*args, **kwargs, out_val=out) if count is not None else 0
+            return out
         if count is not None:
             self.log.flops[self.moment] += count(*args, **kwargs, out_val=out)
         if not self.log.draws and torch.Tag.nondeterministic_seeded in func.tags:
@@ -232,11 +262,16 @@ def watched(run: Run, tracker: Tracker) -> Run:
     tracker.log.mixes = any(isinstance(part, BATCH_NORMS) for part in run.model.modules())
     tracker.log.blocks = list(run.blocks)
     tracker.log.traits |= {"complex weights" for parameter in run.model.parameters() if parameter.is_complex()}
+    hold_run(run, tracker)
+    return replace(run, forward=forward, gradients=gradients, update=update)
+
+
+def hold_run(run: Run, tracker: Tracker) -> None:
+    """Count what stands of a run."""
     tracker.hold((*run.model.parameters(), *stepped(run)), "parameters")
     tracker.hold(run.model.buffers(), "buffers")
     tracker.hold(state_tensors(run.optimizer), "optimizer")
     tracker.hold((buffer for part in run.state.values() for buffer in part.buffers), "buffers of the disk")
-    return replace(run, forward=forward, gradients=gradients, update=update)
 
 
 def stepped(run: Run) -> Iterator[Tensor]:

@@ -126,7 +126,7 @@ def optimal(ledger: Ledger) -> list[Schedule]:
     number = {position: k for k, position in enumerate(p for p, block in enumerate(blocks) if block.inside)}
     if len(number) < 2:
         return []
-    most = ledger.peak - ledger.standing.total
+    most = replace(ledger, validation=None).peak - ledger.standing.total
     limits = [most * k / LIMITS for k in range(1, LIMITS + 1)]
 
     def inside_only(items: Schedule) -> Schedule:

@@ -131,11 +131,11 @@ def in_sixteen_bits(run: Run, dtype: torch.dtype) -> Run:
     for group in run.optimizer.param_groups:
         group["params"] = [small.get(parameter, parameter) for parameter in group["params"]]
 
-    def forward(model: nn.Module, batch: Batch) -> Any:
-        return run.forward(model, mapped(
-            lambda leaf: leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf, batch))
+    def small_batch(batch: Batch) -> Batch:
+        return mapped(lambda leaf: leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf, batch)
 
-    return replace(run, forward=forward)
+    return replace(run, forward=lambda model, batch: run.forward(model, small_batch(batch)),
+                   evaluate=lambda model, batch: run.evaluate(model, small_batch(batch)))
 
 
 class LossScale(Part):

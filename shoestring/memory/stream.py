@@ -89,7 +89,7 @@ class Stream(TrainingTechnique):
         wide = max((block.gradient for block in again.blocks if not block.inside), default=0.0)
         buffers = UNIT_BUFFERS * most + BUFFERS * min(4.0 * CHUNK, most) * share + 2 * BUFFERS * min(4.0 * CHUNK, wide) * (wide > most)
         return replace(again, blocks=tuple(blocks), standing=replace(before, parameters=buffers, optimizer=0.0, gradients=0.0),
-                       update=replace(update, seconds=0.0, rise=0.0),
+                       update=replace(update, seconds=0.0, rise=0.0), streamed=whole,
                        traffic=again.traffic + Traffic(traffic, traffic * machine.per_byte_streamed, waiting=waiting))
 
     def apply(self, run: Run) -> Run:

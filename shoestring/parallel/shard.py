@@ -108,4 +108,4 @@ class Shard(TrainingTechnique):
             sharding.gather_weights()
 
         return replace(run, forward=forward, backward=backward, gradients=gradients, update=update, usable=sharding.usable,
-                       state={**run.state, "shards": sharding})
+                       together=sharding.together, state={**run.state, "shards": sharding})

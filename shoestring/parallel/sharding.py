@@ -165,6 +165,16 @@ class Sharding(Part):
         finally:
             self.release()
 
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """While inside, all workers may call the model at the same time: blocks find their weights when they are called."""
+        self.gather_outside()
+        try:
+            with patched({block: self.wrapped(units, block.forward) for block, units in self.of_block.items()} if self.stage == 3 else {}):
+                yield
+        finally:
+            self.release()
+
     # What survives a restart: the same as in one process, so that any number of workers can go on from it
 
     @property

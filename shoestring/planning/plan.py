@@ -48,6 +48,8 @@ class Plan:
     disk_speed: float = 0.0        # bytes per second, measured, at which the traffic passes; 0: there is none
     sent_by_others_bytes: float = 0.0   # that each worker but the first, which is a server, sends per step of its own; 0: the same
     drift: float = 0.0             # how far its techniques may lead, as they state (core/training.py); infinite: one states nothing
+    validation_seconds: float = 0.0     # of one validation; 0: the job has none
+    training_seconds: float = 0.0       # of all steps and validations; 0: nobody knows how many there are, or there is no validation
     ranks: tuple[RankFigures, ...] = field(default=(), compare=False)        # of a group, every kind of worker; of chosen plans only
     blocks: tuple[tuple[str, int], ...] = field(default=(), compare=False)   # highest bytes while each block runs
 
@@ -70,7 +72,7 @@ class Plan:
             "disk_bytes_per_second": self.disk_speed, "stored_bytes": self.stored_bytes, "sent_bytes": self.sent_bytes,
             "sent_by_others_bytes": self.sent_by_others_bytes, "world": self.world,
             "where": self.where, "parts": dict(self.parts), "sure": self.sure,
-        }
+        } | {name: seconds for name in ("validation_seconds", "training_seconds") if (seconds := vars(self)[name])}
 
     def as_file(self) -> dict[str, Any]:
         """The same with what only a run's own file has."""
@@ -120,6 +122,7 @@ def plan_in(data: Mapping[str, Any], path: Path) -> Plan:
             parts=tuple(chosen.get("parts", {}).items()), sure=chosen.get("sure", ""), sent_bytes=chosen.get("sent_bytes", 0.0),
             disk_speed=chosen.get("disk_bytes_per_second", 0.0), world=chosen.get("world", 1), stored_bytes=chosen.get("stored_bytes", 0),
             sent_by_others_bytes=chosen.get("sent_by_others_bytes", 0.0), drift=math.inf if drift is None else drift,
+            validation_seconds=chosen.get("validation_seconds", 0.0), training_seconds=chosen.get("training_seconds", 0.0),
             blocks=tuple((name, size) for name, size in chosen.get("blocks", data.get("blocks", ()))),
             ranks=tuple(RankFigures(tuple(one["ranks"]), one["peak_bytes"], one["sent_bytes"]) for one in chosen.get("ranks", ())),
         )

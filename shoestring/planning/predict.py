@@ -1,24 +1,26 @@
 """Prediction: a candidate as a plan with exact figures. Its tensors are rehearsed; its process follows by rule, or is tried for real."""
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from shoestring.core.budget import Budget
 from shoestring.core.errors import Mistake
-from shoestring.core.job import Job
+from shoestring.core.job import Job, interval
 from shoestring.core.ledger import Ledger
 from shoestring.core.link import agreement_bytes
 from shoestring.core.mesh import on_one_axis
 from shoestring.core.technique import drift, in_order, text
 from shoestring.core.training import TrainingTechnique, environment
 from shoestring.core.units import bytes_text
+from shoestring.data.feed import Feed
 from shoestring.measure.process import memory_free, status
-from shoestring.measure.timeline import filled, last_step, peak, stretches
-from shoestring.measure.tracker import Log
+from shoestring.measure.timeline import filled, last_step, peak, stretches, validation
+from shoestring.measure.tracker import VALIDATE, Log, Moment
 from shoestring.planning.evidence.anchor import paged
 from shoestring.planning.evidence.gather import Evidence
+from shoestring.planning.evidence.held_out import looked_through
 from shoestring.planning.evidence.rehearsals import Rehearsals, failure
 from shoestring.planning.evidence.step import first_batch
 from shoestring.planning.evidence.tasks import TrialResult, TrialTask
@@ -49,6 +51,8 @@ class Predictor:
         """A candidate with its exact figures."""
         log = self.rehearsals.log(one.techniques) if one.techniques else self.evidence.plain
         highest = peak(log)
+        if self.rehearsals.job.validates and any(technique.serves for technique in one.techniques):   # there the first worker validates
+            highest = max(highest, peak(self.rehearsals.log(one.techniques, rank=0)), key=lambda found: found.bytes)
         seconds = one.known["step_seconds"]
         if self.tries_group(log):
             tried = self.trial(one.techniques, GROUP_STEPS, together=True)
@@ -58,13 +62,36 @@ class Predictor:
             process, how = self.process(one, log)
         steps = sum(1 for _, moment in log.marks if moment.phase == "update")
         sent, sent_by_others = self.sent(one.techniques, log)
-        return Plan(
+        return self.with_validation(one.cost, Plan(
             one.techniques, highest.bytes, int(process), seconds, one.exactness, flops=sum(log.flops.values()) / max(steps, 1),
             traffic_bytes=float(log.moved[-1]) if log.moved else one.cost.traffic.disk, sent_bytes=sent, world=self.devices,
-            where=f"{highest.moment.phase} of {highest.moment.block or 'all weights'}", parts=highest.parts, sure=self.sure(one, how),
+            where=place_of(highest.moment), parts=highest.parts, sure=self.sure(one, how) + self.unvalidated(log),
             stored_bytes=log.stored, disk_speed=disk_speed(one.cost), sent_by_others_bytes=sent_by_others,
             drift=stated_drift(one.techniques, self.evidence.ledger), blocks=by_block(log),
-        )
+        ))
+
+    def with_validation(self, cost: Ledger, plan: Plan) -> Plan:
+        """The plan with the seconds of a validation, and of the whole training with all of them, where its steps are known."""
+        job, each = self.rehearsals.job, cost.validation_seconds
+        if not each:
+            return plan
+        feed = Feed(replace(job, mesh=on_one_axis()))
+        total, (number, unit) = feed.steps_in_all, interval(job.every)
+        if not total or (unit == "epochs" and not feed.per_epoch):
+            return replace(plan, validation_seconds=each)
+        apart = number * feed.per_epoch if unit == "epochs" else number / plan.step_seconds if unit == "seconds" else number
+        count = max(-(-total // max(apart, 1.0)), 1.0)   # one is at the end
+        return replace(plan, validation_seconds=each, training_seconds=total * plan.step_seconds + count * each)
+
+    def unvalidated(self, log: Log) -> str:
+        """What to say of a validation that was not rehearsed to its end, or of which not all data were seen."""
+        job = self.rehearsals.job
+        if log.unvalidated:
+            left = "validation" if job.validate is not None else "what the metrics of a validation need after that"
+            return f"; {left} is not part of the tensors ({log.unvalidated})"
+        if job.held_out is None or (found := looked_through(job)).ended:
+            return ""
+        return f"; validation by the largest of the first {found.batches} held-out batches"
 
     def attempted(self, one: Combination) -> Plan:
         """The same; whatever goes wrong on the way is told as a Mistake."""
@@ -78,10 +105,11 @@ class Predictor:
     def sketched(self, one: Combination) -> Plan:
         """A candidate with the ledger's figures."""
         known, cost = one.known, one.cost
-        return Plan(one.techniques, int(known["peak_bytes"]), int(known["process_bytes"]), known["step_seconds"], one.exactness,
+        plan = Plan(one.techniques, int(known["peak_bytes"]), int(known["process_bytes"]), known["step_seconds"], one.exactness,
                     flops=cost.flops, traffic_bytes=cost.traffic.disk, sent_bytes=cost.traffic.sent, world=cost.workers.world,
                     sure="by the ledger alone, not rehearsed", disk_speed=disk_speed(cost),
                     drift=stated_drift(one.techniques, self.evidence.ledger))
+        return self.with_validation(cost, plan)
 
     def sure(self, one: Combination, how: str) -> str:
         """How the figures of a plan are known, and what splitting the batch changes in it; `how`: its process is known."""
@@ -141,7 +169,7 @@ class Predictor:
             return one.known["process_bytes"], "estimated: no real step could be run here"
         if by_rule:
             base = min(anchor.overheads.values())
-            most = max(stretch.top + anchor.overheads.get(" ".join(stretch.moment), base)
+            most = max(stretch.top + overhead(anchor.overheads, stretch.moment, base)
                        for stretch in list(stretches(filled(log, anchor.filled), paged))[1:])
             return (most + belonging) * MARGIN, "from the anchor step and every tensor's pages"
         if not one.techniques and not anchor.eased:
@@ -193,6 +221,19 @@ class Predictor:
                            f"{plan.where}, and {bytes_text(without.bytes)} without")
 
 
+def overhead(known: Mapping[str, int], moment: Moment, base: int) -> int:
+    """Bytes of the process above its tensors at a moment; of a validation, those of the same block's forward where it was not measured."""
+    forward = known.get(f"forward {moment.block}", base) if moment.phase == VALIDATE else base
+    return known.get(" ".join(moment), forward)
+
+
+def place_of(moment: Moment) -> str:
+    """A moment in words."""
+    if moment.phase == VALIDATE:
+        return f"validation, {moment.block or 'around its batches'}"
+    return f"{moment.phase} of {moment.block or 'all weights'}"
+
+
 def agrees(techniques: Techniques) -> float:
     """After which share of the steps workers agree."""
     return next((technique.agrees for technique in techniques if technique.unites), 1.0)
@@ -230,7 +271,7 @@ def disk_speed(ledger: Ledger) -> float:
 def by_block(log: Log) -> tuple[tuple[str, int], ...]:
     """Highest bytes alive while each block ran, in the order of the last step."""
     tops: dict[str, int] = {}
-    for stretch in last_step(log)[0]:
+    for stretch in (*last_step(log)[0], *validation(log)):
         name = f"{stretch.moment.phase} {stretch.moment.block}".strip()
         tops[name] = max(tops.get(name, 0), stretch.top)
     return tuple(tops.items())

@@ -15,9 +15,11 @@ MEASURABLE = (
     Quantity("traffic_bytes", "disk, a step", counted=True, optional=True),
     Quantity("sent_bytes", "sent, a step", counted=True, optional=True),
     Quantity("sent_by_others_bytes", "sent by others, a step of theirs", counted=True, optional=True),
+    Quantity("validation_seconds", "a validation", "seconds", optional=True),
 )
 QUANTITIES = (   # the others are not measured in a run
     *MEASURABLE,
+    Quantity("training_seconds", "all steps and validations", "seconds", optional=True),
     Quantity("stored_bytes", "on disk", optional=True),
     Quantity("flops", "operations, a step", "operations", optional=True),
     Quantity("drift", "drift, stated", "share", optional=True),

@@ -1,7 +1,8 @@
 """Training in a worker process: the loop's steps, each of them noted; with a run folder in the task, recorded there and gone on with.
 
-    the first two steps    under the tracker: what the tensors need is measured
-    the others             as the loop does them
+    the first two steps           under the tracker: what the tensors need is measured
+    the first validation          under the tracker too; where nothing is recorded (a trial), one of the largest held-out batch at the end
+    the others                    as the loop does them
 """
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ from shoestring.loop import finite, steps
 from shoestring.measure.process import status
 from shoestring.measure.timeline import peak
 from shoestring.measure.tracker import Tracker, watched
-from shoestring.planning.evidence.rehearse import prepared, tracked_steps
+from shoestring.planning.evidence.held_out import Watching, looked_through
+from shoestring.planning.evidence.rehearse import prepared, remembered, tracked_steps
 from shoestring.planning.evidence.tasks import JobTask, TrialResult, TrialTask, techniques_of
 from shoestring.processes.job_of_task import fresh_model, job_of
 from shoestring.processes.tasks import TrainResult, TrainTask
@@ -40,6 +42,7 @@ from shoestring.runs.event import Event, Measured, Stepped
 from shoestring.runs.history import History, measured, measured_by
 from shoestring.runs.recorder import Meter, Recorder, Recording
 from shoestring.runs.tensors import pieces, write_tensors
+from shoestring.validation import Watch, validated
 
 SHOWN = 1 << 28   # bytes of weights on disk: of more, nothing is shown
 
@@ -82,11 +85,17 @@ class Training:
         self.history = History()   # where no folder keeps it
         self.meter = Meter(self.run)
         self.tensors: Mapping[str, Any] = {"peak_bytes": 0}   # what they needed at most
+        self.tracked = 0                                      # steps under the tracker
+        self.last: list[Any] = []                             # the batch of the last step,
+        self.loss: Any = None                                 # and its loss: both stand while it is validated
+        self.course.watch = Watching(self.run, self.tracker, lambda: [*self.last, self.loss])
         self.step_begun = time.perf_counter()
 
     def result(self) -> TrainResult:
         """Do all steps; gives how that ended."""
         self.do_steps()
+        if self.recorder is None and self.job.validates and self.losses and self.run.assignment.counts_steps:
+            self.validate_once()
         self.run.assignment.end()
         workers = self.link.objects({**self.tensors, "process_bytes": status("VmHWM"), "steps": self.meter.steps, "sent": self.meter.sent})
         if self.recorder and self.run.assignment.asynchronous and self.losses:
@@ -101,12 +110,15 @@ class Training:
 
     def do_steps(self) -> None:
         """Train until it is over, or somebody asks to stop."""
+        if self.number and self.recorder and self.course.due(self.number) and self.run.synchronised():   # it was stopped before that
+            self.recorder.validate(self.run, self.course)
         if self.number and self.run.assignment.counts_steps and self.course.over(self.number):   # it was over, and only its end was missing
             return
-        batches: Iterator[Batch] = self.course.batches()
+        batches: Iterator[Batch] = remembered(self.course.batches(), self.last)
         first = tracked_steps(watched(self.run, self.tracker), islice(batches, 2), self.tracker)
         going_on = until_stopped(first, self.note_step)
         if self.losses:
+            self.tracked = len(self.losses)
             self.note_tensors()
         elif not self.number and self.run.assignment.counts_steps:
             raise Mistake("the job's data yields no batch: nothing to train on")
@@ -117,12 +129,15 @@ class Training:
         """Note a step that is done; gives whether there is to be another."""
         self.number += 1
         imagined = self.link.world > 1 and self.link.imagined   # what others would have sent is missing: bytes count, numbers do not
+        self.loss = loss
         self.losses.append(float(loss) if imagined else finite(float(loss), self.number))
         seconds = time.perf_counter() - self.step_begun
         moved, sent = self.meter.step()
         step = Stepped(self.number, self.losses[-1], seconds, status("VmRSS"), status("VmHWM"), moved, sent,
                        self.feed.epochs, self.course.rate, self.run.noted.take_norm())
         go_on = self.recorder.after(self.run, self.course, step) if self.recorder else True
+        if self.course.validated_at == self.number and self.tracked:
+            self.validated()
         self.meter.begin()
         if self.recorder is None:
             step = replace(step, time=time.time())
@@ -131,10 +146,26 @@ class Training:
         self.step_begun = time.perf_counter()
         return go_on and not (self.run.assignment.counts_steps and self.course.over(self.number))
 
+    def validated(self) -> None:
+        """The first validation after the first steps is done: what its tensors needed counts as theirs."""
+        if type(self.course.watch) is Watching:
+            self.course.watch = Watch()
+            self.note_tensors()
+
+    def validate_once(self) -> None:
+        """Validate as a run would, on the largest held-out batch alone, to see what that needs; nobody wants to know how good it is."""
+        if self.job.validate is not None:
+            validated(self.run, self.job, self.course.watch)
+        else:
+            found = looked_through(self.job, self.run.assignment.asynchronous)
+            validated(self.run, self.job, self.course.watch, [(found.largest, True)])
+        self.note_tensors()
+
     def note_tensors(self) -> None:
-        """What the tensors needed in the first steps; where workers wait for each other, those of the worker that needs most."""
+        """What the tensors needed in the first steps and validation; where workers wait for each other, those of the worker that needs
+        most."""
         log, highest = self.tracker.log, peak(self.tracker.log)
-        found = Measured(max(gathered(self.run, highest.bytes)), sum(log.flops.values()) / len(self.losses), str(highest.moment),
+        found = Measured(max(gathered(self.run, highest.bytes)), sum(log.flops.values()) / self.tracked, str(highest.moment),
                          dict(highest.parts))
         self.tensors = {"peak_bytes": highest.bytes, "flops": found.flops, "where": found.where, "parts": found.parts}   # this worker's
         if self.recorder and not self.run.assignment.asynchronous:   # there the others tell of theirs at the end

@@ -6,6 +6,8 @@
       state.json             everything that is not a tensor
       manifest.json          size and SHA-256 of the others; its last line is its own
 
+    checkpoints/best-00000040/   the weights that were best in validation: the same files, whose state has the metrics and no moments
+
 A checkpoint is written under another name, synced, and then renamed: it is there whole or not at all. The tensors are written to the
 file at once, while training stands still: that copy in the kernel's page cache is the snapshot, and it costs the process no memory. Hashing
 and syncing follow in the background. What does not match its SHA-256 is never loaded and never overwritten.
@@ -32,6 +34,7 @@ from shoestring.runs.packing import packed, unpacked
 from shoestring.runs.tensors import TensorFile, Unreadable, write_tensors
 
 FILES = ("weights.safetensors", "state.safetensors", "state.json")
+BEST = "best"   # the kind of checkpoint that has the best weights
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ class Checkpoint:
 
     @property
     def step(self) -> int:
-        return int(self.path.name.removeprefix("step-"))
+        return int(self.path.name.rpartition("-")[2])
 
     def state(self) -> dict[str, Any]:
         """All but the weights."""
@@ -84,9 +87,9 @@ class Checkpoint:
 
 
 def draft(folder: Path, step: int, weights: Mapping[str, Tensor | StoredTensor], state: Mapping[str, Any],
-          aliases: Mapping[str, str]) -> Path:
+          aliases: Mapping[str, str], kind: str = "step") -> Path:
     """Write a checkpoint's files under a name that nobody reads yet. A failure leaves nothing behind."""
-    path = folder / f"step-{step:08}.tmp-{os.getpid()}"
+    path = folder / f"{kind}-{step:08}.tmp-{os.getpid()}"
     shutil.rmtree(path, ignore_errors=True)
     path.mkdir(parents=True)
     try:
@@ -172,9 +175,9 @@ def changed(checkpoint: Checkpoint) -> str:
     return ""
 
 
-def saved(folder: Path) -> list[Checkpoint]:
-    """The checkpoints of a run, oldest first, good or not."""
-    found = [Checkpoint(path) for path in folder.glob("step-*") if re.fullmatch("step-[0-9]+", path.name) and path.is_dir()]
+def saved(folder: Path, kind: str = "step") -> list[Checkpoint]:
+    """The checkpoints of a run, oldest first, good or not; of the kind "best", the weights that were best in validation."""
+    found = [Checkpoint(path) for path in folder.glob(f"{kind}-*") if re.fullmatch(f"{kind}-[0-9]+", path.name) and path.is_dir()]
     return sorted(found, key=lambda one: one.step)
 
 
@@ -199,8 +202,9 @@ def move_aside(checkpoint: Checkpoint) -> None:
 
 def clear_drafts(folder: Path) -> None:
     """Remove what a process that died was writing; call it only where no other process writes."""
-    for path in folder.glob("step-*.tmp-*"):
-        shutil.rmtree(path, ignore_errors=True)
+    for kind in ("step", BEST):
+        for path in folder.glob(f"{kind}-*.tmp-*"):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def make_room(folder: Path, best: int | None) -> Checkpoint | None:
@@ -218,4 +222,31 @@ def prune(folder: Path, keep: int, best: int | None) -> None:
     """Leave the newest checkpoints and the best one."""
     for one in saved(folder)[:-keep]:
         if one.step != best:
+            shutil.rmtree(one.path, ignore_errors=True)
+
+
+def best_known(checkpoint: Checkpoint) -> int | None:
+    """The step of the best validation that a checkpoint knows of."""
+    try:
+        course = checkpoint.outline()["parts"]["course"]
+        return int(course["best"][1]) if course["best"] else None
+    except (Unreadable, OSError, LookupError, TypeError, ValueError):
+        return None
+
+
+def prune_best(folder: Path) -> None:
+    """Delete best weights that nothing goes back to: no checkpoint that is there knows of them. Those that are newer than all checkpoints
+    stay: the next one will know of them."""
+    there, best = saved(folder), saved(folder, BEST)
+    if len(best) > 1 and there:
+        known = set(map(best_known, there))
+        for one in best:
+            if one.step not in known and one.step <= there[-1].step:
+                shutil.rmtree(one.path, ignore_errors=True)
+
+
+def forget_best(folder: Path, step: int) -> None:
+    """Delete best weights of a life that is given up: the run goes on from this step."""
+    for one in saved(folder, BEST):
+        if one.step > step:
             shutil.rmtree(one.path, ignore_errors=True)

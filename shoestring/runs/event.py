@@ -80,7 +80,7 @@ class Validated(Event):
     kind: ClassVar[str] = "validated"
     step: int
     epoch: int = 0                                              # rounds of the data that were over
-    metrics: Mapping[str, float] = field(default_factory=dict)  # by name; "loss" is the held-out one
+    metrics: Mapping[str, float | None] = field(default_factory=dict)   # by name, None: not a number; "loss" is the held-out one
     seconds: float = 0.0
     best: bool = False                                          # no validation before was as good, by the job's goal
 

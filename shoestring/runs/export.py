@@ -9,9 +9,9 @@ from typing import Any
 from shoestring.core.errors import Mistake
 from shoestring.core.files import drafted, write_whole
 from shoestring.core.job import Job
-from shoestring.runs.checkpoints import Checkpoint, damage, newest_good, saved
+from shoestring.runs.checkpoints import BEST, Checkpoint, damage, newest_good, saved
 from shoestring.runs.folder import Folder, holder
-from shoestring.runs.history import History
+from shoestring.runs.history import History, best_of
 from shoestring.runs.report import report_of
 from shoestring.runs.tensors import write_tensors
 
@@ -31,6 +31,24 @@ def checkpoint_of(folder: Folder, step: int | None) -> Checkpoint:
                 raise Mistake(f"the checkpoint of step {step} is damaged ({reason}); there are {steps}")
             return one
     raise Mistake(f"{folder.path} has no checkpoint of step {step}; there are {steps}")
+
+
+def best_weights(folder: Folder) -> Checkpoint:
+    """The weights that were best in validation."""
+    there, found = saved(folder.checkpoints, BEST), best_of(History().read(folder.path).validated)
+    newest = "without --best, the newest weights are exported"
+    if found is None and not there:
+        raise Mistake(f"{folder.path} has no best weights: nothing was validated there yet, or its goal was never a number; give the Job "
+                      f"held_out=lambda: batches ({newest})")
+    best = there[-1] if found is None else next((one for one in there if one.step == found.step), None)
+    if best is None:
+        assert found is not None, "else the newest is taken"
+        steps = ", ".join(str(one.step) for one in there) or "none"
+        raise Mistake(f"the best validation of {folder.path} was after step {found.step}, and its weights are not there (there are: {steps}): "
+                      f"they could not be saved, or somebody removed them; {newest}")
+    if reason := damage(best, ("parts",)):
+        raise Mistake(f"the best weights, of step {best.step}, are damaged ({reason}); {newest}")
+    return best
 
 
 def newer_weights(folder: Folder, checkpoint: Checkpoint) -> str:
@@ -84,9 +102,13 @@ def export_steps(folder: Folder, kind: str, target: Path) -> tuple[Path, list[st
         return target, list(report.damage)
     with drafted(target) as draft, open(draft, "w", newline="") as file:
         rows = csv.writer(file)
-        rows.writerow(["step", "loss", "seconds", "process_bytes"])
+        names = list(dict.fromkeys(name for one in history.validated for name in one.metrics))
+        found = {one.step: one.metrics for one in history.validated}   # steps that were not validated have nothing there
+        rows.writerow(["step", "loss", "seconds", "process_bytes", *(f"validation {name}" for name in names)])
         for number, loss, seconds, size in zip(steps.number, steps.loss, steps.seconds, steps.process, strict=True):
-            rows.writerow([number, repr(loss), repr(seconds), size])
+            metrics = found.get(number, {})
+            rows.writerow([number, repr(loss), repr(seconds), size,
+                           *("" if metrics.get(name) is None else repr(metrics[name]) for name in names)])
     return target, list(report.damage)
 
 

@@ -8,6 +8,7 @@ A page of a long run is drawn again without reading it all again. Of a step only
     traffic_bytes    to and from the disk: the median of the same steps (the first step of a run has no moments to read)
     sent_bytes       to other workers: the mean of all steps, because workers that meet every few steps send nothing in between
     sent_by_others_bytes    where workers do not wait for each other: the same of the others, by their own steps
+    validation_seconds      the median validation
     peak_bytes, ...  of the life with the highest tensor peak, as its `Measured` event tells
 
 A life is from one `Begun` to the next. Only steps count that were not done again, and only those since another plan was adopted.
@@ -25,6 +26,7 @@ from typing import Any
 from shoestring.runs.event import Adopted, Begun, Event, Failed, Finished, Measured, Planning, Saved, Stepped, Stopped, Validated
 from shoestring.runs.events import PIECE, StepRecord, read_records, record_of
 
+BEST = "best"   # how the names of checkpoints begin that have the best weights alone
 DOING = (Planning, Begun, Stopped, Finished, Failed)   # kinds that say what a run is doing
 MISSING = -1    # in place of bytes that a step does not tell of
 YOUNG = 2       # steps of a life that are unlike those after them
@@ -138,7 +140,8 @@ class History:
         elif isinstance(event, Adopted):
             self.plan, self.age = self.plan + 1, 0
         elif isinstance(event, Saved):
-            self.saved.append(event)
+            if not event.checkpoint.startswith(f"{BEST}-"):   # those can't be gone on from
+                self.saved.append(event)
         elif isinstance(event, Validated):
             self.validated = [one for one in self.validated if one.step < event.step] + [event]
 
@@ -168,6 +171,8 @@ def measured(history: History) -> dict[str, Any]:
     figures["step_seconds"] = median(steps.seconds[place] for place in calm)
     if steps.moved[-1] != MISSING:
         figures["traffic_bytes"] = median(max(steps.moved[place], 0) for place in calm)
+    if history.validated:
+        figures["validation_seconds"] = median(one.seconds for one in history.validated)
     if steps.sent[-1] != MISSING:
         figures["sent_bytes"] = mean(max(steps.sent[place], 0) for place in ours)
     return figures

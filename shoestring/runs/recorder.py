@@ -1,6 +1,7 @@
 """The recorder of a run in training: writes its events, saves its checkpoints, listens to who wants it stopped, watches its memory."""
 from __future__ import annotations
 
+import math
 import os
 import signal
 from collections.abc import Callable
@@ -16,12 +17,13 @@ from shoestring.core.units import bytes_text
 from shoestring.course import DATA_ENDED, Course
 from shoestring.data.feed import Feed
 from shoestring.runs.cadence import Cadence
-from shoestring.runs.checkpoints import Checkpoint, clear_drafts, move_aside, newest_good
+from shoestring.runs.checkpoints import Checkpoint, clear_drafts, forget_best, move_aside, newest_good
 from shoestring.runs.event import Begun, Event, Failed, Finished, Stepped, Stopped, Validated, Warned
 from shoestring.runs.events import Events
 from shoestring.runs.folder import Folder
 from shoestring.runs.saver import Saver, Snapshot, gather_only
-from shoestring.runs.snapshot import PARTS, restore, snapshot_of
+from shoestring.runs.snapshot import PARTS, best_snapshot, restore, snapshot_of
+from shoestring.validation import NoGoal
 
 NEAR = 0.97   # of the budget: a process this large is told of
 
@@ -88,10 +90,13 @@ class Recorder:
         self.saver.on_disk = [part.saved for part in run.state.values() if part.on_disk]
         for text in filter(None, (part.remark for part in run.state.values())):
             self.tell(Warned(text))
+        self.saver.by_loss = not feed.job.validates
         if self.checkpoint is not None:
             state = restore(self.checkpoint, run, feed)
             self.step = self.saver.saved_step = state["step"]
-            self.saver.best = state["best"]
+            self.saver.best = state["best"] if self.saver.by_loss else None
+        if self.link.rank == 0:
+            forget_best(self.folder.checkpoints, self.step)
         self.tell(Begun(pid=os.getpid(), steps=self.steps, step=self.step, how=feed.how if self.step else "from the beginning",
                         world=self.link.world))
         return self.step
@@ -111,7 +116,7 @@ class Recorder:
             self.tell(Warned(f"the process has {bytes_text(event.most)} of its {bytes_text(self.budget)} after step "
                              f"{self.step}, more than the {bytes_text(self.predicted)} that were predicted: "
                              f"it may run out of memory"))
-        if validates and not stop and run.assignment.counts_steps:
+        if validates and (not stop or course.ends(self.step)):   # who stops at such a step validates when it goes on
             self.validate(run, course)
         last = stop or bool(course.over(self.step))
         if (due or last) and not (last and run.assignment.asynchronous):   # those save at the end, when nobody computes any more
@@ -120,8 +125,24 @@ class Recorder:
 
     def validate(self, run: Run, course: Course) -> None:
         """Try the model on held-out data, and keep its weights if it is the best so far."""
-        found = course.validate(self.step)
-        self.tell(Validated(found.step, found.epoch, dict(found.metrics), found.seconds, found.best))
+        if not run.assignment.counts_steps:
+            return
+        try:
+            found = course.validate(self.step)
+        except NoGoal:   # all workers find that; what was trained is not lost by it
+            self.save(run, course.feed)
+            self.saver.wait()
+            raise
+        metrics = {name: value if math.isfinite(value) else None for name, value in found.metrics.items()}
+        self.tell(Validated(found.step, found.epoch, metrics, found.seconds, found.best))
+        if found.best:
+            def take() -> Snapshot:
+                return best_snapshot(run, course.feed, self.step, found.metrics)
+
+            if self.link.rank == 0:
+                self.saver.save_best(take)
+            elif not run.assignment.asynchronous:
+                gather_only(take())
 
     def agreed(self, stop: bool, due: bool, validates: bool, event: Stepped) -> tuple[bool, bool, bool, Stepped]:
         """Whether to stop (if any worker was asked to), to save and to validate (if the first wants to), and the step with the largest
@@ -149,7 +170,7 @@ class Recorder:
         """The last step is done, the data ended, or a signal came: finish the checkpoint and say how it ended. Gives why the last
         weights of a run that is done could not be saved; empty if they are."""
         feed, why = course.feed, course.over(self.step) or (DATA_ENDED if course.feed.ended else "")
-        if why == DATA_ENDED and not self.stop and course.job.validates and course.validated_at != self.step:
+        if why == DATA_ENDED and course.job.validates and course.validated_at != self.step:
             self.validate(run, course)
         self.saver.wait()
         if any(gathered(run, self.saver.saved_step != self.step)):   # the data ended early, or a save was not possible before

@@ -3,6 +3,9 @@
 Training stands still only while the tensors are copied to the file; hashing and syncing happen in a thread. A save that fails
 (a full disk, state that can't be written) costs a warning, and the next one is tried as planned. On a full disk an older checkpoint makes
 room for it, down to the newest good one, which always stays.
+
+Of a job that validates, the weights that were best there are saved when they are found, before training goes on. They are deleted when
+newer ones are there and no checkpoint knows of them any more, so whatever a killed run goes back to, its best weights are there.
 """
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from torch import Tensor
 from shoestring.core.errors import Mistake
 from shoestring.core.run import StoredTensor
 from shoestring.runs.cadence import Cadence
-from shoestring.runs.checkpoints import draft, make_room, prune, publish
+from shoestring.runs.checkpoints import BEST, draft, make_room, prune, prune_best, publish
 from shoestring.runs.event import Event, Saved, Warned
 from shoestring.runs.packing import packed
 
@@ -61,6 +64,7 @@ class Saver:
         self.turn = 0                        # how many times it was due, where that is every so many steps
         self.losses: list[float] = []        # since the last save
         self.on_disk: list[Callable[[], None]] = []   # to be called when a checkpoint is safe, before the next step
+        self.by_loss = True                  # the best checkpoint is the one after the least training loss; else validation finds it
         self.best: tuple[float, int] | None = None
         self.keep = cadence.keep             # checkpoints; fewer once the disk was full,
         self.keep_best = True                # and at last not the best one
@@ -107,13 +111,42 @@ class Saver:
             self.failed(error)
             return
         self.saved_step = step
-        if self.best is None or loss < self.best[0]:
+        if self.by_loss and (self.best is None or loss < self.best[0]):
             self.best = (loss, step)
         if self.on_disk:   # state on disk is that of the last checkpoint alone
             prune(self.folder, 1, None)
         else:
-            prune(self.folder, self.keep, self.best[1] if self.keep_best else None)
-        self.tell(Saved(step, checkpoint.path.name, pause, size, best=self.best[1] == step))
+            prune(self.folder, self.keep, self.best[1] if self.best and self.keep_best else None)
+        prune_best(self.folder)
+        self.tell(Saved(step, checkpoint.path.name, pause, size, best=self.best is not None and self.best[1] == step))
+
+    def save_best(self, take: Callable[[], Snapshot]) -> None:
+        """Copy the weights that were best in validation now, finish them in the background. A failure costs a warning."""
+        self.wait()
+        begun, snapshot = time.monotonic(), None
+        try:
+            snapshot = take()
+            path = draft(self.folder, snapshot.step, snapshot.weights, snapshot.state, snapshot.aliases, BEST)
+        except (OSError, Mistake) as error:
+            if snapshot is not None:
+                gather_only(snapshot)
+            self.best_failed(error)
+            return
+        self.pending = self.thread.submit(self.finish_best, path, snapshot.step, time.monotonic() - begun)
+
+    def finish_best(self, path: Path, step: int, pause: float) -> None:
+        try:
+            checkpoint, size = publish(path)
+        except OSError as error:
+            self.best_failed(error)
+            return
+        self.tell(Saved(step, checkpoint.path.name, pause, size, best=True))
+
+    def best_failed(self, error: OSError | Mistake) -> None:
+        trouble = getattr(error, "strerror", None) or str(error)
+        cure = "mend that" if isinstance(error, Mistake) else "free some space"
+        self.tell(Warned(f"the weights that were best in validation could not be saved ({trouble}): training goes on, and those that were "
+                         f"best before stay; {cure}, and the next ones will be saved"))
 
     def failed(self, error: OSError | Mistake) -> None:
         self.trouble = getattr(error, "strerror", None) or str(error)

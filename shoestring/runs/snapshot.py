@@ -1,6 +1,7 @@
 """The whole state of a run in training: a snapshot of it for a checkpoint, and a run restored from one."""
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -45,6 +46,26 @@ def snapshot_of(run: Run, feed: Feed, step: int, best: tuple[float, int] | None)
         "best": best, "on_disk": on_disk(run),
     }
     return Snapshot(step, weights, aliases, state)
+
+
+LEFT_OUT = ("optimizer", "feed", "chances", "best", "on_disk")   # of a snapshot of the weights alone
+
+
+def best_snapshot(run: Run, feed: Feed, step: int, metrics: Mapping[str, float]) -> Snapshot:
+    """The weights after a step, wherever they are, with the metrics that they are the best by; nothing that training goes on from."""
+    found = snapshot_of(run, feed, step, None)
+    weights, aliases = dict(found.weights), dict(found.aliases)
+    seen: dict[Any, str] = {}
+    for name, one in kept(run).items():   # those on disk; of a weight with several names, the first
+        if name not in weights and name not in aliases:
+            first = seen.setdefault(getattr(one, "parameter", name), name)
+            if first == name:
+                weights[name] = one
+            else:
+                aliases[name] = first
+    state = {name: value for name, value in found.state.items() if name not in LEFT_OUT}
+    state["parts"] = {name: value for name, value in state["parts"].items() if name not in on_disk(run)}
+    return Snapshot(step, weights, aliases, state | {"metrics": dict(metrics), "on_disk": []})
 
 
 def dense(value: Any) -> bool:

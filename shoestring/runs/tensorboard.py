@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from shoestring.core.errors import Mistake
-from shoestring.runs.event import Begun, Event, Stepped, Warned
+from shoestring.runs.event import Begun, Event, Stepped, Validated, Warned
 
 
 def needs_tensorboard() -> None:
@@ -29,6 +29,10 @@ class Board:
         elif isinstance(event, Stepped) and self.writer is not None:
             for name, value in (("loss", event.loss), ("seconds a step", event.seconds), ("bytes of the process", event.process)):
                 self.writer.add_scalar(name, value, event.step, walltime=event.time)
+        elif isinstance(event, Validated) and self.writer is not None:
+            for metric, number in event.metrics.items():
+                if number is not None:
+                    self.writer.add_scalar(f"validation/{metric}", number, event.step, walltime=event.time)
         elif isinstance(event, Warned) and self.writer is not None:
             self.writer.add_text("warning", event.text)
 

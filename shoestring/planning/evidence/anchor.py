@@ -29,7 +29,9 @@ from shoestring.measure.process import forget_peak, status, touched
 from shoestring.measure.timeline import filled, stretches
 from shoestring.measure.tracker import Tracker, watched
 from shoestring.planning.catalogue import ALL_BLOCKS_AGAIN, CATALOGUE
+from shoestring.planning.evidence.held_out import Watching, looked_through
 from shoestring.planning.evidence.rehearse import prepared
+from shoestring.validation import Watch, check_goal, validated
 
 TIMED = 5        # steps whose median counts, at most
 ENOUGH = 1.5     # seconds of such steps; of long ones, two are enough
@@ -115,7 +117,16 @@ def step_times(run: Run, feeds: Sequence[Sequence[Batch]], count: int) -> list[d
             for clock, spent in zip(clocks, whole, strict=True)]
 
 
-def overheads(run: Run, batches: Iterable[Batch]) -> tuple[dict[str, int], float]:
+def validate_largest(run: Run, job: Job, watch: Watch | None = None) -> None:
+    """Validate as training would, on the largest held-out batch: what the process needs for that counts. The job's own does as it likes."""
+    if job.validate is not None:
+        check_goal(job, validated(run, job, watch))
+    elif job.held_out is not None:
+        found = looked_through(job)
+        check_goal(job, validated(run, job, watch, [(found.largest, True)]))
+
+
+def overheads(run: Run, batches: Iterable[Batch], job: Job) -> tuple[dict[str, int], float]:
     """By "phase place": bytes that the process has above its tensors at the highest point of that moment; and the share of
     libraries' workspaces that was written to, which is all of them that counts."""
     found: dict[str, int] = {}
@@ -140,6 +151,7 @@ def overheads(run: Run, batches: Iterable[Batch]) -> tuple[dict[str, int], float
     with gauge:
         for _ in steps(watch, islice(batches, 1)):
             pass
+    validate_largest(run, job, Watching(run, gauge, tuple))
     marks.append(status("VmHWM"))
     share = written / whole if whole else 1.0
     for stretch, most in zip(stretches(filled(gauge.log, share), paged), marks, strict=True):
@@ -163,7 +175,7 @@ def anchored(job: Job, techniques: tuple[Technique, ...], model: nn.Module, memo
     count = min(max(int(ENOUGH / times["step"]), 2), TIMED)
     if memory:
         times = times if endless else step_times(run, [feed], count)[0]
-        above, share = overheads(run, feed)
+        above, share = overheads(run, feed, job)
         return {"times": times, "overheads": above, "filled": share}
     smaller = {} if endless or any(one.splits_batch for one in techniques) else pieces_of(job, feed)
     smaller = {number: part for number, part in smaller.items() if can_run(run, part)}
@@ -173,6 +185,10 @@ def anchored(job: Job, techniques: tuple[Technique, ...], model: nn.Module, memo
     result["paces"] = [(number, pace(times, other, number)) for number, other in zip(smaller, others, strict=True)] if smaller else []
     result["adding"] = fastest(lambda: [p.grad.add_(p.grad) for p in model.parameters() if p.grad is not None and not p.grad.is_sparse])
     result["probes"] = probed(run)
+    if job.validates:   # at the end: it takes the gradients away
+        forget_peak()
+        validate_largest(run, job)
+        result["process"] = max(result["process"], status("VmHWM"))
     return result
 
 

@@ -30,6 +30,7 @@ from shoestring.measure.fake import Stage
 from shoestring.measure.tracker import Log, Tracker, watched
 from shoestring.memory.block_state import generators_of
 from shoestring.planning.catalogue import CATALOGUE
+from shoestring.planning.evidence.held_out import rehearse_validation
 
 STEPS = 2   # the optimizer's state is there from the second step on
 
@@ -65,11 +66,15 @@ def tracked(job: Job, techniques: Iterable[Technique], model: nn.Module, batches
     tracker.log.stored = stored(run)
     generators = generators_of(model)
     before, sent = traffic(run), run.mesh.sent
-    for _ in tracked_steps(run, islice(batches if batches is not None else Feed(job, run.assignment), STEPS), tracker):
+    last: list[Any] = []   # the batch and the loss of the step that is done: they stand as long as nothing follows
+    source = remembered(batches if batches is not None else Feed(job, run.assignment), last)
+    for _ in tracked_steps(run, islice(source, STEPS), tracker):
         tracker.log.moved.append(traffic(run) - before)
         tracker.log.sent.append(run.mesh.sent - sent)
         before, sent = traffic(run), run.mesh.sent
     tracker.log.draws |= not all(one.same() for one in generators)   # the tracker sees what torch draws, and nothing else
+    if last:
+        rehearse_validation(run, job, tracker, last)
     return tracker.log
 
 
@@ -78,11 +83,19 @@ def optimizer_traits(optimizer: torch.optim.Optimizer) -> frozenset[str]:
     return frozenset().union(*(kind.noted(optimizer) for kind in CATALOGUE))
 
 
+def remembered(batches: Iterable[Batch], last: list[Batch]) -> Iterator[Batch]:
+    """The batches, of which `last` holds the one that was given last."""
+    for batch in batches:
+        last[:] = [batch]
+        yield batch
+
+
 def tracked_steps(run: Run, batches: Iterable[Batch], tracker: Tracker) -> Iterator[Tensor]:
     """Steps under the tracker. How the data are made is not the step's: the tracker looks away while a batch is fetched."""
     for batch in batches:
         with tracker:
-            yield from list(steps(run, [batch]))
+            done = list(steps(run, [batch]))
+        yield from done
 
 
 def prepared(job: Job, techniques: Iterable[Technique], model: nn.Module, folder: Path | None = None, resumed: bool = False) -> Run:
@@ -111,4 +124,9 @@ def entered_by_methods(run: Run) -> Run:
         with as_calls(run.blocks.values()), run.usable():
             yield
 
-    return replace(run, forward=forward, usable=usable)
+    @contextmanager
+    def together() -> Iterator[None]:
+        with as_calls(run.blocks.values()), run.together() if run.together is not None else run.usable():
+            yield
+
+    return replace(run, forward=forward, usable=usable, together=together)

@@ -15,11 +15,12 @@ from shoestring.core.errors import Mistake
 from shoestring.core.hardware import Hardware
 from shoestring.core.job import Job
 from shoestring.core.ledger import Block, Ledger, between
-from shoestring.core.ledger_parts import Allocation, AllocatorRates, Findings, Machine, Splitting, Standing, Update, Workers
+from shoestring.core.ledger_parts import Allocation, AllocatorRates, Findings, Machine, Splitting, Standing, Update, Validation, Workers
 from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.data.feed import Feed
-from shoestring.measure.timeline import blocks_of, filled, last_step, peak
-from shoestring.measure.tracker import Log
+from shoestring.measure.timeline import blocks_of, filled, last_step, peak, validation
+from shoestring.measure.tracker import VALIDATE, Log
+from shoestring.planning.evidence.held_out import looked_through, without_validation
 from shoestring.planning.evidence.rehearse import rehearse
 from shoestring.planning.evidence.tasks import SampleResult
 
@@ -76,9 +77,24 @@ def plain_ledger(job: Job, log: Log, half: Log | None, hardware: Hardware, ancho
         machine=Machine(1 / hardware.disk, 1 / (hardware.direct or hardware.disk), hardware.moving, hardware.cores),
         allocation=Allocation(allocated=float(sum(size for _, size in born.values()))),
         workers=Workers(job.link.world, per_byte_sent, per_message, hides=hardware.device != "cpu"),
-        findings=Findings(frozenset(traits), basis=basis),
+        findings=Findings(frozenset(traits), basis=basis), validation=validation_part(job, log, blocks, hardware, anchor),
     )
     return with_process(ledger, peak(log).bytes, hardware, anchor)
+
+
+def validation_part(job: Job, log: Log, blocks: Iterable[Block], hardware: Hardware, anchor: Anchor | None) -> Validation | None:
+    """What a validation takes: its bytes from the log, its seconds at the speed at which the step's forward computes."""
+    found = validation(log)
+    if not found:
+        return None
+    forward, flops = sum(block.forward for block in blocks), sum(block.flops for block in blocks)   # those of the log's steps together
+    steps = sum(moment.phase == "update" for _, moment in log.marks)
+    speed = flops / steps / forward if forward and flops else hardware.flops
+    much = looked_through(job).all
+    base = min(anchor.overheads.values()) if anchor is not None else 0
+    above = max((size for name, size in anchor.overheads.items() if name.startswith(f"{VALIDATE} ")), default=base) if anchor else 0
+    return Validation(max(stretch.top for stretch in found) - sum(standing(log).values()), max(above - base, 0),
+                      log.validation_flops / speed * much, much)
 
 
 def with_process(ledger: Ledger, tensors: int, hardware: Hardware, anchor: Anchor | None) -> Ledger:
@@ -202,4 +218,4 @@ def traits_of(job: Job, log: Log, own_process: bool) -> set[str]:
 
 def half_log(job: Job, techniques: tuple[Technique, ...] = (), model: nn.Module | None = None) -> Log:
     """The rehearsal of one step of the same job with half its batch."""
-    return rehearse(job, techniques, [job.pieces(batch, 2)[0] for batch in islice(Feed(job), 1)], model)
+    return rehearse(without_validation(job), techniques, [job.pieces(batch, 2)[0] for batch in islice(Feed(job), 1)], model)

@@ -1,0 +1,160 @@
+"""The validation in a rehearsal: one pass over the largest held-out batch, and how much all of them are.
+
+It is the very code that validates in training, so its memory is exact too. Code of the job that looks at values which depend on weights
+(a metric by `item()`) is followed up to there, and the log says so; the job's own `validate` may do anything and is left out.
+"""
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shoestring.core.batch import Batch, moved, tensors
+from shoestring.core.errors import Mistake
+from shoestring.core.job import Job
+from shoestring.core.private import tree_leaves
+from shoestring.core.run import Run
+from shoestring.measure.tracker import VALIDATE, Tracker, hold_run
+from shoestring.validation import Watch, check_goal, held_out, measured, once_through, validating
+
+LONGEST = 5.0   # seconds that held-out data are looked through
+OWN = "validate=... may do anything, so only a real run of it tells"
+
+
+class Watching(Watch):
+    """The tracker looks on at a validation; of batches, at those that are larger than all before. `also`: what else stands meanwhile."""
+
+    def __init__(self, run: Run, tracker: Tracker, also: Callable[[], Sequence[Any]]) -> None:
+        self.run, self.tracker, self.also = run, tracker, also
+        self.begun, self.largest = False, -1   # bytes of a batch
+
+    @contextmanager
+    def around(self) -> Iterator[None]:
+        with self.tracker:
+            if not self.begun:   # what was made while it looked away
+                self.begun = True
+                hold_run(self.run, self.tracker)
+                self.tracker.hold(kept_by(self.run.model))
+                self.tracker.hold(tensors(list(self.also())), "inputs")
+            self.tracker.mark(VALIDATE)
+            yield
+            self.tracker.mark("")
+
+    @contextmanager
+    def batch(self, batch: Batch) -> Iterator[None]:
+        size = size_of(batch)
+        if size <= self.largest:
+            yield
+            return
+        self.largest = size
+        mark = self.tracker.mark
+        hooks = [
+            hook for name, block in self.run.blocks.items() for hook in (
+                block.register_forward_pre_hook(lambda module, args, name=name: mark(VALIDATE, name)),
+                block.register_forward_hook(lambda module, args, output, name=name: mark(VALIDATE, f"(after {name})")),
+            )
+        ]
+        try:
+            with self.tracker, self.tracker.holding(tensors(batch), "inputs"):
+                mark(VALIDATE, "(start)")
+                yield
+                mark("")
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+
+def kept_by(model: nn.Module) -> Iterator[Tensor]:
+    """Tensors that modules keep as attributes."""
+    return (leaf for module in model.modules() for value in list(vars(module).values()) for leaf in tree_leaves(value)
+            if isinstance(leaf, Tensor))
+
+
+def size_of(batch: Batch) -> int:
+    """Bytes of a batch; of a part of one, those of the part."""
+    return sum(one.nbytes for one in tensors(batch) if one.layout is torch.strided)
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """What was found in a look through the held-out data."""
+
+    largest: Batch
+    counts: bool          # it is this worker's, and not only to stand there
+    all: float            # bytes of all batches / bytes of the largest
+    batches: int          # that were looked at
+    ended: bool           # those were all
+
+
+@dataclass(frozen=True)
+class Source:
+    """What held-out batches follow from, to look through them once; and the job that they are of."""
+
+    data: Any
+    size: int
+    collate: Any
+    seed: int
+    split: Any
+    rank: int
+    world: int
+    job: Job = field(compare=False)
+
+
+def looked_through(job: Job, whole: bool = False) -> HeldOut:
+    """The largest held-out batch, or of a group this worker's part of it, and how much all of them are."""
+    link = job.mesh.along("data")
+    place = (0, 1) if whole else (link.rank, link.world)
+    return look(Source(job.held_out, job.batch, job.collate, job.seed, job.split, *place, job))
+
+
+@lru_cache(4)
+def look(source: Source) -> HeldOut:
+    until, largest, counts, most, total, number = time.monotonic() + LONGEST, None, False, -1, 0, 0
+    feed = held_out(source.job, source.world == 1)
+    for batch, own in once_through(feed):
+        size, number = size_of(batch), number + 1
+        total += size
+        if size > most:
+            largest, counts, most = batch, own, size
+        if time.monotonic() > until:
+            rest = max(feed.per_epoch - number, 0)   # where data say how many there are
+            return HeldOut(largest, counts, (total + rest * total / number) / max(most, 1), number, False)
+    if not number:
+        raise Mistake("the job's held_out data yield no batch: there is nothing to validate on")
+    return HeldOut(largest, counts, max(total / most, 1.0) if most > 0 else float(number), number, True)
+
+
+def without_validation(job: Job) -> Job:
+    """The same job, which is not validated: for rehearsals of which only the step is wanted."""
+    return replace(job, held_out=None, metrics=None, validate=None, patience=0)
+
+
+def rehearse_validation(run: Run, job: Job, tracker: Tracker, also: Sequence[Any]) -> None:
+    """Validate once, on the largest held-out batch, where the tracker looks on."""
+    if not job.validates or not run.assignment.counts_steps:
+        return
+    if job.validate is not None:
+        tracker.log.unvalidated = OWN
+        return
+    watch = Watching(run, tracker, lambda: also)
+    found = looked_through(job, run.assignment.asynchronous)
+    float(job.weight(found.largest))
+    device = next(run.model.parameters()).device
+    names: list[str] = []
+    with validating(run, job, watch), watch.batch(found.largest):
+        try:
+            names = list(measured(run, job, moved(found.largest, device)))
+        except Mistake:
+            raise
+        except Exception as error:   # training can go on fake tensors here, or this would not be reached; metrics may not
+            if tracker.stage is None:
+                raise
+            tracker.log.unvalidated = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:120]}"
+    if names:
+        check_goal(job, names)
