@@ -24,6 +24,7 @@ from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.core.training import environment
 from shoestring.course import Course
 from shoestring.data.feed import Feed, counted
+from shoestring.data.lengths import shared_data
 from shoestring.jobfile import job_path, loaded_job
 from shoestring.loop import finite, steps
 from shoestring.measure.instructions import require
@@ -68,7 +69,7 @@ def plan(job: Job | str | Path, memory: str | int | None = None, use: Iterable[T
     if allowed(exact, inexact)[-1] is Exactness.BITS and devices > 1:
         raise Mistake(f"{devices} workers add up in another order than one: what a group trains is {Exactness.ROUNDING.word} at best; "
                       f"give {Exactness.ROUNDING.flag}, or train with one worker")
-    made = counted(job if isinstance(job, Job) else loaded_job(job_path(str(job)), flags))
+    made = counted(shared_data(job if isinstance(job, Job) else loaded_job(job_path(str(job)), flags)))
     forced = None if use is None else tuple(
         parsed(one, CATALOGUE) if isinstance(one, str) else one for one in use)
     if forced is not None and devices > 1 and not any(one.unites for one in forced):

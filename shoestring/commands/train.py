@@ -123,6 +123,7 @@ def trained(options: Namespace, path: Path, held: Opened, cadence: Cadence, work
     """Train in a folder that this process holds."""
     from shoestring.planning.evidence.tasks import specs_of
     from shoestring.processes.messages import OutOfMemory
+    from shoestring.processes.sizes import expected
     from shoestring.processes.tasks import TrainTask
     from shoestring.runs.recorder import Recording
     from shoestring.runs.report import report_of
@@ -133,7 +134,8 @@ def trained(options: Namespace, path: Path, held: Opened, cadence: Cadence, work
     require_means(chosen, workers, held.folder.path)
     folder = held.folder
     task = TrainTask(file=str(path), flags=request.flags, techniques=specs_of(chosen.techniques),
-                     recording=Recording(str(folder.path), cadence, request.memory, chosen.process_bytes), traceback=options.traceback)
+                     recording=Recording(str(folder.path), cadence, request.memory, chosen.process_bytes), traceback=options.traceback,
+                     expected=expected(chosen))
     try:
         result = worked(options, task, job, chosen, held, workers, rendezvous)
     except OutOfMemory as error:

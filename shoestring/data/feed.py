@@ -4,36 +4,35 @@ Data draw from a random stream of their own, so going through them again gives t
 between (dropout), and a run that was stopped can go on where it was:
 
     data with state_dict and load_state_dict    from that state, at once
-    a map-style Dataset                         from the position, at once: its order follows from the seed
+    a map-style data set                        from the position, at once: its order follows from the seed
+    a list or tuple of batches                  from the position, at once
     any other iterable                          fast-forwarded: its first batches are fetched and dropped
 
-Data that can be gone through again go round: an epoch is one round of them. An iterator can't, and where it ends the run ends too, unless
-the job asks for several epochs: then its factory is called again.
+Data that can be gone through again go round, and an epoch is one round of them (rounds.py). Batches of a data set are made of its samples
+(fetch.py); which samples, the job's sampler says.
 
-In a group every worker gets its own samples of each batch, and all samples of it are somebody's. Of a Dataset only those are fetched;
-what is drawn on the way (augmentation) follows from the seed, the batch and the part of it. Which part is a worker's next, its run's
-assignment says; which samples of a Dataset make a batch, the job's sampler.
+In a group every worker gets its own samples of each batch, and all samples of it are somebody's. Of a data set only those are fetched.
+Which part is a worker's next, its run's assignment says.
 """
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-import torch
-from torch.utils.data import DataLoader
-
-from shoestring.core import random_state
-from shoestring.core.assignment import Assignment, own_part
+from shoestring.core.assignment import Assignment, OwnPart, own_part
 from shoestring.core.batch import Batch, piece_bounds
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.random_state import RandomStream
 from shoestring.core.schedule import UNKNOWN_STEPS, takes_steps
-from shoestring.data.samplers import Shuffled
+from shoestring.data.fetch import Fetchers, Samples, Wanted
+from shoestring.data.kinds import generators_of, is_listed, is_mapped
+from shoestring.data.rounds import Rounds
+from shoestring.data.samplers import InOrder, Shuffled
 
-END = object()       # where data have no more
 APART = 0x9E3779B9   # added to the seed, so that data and model do not draw the same numbers
 
 
@@ -41,45 +40,66 @@ class Feed:
     """An iterator over a job's batches that knows its position. Whoever trains a run gives that run's assignment."""
 
     def __init__(self, job: Job, assignment: Assignment | None = None, data: Callable[[], Any] | None = None) -> None:
-        """`data` are others than those that the job trains on, such as held-out ones."""
-        self.job, self.assignment, self.factory = job, assignment or own_part(job.mesh), data or job.data
+        """`data` are others than those that the job trains on, such as held-out ones: a data set of them is gone through in order."""
+        self.job, self.assignment, factory = job, assignment or own_part(job.mesh), data or job.data
         self.grouped = job.mesh.along("data").world > 1   # batches are divided between workers
-        self.sampler = job.sampler or Shuffled()
-        self.taken = 0                 # batches that were given so far,
-        self.in_round = 0              # and in this round
-        self.epoch = 0                 # rounds that were over when the last batch was given
-        self.round_over = False        # that batch was the last of its round
-        self.ended = False             # there are no more
+        self.sampler = job.sampler or (Shuffled() if data is None else InOrder())
+        self.taken = 0                 # batches that were given so far
         self.random_stream = RandomStream((job.seed + APART) % 2**32)
         with self.random_stream.drawing():
-            self.data = self.factory() if callable(self.factory) else self.factory
-        self.stateful = hasattr(self.data, "state_dict") and hasattr(self.data, "load_state_dict")
-        self.mapped = (hasattr(self.data, "__getitem__") and hasattr(self.data, "__len__")
-                       and not isinstance(self.data, (list, tuple)) and not self.stateful)
-        if job.sampler is not None and not self.mapped:
-            raise Mistake(f"the job has a sampler and its data are a {type(self.data).__name__}, of which samples can't be chosen by "
-                          f"number: give a map-style Dataset, or leave the sampler out")
-        self.source: Iterator[Any] | None = None   # of batches; of a Dataset, of the numbers of their samples
-        self.whole: Any = None                     # what it gave last
-        self.chosen: list[int] = []                # samples to fetch next
-        # Where data do not say how many batches they have, and somebody counts rounds: the batch after the last one, and the state of the
-        # random stream before it was fetched
-        self.ahead: tuple[Any, Any] | None = None
+            self.data = factory() if callable(factory) else factory
+        self.mapped, self.listed = is_mapped(self.data), is_listed(self.data)
+        for name in ("sampler", "collate", "workers") if data is None and not self.mapped else ():
+            if getattr(job, name):
+                raise Mistake(f"the job has {name}= and its data are a {type(self.data).__name__}, which is gone through as it is: give a "
+                              f"map-style data set (an object with __len__ and __getitem__), or leave {name} out")
+        self.rounds = None if self.mapped or self.listed else Rounds(self.data, factory, job.epochs, job.counts_epochs)
+        self.samples = Samples(self.data, job.collate, job.seed)
+        self.chosen: Iterator[list[int]] | None = None   # of a data set: the samples of every batch from here on
+        self.whole: Any = None                           # the last batch; of a data set, the numbers of its samples
+        self.fetchers: Fetchers | None = None
+        self.next_fetched: tuple[int, int] | None = None   # batch and part that they give next; None: they have not begun
 
     @cached_property
+    def length(self) -> int:
+        """Batches in a round of a data set or a list."""
+        return self.sampler.per_epoch(len(self.data), self.job.batch) if self.mapped else len(self.data)
+
+    @property
     def per_epoch(self) -> int:
         """Batches in a round; 0: the data do not say."""
-        if self.mapped:
-            return self.sampler.per_epoch(len(self.data), self.job.batch)
-        try:
-            return len(self.data)
-        except (TypeError, NotImplementedError):
-            return 0
+        return self.length if self.rounds is None else self.rounds.length
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Rounds that were over when the last batch was given, and batches given in this one."""
+        if self.rounds is not None:
+            return self.rounds.epoch, self.rounds.in_round
+        epoch, place = divmod(max(self.taken - 1, 0), max(self.length, 1))
+        return epoch, place + 1 if self.taken else 0
+
+    @property
+    def epoch(self) -> int:
+        return self.place[0]
+
+    @property
+    def in_round(self) -> int:
+        return self.place[1]
+
+    @property
+    def round_over(self) -> bool:
+        """Whether the last batch was the last of its round."""
+        return self.rounds.round_over if self.rounds is not None else self.taken > 0 and self.in_round == self.length
 
     @property
     def epochs(self) -> int:
         """Rounds that are over."""
         return self.epoch + self.round_over
+
+    @property
+    def ended(self) -> bool:
+        """Whether there are no more batches."""
+        return self.rounds.ended if self.rounds is not None else self.listed and not self.data
 
     @property
     def steps_in_all(self) -> int:
@@ -95,67 +115,58 @@ class Feed:
 
     def part(self, number: int, part: int | None) -> Batch:
         """A part of the batch with this number, which is not before the last one; None: of nothing, only to stand there."""
-        if self.mapped and self.grouped:
-            self.random_stream = RandomStream(hash((self.job.seed, number, part or 0)) % 2**32)
         with self.random_stream.drawing():
             while self.taken <= number:
-                self.whole = self.next_chosen() if self.mapped else self.next_whole()
+                self.whole = self.next_whole()
                 self.taken += 1
-            if part is None:
-                return None
-            if self.mapped:
-                begin, end = self.bounds(len(self.whole), part)
-                self.chosen = self.whole[begin:end]
-                return next(self.fetched)
+        if part is None:
+            return None
+        if self.mapped:
+            return self.fetched(number, part)
         return self.own(self.whole, part) if self.grouped else self.whole
 
-    def next_chosen(self) -> list[int]:
-        """The numbers of the samples of a Dataset that make the next batch. There is always another."""
-        if self.source is None:
-            self.source = self.chosen_samples(0)
-        chosen: list[int] = next(self.source)
-        self.epoch, place = divmod(self.taken, max(self.per_epoch, 1))
-        self.in_round = place + 1
-        self.round_over = self.in_round == self.per_epoch
-        return chosen
-
-    def next_whole(self) -> Batch:
-        """The next batch, of this round or of the next one. Raises StopIteration where there are no more."""
-        if self.source is None:
-            self.source = iter(self.data)
-        if self.ahead is not None:
-            (batch, _), self.ahead = self.ahead, None
-        else:
-            batch = next(self.source, END)
-        if batch is END:   # also where data said that they have fewer batches: those that are there count
-            self.begin_round()
-            assert self.source is not None, "a round has begun"
-            batch = next(self.source, END)
-            if batch is END:
-                self.ended = True
+    def next_whole(self) -> Any:
+        """The next batch; of a data set, which always has another, the numbers of its samples."""
+        if self.rounds is not None:
+            return self.rounds.next()
+        if self.listed:
+            if not self.data:
                 raise StopIteration
-        self.in_round += 1
-        self.round_over = self.in_round == self.per_epoch
-        if not self.per_epoch and self.job.counts_epochs and not self.stateful:
-            before = random_state.state()
-            self.ahead = (next(self.source, END), before)
-            self.round_over = self.ahead[0] is END
-        return batch
+            return self.data[self.taken % len(self.data)]
+        if self.chosen is None:
+            self.chosen = self.chosen_samples(self.taken)
+        return next(self.chosen)
 
-    def begin_round(self) -> None:
-        """Go through the data once more, if they can be. Raises StopIteration if not."""
-        if self.source is self.data:   # an iterator
-            if self.epoch + 1 >= self.job.epochs:
-                self.ended = True
-                raise StopIteration
-            self.data = self.factory()
-        self.source = iter(self.data)
-        self.epoch, self.in_round = self.epoch + 1, 0
+    def fetched(self, number: int, part: int) -> Batch:
+        """A part of the batch whose samples are known."""
+        self.assignment.idle = part >= len(self.whole)
+        if self.fetchers is not None and self.next_fetched is None and type(self.assignment) is OwnPart:
+            self.fetchers.begin(self.wanted_from(number, part))
+            self.next_fetched = number, part
+        if self.fetchers is not None and self.next_fetched == (number, part):
+            self.next_fetched = number + 1, part
+            return self.fetchers.next()
+        return self.samples.fetched(self.wanted(number, part, self.whole))
 
-    def bounds(self, count: int, part: int) -> tuple[int, int]:
-        """Where a part of so many samples begins and ends. A worker that gets none takes part with one that does not count."""
-        self.assignment.idle = part >= count
-        return piece_bounds(count, min(self.assignment.parts, count))[0 if self.assignment.idle else part]
+    def wanted(self, number: int, part: int, chosen: list[int]) -> Wanted:
+        """A part of a batch by its samples. A worker that gets none takes part with one that does not count."""
+        begin, end = piece_bounds(len(chosen), min(self.assignment.parts, len(chosen)))[part if part < len(chosen) else 0]
+        return Wanted(number, part, number // max(self.length, 1), chosen[begin:end])
+
+    def wanted_from(self, begin: int, part: int) -> Iterator[Wanted]:
+        for number, chosen in enumerate(self.chosen_samples(begin), begin):
+            yield self.wanted(number, part, chosen)
+
+    def start(self) -> None:
+        """Start the processes that fetch ahead, if the job wants some: before a model is made, of which they would share the memory."""
+        if self.mapped and self.job.workers and self.fetchers is None:
+            self.fetchers = Fetchers(self.samples, self.job.workers)
+
+    def close(self) -> None:
+        """End them."""
+        if self.fetchers is not None:
+            self.fetchers.close()
+            self.fetchers = self.next_fetched = None
 
     def own(self, batch: Batch, part: int) -> Batch:
         """A part of a batch. A worker that gets no sample takes part with one that does not count."""
@@ -166,15 +177,8 @@ class Feed:
         self.assignment.idle = part >= count
         return self.job.pieces(batch, min(self.assignment.parts, count))[0 if self.assignment.idle else part]
 
-    @cached_property
-    def fetched(self) -> Iterator[Batch]:
-        """Batches of the samples that are chosen."""
-        # A loader draws a seed for its workers. Not from the data's stream: going on would draw it once more.
-        own = torch.Generator().manual_seed(self.job.seed)
-        return iter(DataLoader(self.data, batch_sampler=iter(lambda: self.chosen, None), collate_fn=self.job.collate, generator=own))
-
     def chosen_samples(self, begin: int) -> Iterator[list[int]]:
-        """Of every batch of a Dataset, from number `begin` on, its samples' numbers."""
+        """Of every batch of a data set, from number `begin` on, its samples' numbers."""
         count, size, parts = len(self.data), self.job.batch, self.assignment.parts
         if reason := self.sampler.refusal(count, size):
             raise Mistake(reason)
@@ -186,36 +190,47 @@ class Feed:
     @property
     def how(self) -> str:
         """How it goes to a position, for the user."""
-        if self.stateful:
-            return "the data resume from their own state"
-        return "the data set resumes at its position" if self.mapped else "the data are fast-forwarded, batch by batch"
+        if self.rounds is None:
+            return "the data set resumes at its position" if self.mapped else "the list of batches resumes at its position"
+        return "the data resume from their own state" if self.rounds.stateful else "the data are fast-forwarded, batch by batch"
+
+    def go_to(self, number: int) -> None:
+        """Stand before the batch with this number, as if all before it had been given."""
+        if self.rounds is not None and number:
+            try:
+                self.part(number - 1, None)
+            except StopIteration:
+                raise Mistake(f"the job's data end after {self.taken} batches and the run had taken {number}: "
+                              f"give the data it was begun with") from None
+        self.taken, self.chosen, self.next_fetched = number, None, None
 
     def state_dict(self) -> dict[str, Any]:
-        return {"taken": self.taken, "data": self.data.state_dict() if self.stateful else None,
-                "chance": self.random_stream.state if self.ahead is None else self.ahead[1],
+        ahead = self.rounds.ahead if self.rounds is not None else None
+        return {"taken": self.taken, "data": self.rounds.state() if self.rounds is not None else None,
+                "chance": self.random_stream.state if ahead is None else ahead.chance,
                 "round": [self.epoch, self.in_round, self.round_over]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if self.stateful and state["data"] is not None:
+        if self.rounds is not None and self.rounds.stateful and state["data"] is not None:
             with self.random_stream.drawing():
-                self.data.load_state_dict(state["data"])
-                if state["taken"]:   # what beginning draws was drawn before the state was taken
-                    self.source = iter(self.data)
-            self.epoch, self.in_round, self.round_over = state.get("round", [0, state["taken"], False])
-        elif self.mapped:
-            self.source = self.chosen_samples(state["taken"])
-            if state["taken"]:
-                self.epoch, place = divmod(state["taken"] - 1, max(self.per_epoch, 1))
-                self.in_round, self.round_over = place + 1, place + 1 == self.per_epoch
-        elif state["taken"]:
-            try:
-                self.part(state["taken"] - 1, None)
-            except StopIteration:
-                raise Mistake(f"the job's data end after {self.taken} batches and the run had taken {state['taken']}: "
-                              f"give the data it was begun with") from None
-        self.taken = state["taken"]
-        if self.ahead is None:   # else the stream stands behind the batch that was fetched ahead, as it did then
+                self.rounds.load(state["data"], tuple(state.get("round", (0, state["taken"], False))))
+            self.taken = state["taken"]
+        else:
+            self.go_to(state["taken"])
+        if self.rounds is None or self.rounds.ahead is None:   # else the stream stands behind the batch that was fetched ahead, as then
             self.random_stream.state = state["chance"]
+
+
+@contextmanager
+def looking(job: Job, assignment: Assignment | None = None, data: Callable[[], Any] | None = None) -> Iterator[Feed]:
+    """A feed to look at some batches: what they are drawn from stands afterwards as it stood, and no process is started for it."""
+    feed = Feed(replace(job, workers=0), assignment, data)
+    before = [(one, one.get_state()) for one in generators_of(feed.data)]
+    try:
+        yield feed
+    finally:
+        for one, state in before:
+            one.set_state(state)
 
 
 def counted(job: Job) -> Job:

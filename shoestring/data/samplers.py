@@ -3,7 +3,7 @@
     Shuffled()          every sample once each time round, in an order that follows from the seed; what does not fill a batch is left out
     Poisson(rate)       each sample independently with the probability `rate`; a batch has rate x count samples on average
     Subset(indices)     another sampler's batches, of these samples only
-    InOrder()           every sample once, in order; the last batch has those that are left. For held-out data
+    InOrder()           every sample once each time round, as they stand; the last batch has what is left
 
 Every batch follows from the seed and its number alone, so a run goes on at any position with the batches that it would have had.
 """
@@ -36,6 +36,25 @@ class Shuffled:
             starts = range(0, count - size + 1, size)
             yield from (shuffled[start:start + size] for start in starts[begin:])
             begin = max(begin - len(starts), 0)
+
+
+@dataclass(frozen=True)
+class InOrder:
+    """What held-out data are gone through by."""
+
+    fills_batches = False
+
+    def refusal(self, count: int, size: int) -> str:
+        return "" if count else "a data set without samples: give some"
+
+    def per_epoch(self, count: int, size: int) -> int:
+        return -(-count // size)
+
+    def batches(self, count: int, size: int, seed: int, begin: int) -> Iterator[list[int]]:
+        rounds = self.per_epoch(count, size)
+        for number in numbers(begin):
+            start = number % rounds * size
+            yield list(range(start, min(start + size, count)))
 
 
 @dataclass(frozen=True)
@@ -90,20 +109,3 @@ class Subset:
     def batches(self, count: int, size: int, seed: int, begin: int) -> Iterator[list[int]]:
         for chosen in self.of.batches(len(self.indices), size, seed, begin):
             yield [self.indices[place] for place in chosen]
-
-
-@dataclass(frozen=True)
-class InOrder:
-    fills_batches = False
-
-    def refusal(self, count: int, size: int) -> str:
-        return "" if count else "a data set without samples: give some"
-
-    def per_epoch(self, count: int, size: int) -> int:
-        return -(-count // size)
-
-    def batches(self, count: int, size: int, seed: int, begin: int) -> Iterator[list[int]]:
-        while True:
-            starts = range(0, count, size)
-            yield from (list(range(start, min(start + size, count))) for start in starts[begin:])
-            begin = max(begin - len(starts), 0)

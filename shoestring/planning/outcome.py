@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from shoestring.core.codec import to_json
 from shoestring.planning.plan import Plan, techniques_in
 from shoestring.planning.quantities import VERSION
 from shoestring.planning.room import named
@@ -25,7 +26,7 @@ class Outcome:
     def as_json(self) -> dict[str, Any]:
         return {
             "chosen": self.chosen.as_json(), "plain": self.plain.as_json(), "memory": self.memory, "tried": self.tried,
-            "fitting": self.fitting, "seconds": self.seconds,
+            "fitting": self.fitting, "seconds": self.seconds, "lengths": to_json(self.chosen.lengths),
             "runners_up": [plan.as_json() | {"lost": why} for plan, why in self.runners_up],
             "more_memory": [plan.as_json() for plan in self.more],
             "refused": [{"technique": name, "reason": why} for name, why in self.refused],

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from shoestring.core.codec import from_json, to_json
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness, stated_in
 from shoestring.core.figures import Figures, figures
@@ -16,6 +17,7 @@ from shoestring.core.regular import read_regular
 from shoestring.core.seal import Damaged, unsealed
 from shoestring.core.technique import built, described, in_order
 from shoestring.core.training import TrainingTechnique as Technique
+from shoestring.data.lengths import Lengths
 from shoestring.planning.catalogue import CATALOGUE
 from shoestring.planning.quantities import QUANTITIES, VERSION
 from shoestring.planning.room import named
@@ -52,6 +54,7 @@ class Plan:
     training_seconds: float = 0.0       # of all steps and validations; 0: nobody knows how many there are, or there is no validation
     ranks: tuple[RankFigures, ...] = field(default=(), compare=False)        # of a group, every kind of worker; of chosen plans only
     blocks: tuple[tuple[str, int], ...] = field(default=(), compare=False)   # highest bytes while each block runs
+    lengths: Lengths = field(default_factory=Lengths, compare=False)            # the sizes of batches that it is made for
 
     def __str__(self) -> str:
         return named(self.techniques)
@@ -80,10 +83,12 @@ class Plan:
             "techniques": [described(technique) | {"why": technique.why} for technique in self.techniques],
             "drift": self.drift if math.isfinite(self.drift) else None, "blocks": [list(one) for one in self.blocks],
             "ranks": [{"ranks": list(one.ranks), "peak_bytes": one.peak_bytes, "sent_bytes": one.sent_bytes} for one in self.ranks],
+            "lengths": to_json(self.lengths),
         }
 
     def save(self, path: Path) -> None:
-        write_whole(path, json.dumps({"shoestring": 1, "chosen": self.as_json()}, indent=1).encode(), asked=True)
+        chosen = self.as_json() | {"lengths": to_json(self.lengths)}
+        write_whole(path, json.dumps({"shoestring": 1, "chosen": chosen}, indent=1).encode(), asked=True)
 
 
 def techniques_in(data: Any) -> tuple[Technique, ...]:
@@ -125,6 +130,7 @@ def plan_in(data: Mapping[str, Any], path: Path) -> Plan:
             validation_seconds=chosen.get("validation_seconds", 0.0), training_seconds=chosen.get("training_seconds", 0.0),
             blocks=tuple((name, size) for name, size in chosen.get("blocks", data.get("blocks", ()))),
             ranks=tuple(RankFigures(tuple(one["ranks"]), one["peak_bytes"], one["sent_bytes"]) for one in chosen.get("ranks", ())),
+            lengths=from_json(Lengths, chosen.get("lengths", {})),
         )
     except Mistake:
         raise

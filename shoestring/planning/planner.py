@@ -17,6 +17,7 @@ from shoestring.core.link import Link
 from shoestring.core.mesh import on_one_axis
 from shoestring.core.technique import in_order
 from shoestring.core.training import TrainingTechnique as Technique
+from shoestring.data.lengths import look, planned_for
 from shoestring.measure.process import address_limit, memory_free
 from shoestring.planning.catalogue import CATALOGUE, TOGETHER
 from shoestring.planning.choose import Chooser, asked_for
@@ -52,11 +53,14 @@ class Planner:
 
     @cached_property
     def rehearsals(self) -> Rehearsals:
-        job = self.job
+        found = look(self.job)
+        jobs = [planned_for(self.job, batch) for batch in found.batches] or [self.job]
         if self.devices > 1:
             near = self.devices == self.here and not self.hardware.described
-            job = replace(job, mesh=on_one_axis(Link(largest_worker(job, self.devices), self.devices, near)))
-        return Rehearsals(job, self.hardware, self.worker, self.model)
+            jobs = [replace(job, mesh=on_one_axis(Link(largest_worker(job, self.devices), self.devices, near))) for job in jobs]
+        sizes = found.lengths.largest if found.batches else ()
+        return Rehearsals(jobs[0], self.hardware, self.worker, self.model, lengths=found.lengths,
+                          candidates=tuple((size.number, job) for size, job in zip(sizes, jobs, strict=False)))
 
     @cached_property
     def evidence(self) -> Evidence:

@@ -33,6 +33,7 @@ Combination = Candidate[TrainingTechnique, Ledger]
 SLACK = 1.05           # what a device's own allocator takes above the tensors, where that can't be measured
 MARGIN = 1.02          # on the predicted process: better two percent too much than a run over its budget
 TRIAL_STEPS = 4
+VARIED_STEPS = 6       # more, where batches are of several sizes: what an allocator keeps back depends on what came before
 GROUP_STEPS = 8        # of a trial by all workers, which are timed too
 SPREAD = 1.04          # between two trials of one plan: threads race for memory. A plan this close to the budget is tried again,
 AGAIN = 2              # so often
@@ -67,7 +68,7 @@ class Predictor:
             traffic_bytes=float(log.moved[-1]) if log.moved else one.cost.traffic.disk, sent_bytes=sent, world=self.devices,
             where=place_of(highest.moment), parts=highest.parts, sure=self.sure(one, how) + self.unvalidated(log),
             stored_bytes=log.stored, disk_speed=disk_speed(one.cost), sent_by_others_bytes=sent_by_others,
-            drift=stated_drift(one.techniques, self.evidence.ledger), blocks=by_block(log),
+            drift=stated_drift(one.techniques, self.evidence.ledger), blocks=by_block(log), lengths=self.rehearsals.lengths,
         ))
 
     def with_validation(self, cost: Ledger, plan: Plan) -> Plan:
@@ -117,7 +118,18 @@ class Predictor:
         splitting = [text(technique) for technique in one.techniques if splits(technique, one.cost)]
         reasons = self.evidence.ledger.findings.reasons
         changed = f"; {' and '.join(splitting)} changes the result: {reasons['mixes samples']}" if splitting else ""
-        return f"{tensors}; process {how}{changed}"
+        return "; ".join((f"{tensors}; process {how}{changed}", *self.about_data()))
+
+    def about_data(self) -> Iterator[str]:
+        """What the figures mean for batches that are not all alike, and for data that others fetch."""
+        lengths, job, anchor = self.rehearsals.lengths, self.rehearsals.job, self.evidence.anchor
+        if lengths.planned_for:
+            yield lengths.planned_for
+        if lengths.looked and job.largest is not None:
+            timed = anchor is not None and not anchor.sampled
+            yield f"times for one in the middle, batch {lengths.typical}" if timed else "times for that one too, which are the longest"
+        if job.workers:
+            yield f"the {job.workers} processes that fetch samples are not counted"
 
     def with_ranks(self, plan: Plan) -> Plan:
         """A plan for a group with the figures of every kind of worker, each rehearsed once; without, where that can't be done."""
@@ -176,8 +188,8 @@ class Predictor:
             return anchor.process * MARGIN, "from the anchor step"
         if not self.has_room(log):
             return one.known["process_bytes"], "estimated: this machine has no room to try it"
-        tried = self.trial(one.techniques, TRIAL_STEPS)
-        return (tried.process_bytes + belonging) * MARGIN, f"from a trial of {TRIAL_STEPS} steps"
+        tried = self.trial(one.techniques, self.trial_steps)
+        return (tried.process_bytes + belonging) * MARGIN, f"from a trial of {self.trial_steps} steps"
 
     def needs_trial(self, one: Combination) -> bool:
         """Whether its process follows no rule, so that only a trial tells how large it is."""
@@ -199,6 +211,11 @@ class Predictor:
         task = TrialTask(**self.rehearsals.about_job(techniques), steps=steps, together=together)
         return self.rehearsals.worker(task, {**self.rehearsals.hardware.environment, **environment(techniques)})
 
+    @property
+    def trial_steps(self) -> int:
+        """Of a trial by one worker: where sizes vary, some of the batches as they come follow the largest."""
+        return TRIAL_STEPS if self.rehearsals.job.largest is None else TRIAL_STEPS + VARIED_STEPS
+
     def tried_again(self, plan: Plan, budget: Budget) -> Plan:
         """A plan whose process was tried, with the largest of some more trials if another run might not fit the budget."""
         if not plan.techniques or "from a trial" not in plan.sure or self.devices > 1:
@@ -206,7 +223,7 @@ class Predictor:
         for _ in range(AGAIN):
             if budget.broken(plan.numbers()) or not budget.broken({"process_bytes": SPREAD * plan.process_bytes}):
                 break
-            more = int(self.trial(plan.techniques, TRIAL_STEPS).process_bytes * MARGIN)
+            more = int(self.trial(plan.techniques, self.trial_steps).process_bytes * MARGIN)
             plan = replace(plan, process_bytes=max(plan.process_bytes, more))
         return plan
 

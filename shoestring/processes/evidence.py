@@ -1,8 +1,11 @@
 """What a worker process measures for the planner, and of the machine: one function a task."""
 from __future__ import annotations
 
+from itertools import islice
+
 from shoestring.core.codec import from_json, to_json
 from shoestring.core.hardware import Hardware
+from shoestring.data.lengths import batches_at, planned_batches, planned_for
 from shoestring.measure.probe import measured_hardware
 from shoestring.measure.tracker import Log
 from shoestring.parallel.link_speed import link_speed as measured_link_speed
@@ -28,10 +31,11 @@ from shoestring.processes.tasks import DoctorTask, LinkSpeed, LinkSpeedTask
 def anchor(task: AnchorTask) -> AnchorResult:
     """One real step under each variant. Only the first must work: the others are for techniques that may not."""
     job = job_of(task)
+    usual = [] if task.typical is None else list(islice(planned_batches(planned_for(job, batches_at(job, (task.typical,))[0])), 2))
     steps: dict[str, AnchorStep] = {}
     for name, specs in task.variants.items():
         try:
-            steps[name] = from_json(AnchorStep, to_json(anchored(job, techniques_of(specs), fresh_model(job), task.memory)))
+            steps[name] = from_json(AnchorStep, to_json(anchored(job, techniques_of(specs), fresh_model(job), task.memory, usual)))
         except Exception as error:
             if name == "":
                 raise

@@ -13,6 +13,7 @@ from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.link import Link
 from shoestring.core.mesh import on_one_axis
+from shoestring.data.lengths import batches_at, once, shared_data
 from shoestring.jobfile import loaded_job
 from shoestring.planning.evidence.tasks import JobTask
 from shoestring.runs.initial_weights import valued
@@ -20,7 +21,8 @@ from shoestring.runs.initial_weights import valued
 
 def job_of(task: JobTask[Any], link: Link | None = None) -> Job:
     """The job of a task; with a link to a real group, or as one of a group that is imagined."""
-    job, stands = loaded_job(Path(task.file), dict(task.flags)), task.position
+    found, stands = shared_data(loaded_job(Path(task.file), dict(task.flags))), task.position
+    job = found if not task.largest else replace(found, largest=once(lambda: batches_at(found, task.largest[:1])[0]))
     job = replace(job, mesh=on_one_axis(link or Link(stands.rank, stands.world, stands.same_machine)))
     return job if task.steps is None else replace(job, steps=task.steps, epochs=0)
 

@@ -20,6 +20,7 @@ from shoestring.planning.evidence.tasks import (
     Task,
     TrialTask,
 )
+from shoestring.processes.sizes import Expected
 from shoestring.runs.recorder import Recording
 
 
@@ -49,6 +50,7 @@ class TrainTask(JobTask[TrainResult]):
     result: ClassVar[type[Any]] = TrainResult
     recording: Recording | None = None    # the run folder, where it may go on from; None: nothing is kept
     weights: str = ""                     # a file to write the trained weights to
+    expected: Expected = field(default_factory=Expected)       # of the batches, by the plan
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,16 @@
 """Training in a worker process: the loop's steps, each of them noted; with a run folder in the task, recorded there and gone on with.
 
-    the first two steps           under the tracker: what the tensors need is measured
-    the first validation          under the tracker too; where nothing is recorded (a trial), one of the largest held-out batch at the end
-    the others                    as the loop does them
+    the first two steps    under the tracker: what the tensors need is measured
+    the first validation   under the tracker too; where nothing is recorded (a trial), one of the largest held-out batch at the end
+    the others             as the loop does them, unless a batch comes that is larger than those that were tracked
 """
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -28,17 +28,19 @@ from shoestring.core.training import TrainingTechnique, making
 from shoestring.core.units import bytes_text
 from shoestring.course import Course
 from shoestring.data.feed import Feed
+from shoestring.data.lengths import batches_at, planned_batches, planned_for
 from shoestring.loop import finite, steps
 from shoestring.measure.process import status
 from shoestring.measure.timeline import peak
 from shoestring.measure.tracker import Tracker, watched
 from shoestring.planning.evidence.held_out import Watching, looked_through
-from shoestring.planning.evidence.rehearse import prepared, remembered, tracked_steps
+from shoestring.planning.evidence.rehearse import prepared, tracked_steps
 from shoestring.planning.evidence.tasks import JobTask, TrialResult, TrialTask, techniques_of
 from shoestring.processes.job_of_task import fresh_model, job_of
+from shoestring.processes.sizes import TRACKED, Expected, Sizes
 from shoestring.processes.tasks import TrainResult, TrainTask
 from shoestring.runs.digest import weights_sha256
-from shoestring.runs.event import Event, Measured, Stepped
+from shoestring.runs.event import Event, Measured, Stepped, Warned
 from shoestring.runs.history import History, measured, measured_by
 from shoestring.runs.recorder import Meter, Recorder, Recording
 from shoestring.runs.tensors import pieces, write_tensors
@@ -61,8 +63,17 @@ def train(task: TrainTask, tell: Tell, link: Link | None = None) -> TrainResult:
 
 def trial(task: TrialTask, tell: Tell, link: Link | None = None) -> TrialResult:
     """A few real steps, to see how large this process grows."""
-    result = Training(task, None, tell, link if task.together else None).result()
+    training = Training(task, None, tell, link if task.together else None)
+    training.batches = chain(largest_batches(training.job, task.largest, training.run), training.batches)
+    result = training.result()
     return TrialResult(result.measured["process_bytes"], result.measured["step_seconds"], result.steps)
+
+
+def largest_batches(job: Job, numbers: tuple[int, ...], run: Run) -> Iterator[Batch]:
+    """The batches that were planned for, if they are not the first ones: twice the first of them, because optimizer state is there from the
+    second step on."""
+    jobs = [planned_for(job, batch) for batch in batches_at(job, numbers)] or [job] * (job.largest is not None)
+    return chain.from_iterable(islice(planned_batches(one, run.assignment), 1 if place else 2) for place, one in enumerate(jobs))
 
 
 class Training:
@@ -72,6 +83,7 @@ class Training:
         self.job, self.tell = job_of(task, link), tell
         self.link = self.job.link
         self.feed = Feed(self.job)
+        self.feed.start()
         self.wanted = self.feed.steps_in_all   # 0: nobody knows
         self.recorder = Recorder(recording, self.wanted, tell, self.link) if recording else None
         self.tracker = Tracker()
@@ -84,10 +96,13 @@ class Training:
         self.losses: list[float] = []
         self.history = History()   # where no folder keeps it
         self.meter = Meter(self.run)
-        self.tensors: Mapping[str, Any] = {"peak_bytes": 0}   # what they needed at most
-        self.tracked = 0                                      # steps under the tracker
-        self.last: list[Any] = []                             # the batch of the last step,
-        self.loss: Any = None                                 # and its loss: both stand while it is validated
+        self.batches: Iterator[Batch] = self.course.batches()
+        expects = task.expected if isinstance(task, TrainTask) else Expected()
+        self.sizes = Sizes(expects, recording.memory if recording else None, run.assignment.parts, self.warn)
+        self.tensors: dict[str, Any] = {"peak_bytes": 0}   # what they needed at most
+        self.noted = self.told = 0   # tracked steps of which the tensors' need was noted; bytes that were told of them
+        self.last: list[Any] = []    # the batch of the last step,
+        self.loss: Any = None        # and its loss: both stand while it is validated
         self.course.watch = Watching(self.run, self.tracker, lambda: [*self.last, self.loss])
         self.step_begun = time.perf_counter()
 
@@ -96,10 +111,13 @@ class Training:
         self.do_steps()
         if self.recorder is None and self.job.validates and self.losses and self.run.assignment.counts_steps:
             self.validate_once()
+        self.feed.close()
         self.run.assignment.end()
         workers = self.link.objects({**self.tensors, "process_bytes": status("VmHWM"), "steps": self.meter.steps, "sent": self.meter.sent})
         if self.recorder and self.run.assignment.asynchronous and self.losses:
             self.recorder.tell(measured_by(workers))
+        elif self.recorder and self.losses and (most := max(workers, key=lambda one: int(one["peak_bytes"])))["peak_bytes"] > self.told:
+            self.recorder.tell(Measured(most["peak_bytes"], most["flops"], most["where"], most["parts"]))   # of a batch that came later
         unsaved = self.recorder.end(self.run, self.course) if self.recorder else ""
         if not self.course.over(self.number) and not self.feed.ended and self.run.assignment.counts_steps:
             return TrainResult(stopped=self.number)
@@ -114,16 +132,32 @@ class Training:
             self.recorder.validate(self.run, self.course)
         if self.number and self.run.assignment.counts_steps and self.course.over(self.number):   # it was over, and only its end was missing
             return
-        batches: Iterator[Batch] = remembered(self.course.batches(), self.last)
-        first = tracked_steps(watched(self.run, self.tracker), islice(batches, 2), self.tracker)
-        going_on = until_stopped(first, self.note_step)
+        until_stopped(self.stepped(), self.note_step)
         if self.losses:
-            self.tracked = len(self.losses)
             self.note_tensors()
         elif not self.number and self.run.assignment.counts_steps:
             raise Mistake("the job's data yields no batch: nothing to train on")
-        if going_on:
-            until_stopped(steps(self.run, batches), self.note_step)
+
+    def stepped(self) -> Iterator[Any]:
+        """The losses of all steps. Those are tracked of which `sizes` wants to know what they need."""
+        loss: Any = None
+        for batch in self.batches:
+            self.last[:] = [batch]
+            if self.sizes.count >= TRACKED:   # and then whenever there is something new to tell
+                self.note_tensors()
+            if self.sizes.tracks(batch, self.number + 1):
+                watch = watched(self.run, self.tracker)   # what was made while it looked away stands there too,
+                if loss is not None:
+                    self.tracker.hold((loss,))            # and so does the loss before
+                for loss in tracked_steps(watch, (batch,), self.tracker):
+                    yield loss
+            else:
+                for loss in steps(self.run, (batch,)):
+                    yield loss
+
+    def warn(self, text: str) -> None:
+        """Tell of something that the user should know before the next step."""
+        self.recorder.tell(Warned(text)) if self.recorder else self.tell(Warned(text, time=time.time()))
 
     def note_step(self, loss: Any) -> bool:
         """Note a step that is done; gives whether there is to be another."""
@@ -136,7 +170,7 @@ class Training:
         step = Stepped(self.number, self.losses[-1], seconds, status("VmRSS"), status("VmHWM"), moved, sent,
                        self.feed.epochs, self.course.rate, self.run.noted.take_norm())
         go_on = self.recorder.after(self.run, self.course, step) if self.recorder else True
-        if self.course.validated_at == self.number and self.tracked:
+        if self.course.validated_at == self.number and self.noted:
             self.validated()
         self.meter.begin()
         if self.recorder is None:
@@ -150,7 +184,7 @@ class Training:
         """The first validation after the first steps is done: what its tensors needed counts as theirs."""
         if type(self.course.watch) is Watching:
             self.course.watch = Watch()
-            self.note_tensors()
+            self.note_tensors(validated=True)
 
     def validate_once(self) -> None:
         """Validate as a run would, on the largest held-out batch alone, to see what that needs; nobody wants to know how good it is."""
@@ -159,17 +193,23 @@ class Training:
         else:
             found = looked_through(self.job, self.run.assignment.asynchronous)
             validated(self.run, self.job, self.course.watch, [(found.largest, True)])
-        self.note_tensors()
+        self.note_tensors(validated=True)
 
-    def note_tensors(self) -> None:
-        """What the tensors needed in the first steps and validation; where workers wait for each other, those of the worker that needs
-        most."""
+    def note_tensors(self, validated: bool = False) -> None:
+        """Note what the tensors of this worker needed in the steps that were tracked, if more were since the last time, or in a validation.
+        Workers that wait for each other tell of their first steps, and of what they do together, together; of later steps, whose batches
+        differ from worker to worker, at the end."""
+        if self.noted == self.sizes.count and not validated:
+            return
+        together, self.noted = validated or not self.noted, self.sizes.count
         log, highest = self.tracker.log, peak(self.tracker.log)
-        found = Measured(max(gathered(self.run, highest.bytes)), sum(log.flops.values()) / self.tracked, str(highest.moment),
-                         dict(highest.parts))
-        self.tensors = {"peak_bytes": highest.bytes, "flops": found.flops, "where": found.where, "parts": found.parts}   # this worker's
-        if self.recorder and not self.run.assignment.asynchronous:   # there the others tell of theirs at the end
-            self.recorder.tell(found)
+        found = Measured(highest.bytes, sum(log.flops.values()) / self.sizes.count, str(highest.moment), dict(highest.parts))
+        self.tensors = {"peak_bytes": highest.bytes, "flops": found.flops, "where": found.where, "parts": found.parts}
+        if self.run.assignment.asynchronous or not (together or self.link.world == 1):   # asynchronous workers tell of theirs at the end
+            return
+        self.told = max(gathered(self.run, highest.bytes)) if together else highest.bytes
+        if self.recorder:
+            self.recorder.tell(replace(found, peak_bytes=self.told))
 
     def figures(self, workers: list[Any]) -> dict[str, Any]:
         """What was measured: of the whole run where a folder has its events, else of these steps."""

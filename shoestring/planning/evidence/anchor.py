@@ -23,7 +23,7 @@ from shoestring.core.job import Job
 from shoestring.core.private import tree_leaves
 from shoestring.core.run import Run
 from shoestring.core.training import TrainingTechnique as Technique
-from shoestring.data.feed import Feed
+from shoestring.data.lengths import planned_batches
 from shoestring.loop import steps
 from shoestring.measure.process import forget_peak, status, touched
 from shoestring.measure.timeline import filled, stretches
@@ -166,21 +166,28 @@ def paged(size: int) -> int:
     return size if size < 65536 else -(-(size + 64 + 16) // 4096) * 4096
 
 
-def anchored(job: Job, techniques: tuple[Technique, ...], model: nn.Module, memory: bool) -> dict[str, Any]:
-    """One step of the job under these techniques, measured."""
-    feed = list(islice(Feed(job), 2))
+def anchored(job: Job, techniques: tuple[Technique, ...], model: nn.Module, memory: bool,
+             usual: Sequence[Batch] = ()) -> dict[str, Any]:
+    """One step of the job under these techniques, measured: its memory with the largest batch, its time with `usual` ones, if those are
+    others."""
+    largest = list(islice(planned_batches(job), 2))
+    feed = list(usual) or largest
     run = prepared(job, techniques, model)
     times = step_times(run, [feed], 1)[0]
     endless = times["step"] > ENDLESS
     count = min(max(int(ENOUGH / times["step"]), 2), TIMED)
     if memory:
         times = times if endless else step_times(run, [feed], count)[0]
-        above, share = overheads(run, feed, job)
+        if usual:
+            step_times(run, [largest], 1)
+        above, share = overheads(run, largest, job)
         return {"times": times, "overheads": above, "filled": share}
     smaller = {} if endless or any(one.splits_batch for one in techniques) else pieces_of(job, feed)
     smaller = {number: part for number, part in smaller.items() if can_run(run, part)}
     if not endless:
         times, *others = step_times(run, [feed, *smaller.values()], count)
+    if usual:
+        step_times(run, [largest], 2)
     result: dict[str, Any] = {"times": times, "process": status("VmHWM"), "reserved": status("VmPeak") - status("VmHWM")}
     result["paces"] = [(number, pace(times, other, number)) for number, other in zip(smaller, others, strict=True)] if smaller else []
     result["adding"] = fastest(lambda: [p.grad.add_(p.grad) for p in model.parameters() if p.grad is not None and not p.grad.is_sparse])
@@ -204,7 +211,7 @@ def probed(run: Run) -> dict[str, float]:
 def why_not_again(job: Job, model: nn.Module) -> str:
     """Why blocks of a model can't be computed again; empty if they can: a step in which all of them are compares every one."""
     try:
-        for _ in steps(prepared(job, (ALL_BLOCKS_AGAIN,), model), islice(Feed(job), 1)):
+        for _ in steps(prepared(job, (ALL_BLOCKS_AGAIN,), model), islice(planned_batches(job), 1)):
             pass
     except Mistake as error:
         return str(error)

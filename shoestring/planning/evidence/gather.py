@@ -66,8 +66,8 @@ class Traits:
 
 def gathered(rehearsals: Rehearsals, variants: Iterable[Technique]) -> Evidence:
     """The evidence for a job; each of the variants is measured beside the plain step."""
-    job, hardware = rehearsals.job, rehearsals.hardware
-    plain = rehearsals.log(())
+    plain, hardware = rehearsals.log(()), rehearsals.hardware
+    job = rehearsals.job   # planned for the batch that needs most, which the plain steps have told
     traits = Traits(traits_of(job, plain, rehearsals.worker is not None))
     half = half_of_the_batch(rehearsals, traits)
     dying = {one.computes_in for one in variants if one.computes_in and deadly(one.computes_in)}   # to this process, which rehearses them

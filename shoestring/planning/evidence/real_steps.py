@@ -43,13 +43,14 @@ def real_steps(rehearsals: Rehearsals, plain: Log, variants: Iterable[Technique]
     wanted = {"": extra} | {variant.key: in_order((*extra, variant)) for variant in variants}
     specs = {key: specs_of(techniques) for key, techniques in wanted.items()}
     try:
-        timed = worker(AnchorTask(**rehearsals.about_job(), variants=specs), environment)
+        typical = None if rehearsals.job.largest is None else rehearsals.lengths.typical
+        timed = worker(AnchorTask(**rehearsals.about_job(), variants=specs, typical=typical), environment)
     except Mistake as error:
         if not extra or not str(error).startswith(ABOUT_A_BLOCK):   # memory that ran out says nothing of blocks
             raise
         return RealSteps(again=str(error))   # blocks that can't be computed again, of a model too large for a plain step
     close = {**environment, **close_environment()}
-    sized = worker(AnchorTask(**rehearsals.about_job(), variants={"": specs[""]}, memory=True), close).steps[""]
+    sized = worker(AnchorTask(**rehearsals.about_job(), variants={"": specs[""]}, memory=True, typical=typical), close).steps[""]
     tensors = peak(rehearsals.log(extra)).bytes if extra else peak(plain).bytes
     pieces = next((technique.parts for technique in extra if technique.splits_batch), 1)
     anchors = {

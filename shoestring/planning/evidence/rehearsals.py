@@ -16,6 +16,7 @@ from shoestring.core.job import Job
 from shoestring.core.link import Link
 from shoestring.core.mesh import on_one_axis
 from shoestring.core.training import TrainingTechnique as Technique
+from shoestring.data.lengths import STATED, Lengths
 from shoestring.measure.fake import LooksAtValues
 from shoestring.measure.process import memory_free
 from shoestring.measure.timeline import peak
@@ -25,6 +26,7 @@ from shoestring.planning.evidence.rehearse import rehearse, tracked
 from shoestring.planning.evidence.tasks import Position, RehearseTask, Worker, specs_of
 
 COPIES = 8        # of a model's weights that must fit in memory for real steps in this process: gradients, moments, activations
+CLOSE = 0.8       # of the peak of the batch that needs most: others that need less than this are not rehearsed again
 PATIENCE = 40.0   # seconds: a real step that is expected to take longer is not run
 
 
@@ -39,17 +41,37 @@ class Rehearsals:
     real: bool = False                # whether plain steps need real tensors, and with them all others
     guessed: str = ""                 # why fake tensors can't run the model
     measured: set[tuple[Technique, ...]] = field(default_factory=set)   # plans that were rehearsed on real tensors
+    lengths: Lengths = field(default_factory=Lengths)      # what is known of the sizes of the job's batches
+    # Where several batches may be the one that needs most: the job planned for each, with the batch's number. `job` is the first of them
+    candidates: tuple[tuple[int, Job], ...] = ()
 
     def log(self, techniques: tuple[Technique, ...], rank: int | None = None) -> Log:
-        """The log of a rehearsal: that of the worker that needs most, or of the one with this rank."""
-        place = self.job.link
+        """The log of a rehearsal: that of the worker that needs most, or of the one with this rank; with the batch that needs most."""
+        if len(self.candidates) < 2:
+            return self.log_of(self.job, self.numbers, techniques, rank)
+        logs = [self.log_of(job, (number,), techniques, rank) for number, job in self.candidates]
+        needs = [peak(log).bytes for log in logs]
+        most = max(needs)
+        if not techniques:   # what needs far less than another in a plain step will under every plan
+            ranked = sorted(zip(needs, self.candidates, strict=True), key=lambda one: -one[0])
+            self.candidates = tuple(candidate for need, candidate in ranked if need >= CLOSE * most)
+            self.job = self.candidates[0][1]
+        return logs[needs.index(most)]
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Of the batches that are planned for, as a worker is told of them; none where it knows them from the job."""
+        return tuple(number for number, _ in self.candidates if number != STATED)
+
+    def log_of(self, job: Job, numbers: tuple[int, ...], techniques: tuple[Technique, ...], rank: int | None) -> Log:
+        place = job.link
         if rank is None and any(technique.serves for technique in techniques):
             rank = place.world - 1
         if rank is not None:
             place = Link(rank, place.world, place.same_machine)
         if not self.real:
             try:
-                return rehearse(replace(self.job, mesh=on_one_axis(place)), techniques, model=self.model)
+                return rehearse(replace(job, mesh=on_one_axis(place)), techniques, model=self.model)
             except Mistake:
                 raise
             except Exception as error:
@@ -59,9 +81,9 @@ class Rehearsals:
                 self.real = not techniques   # what plain steps can do on fake tensors, other plans can
         self.measured.add(techniques)
         if self.worker is not None:
-            stands = {"position": Position(place.rank, place.world, place.same_machine)}
+            stands = {"position": Position(place.rank, place.world, place.same_machine), "largest": numbers}
             return self.worker(RehearseTask(**self.about_job(techniques) | stands), close_environment())
-        return self.log_here(replace(self.job, mesh=on_one_axis(place)), techniques)
+        return self.log_here(replace(job, mesh=on_one_axis(place)), techniques)
 
     def log_here(self, job: Job, techniques: tuple[Technique, ...]) -> Log:
         """The log of real steps in this process, of a copy of the model; refused where that might not fit."""
@@ -96,11 +118,12 @@ class Rehearsals:
         """What every task about this job has in common."""
         assert self.job.origin is not None, "only a job from a file can be made again in a child process"
         return {"file": self.job.origin.file, "flags": dict(self.job.origin.flags), "techniques": specs_of(techniques),
-                "position": Position(self.job.link.rank, self.job.link.world, self.job.link.same_machine)}
+                "position": Position(self.job.link.rank, self.job.link.world, self.job.link.same_machine), "largest": self.numbers}
 
     def how_real(self) -> str:
         """How we know what was rehearsed on real tensors."""
-        return f"measured on real tensors and the first batches alone, because fake ones could not run it ({self.guessed})"
+        batches = "the first batches" if self.job.largest is None else "the largest batch"
+        return f"measured on real tensors and {batches} alone, because fake ones could not run it ({self.guessed})"
 
 
 def failure(error: BaseException) -> str:

@@ -22,7 +22,8 @@ from shoestring.core.run import Part, Run, plain_run, stored, traffic
 from shoestring.core.schedule import scheduled, takes_steps
 from shoestring.core.technique import applied, in_order
 from shoestring.core.training import TrainingTechnique as Technique
-from shoestring.data.feed import Feed, counted
+from shoestring.data.feed import counted
+from shoestring.data.lengths import planned_batches
 from shoestring.loop import steps
 from shoestring.measure.blocks import blocks
 from shoestring.measure.calls import as_calls, methods
@@ -37,7 +38,7 @@ STEPS = 2   # the optimizer's state is there from the second step on
 
 def rehearse(job: Job, techniques: Iterable[Technique], batches: Iterable[Batch] | None = None,
              model: nn.Module | None = None) -> Log:
-    """The log of the job's first steps under these techniques, on fake tensors."""
+    """The log of steps of the job under these techniques, on fake tensors: with its largest batch if that is known, else its first."""
     log, tossed = acted(job, techniques, batches, model, faithful=False)
     return acted(job, techniques, batches, model, faithful=True)[0] if tossed else log
 
@@ -67,7 +68,7 @@ def tracked(job: Job, techniques: Iterable[Technique], model: nn.Module, batches
     generators = generators_of(model)
     before, sent = traffic(run), run.mesh.sent
     last: list[Any] = []   # the batch and the loss of the step that is done: they stand as long as nothing follows
-    source = remembered(batches if batches is not None else Feed(job, run.assignment), last)
+    source = remembered(batches if batches is not None else planned_batches(job, run.assignment), last)
     for _ in tracked_steps(run, islice(source, STEPS), tracker):
         tracker.log.moved.append(traffic(run) - before)
         tracker.log.sent.append(run.mesh.sent - sent)

@@ -17,7 +17,7 @@ from shoestring.core.job import Job
 from shoestring.core.ledger import Block, Ledger, between
 from shoestring.core.ledger_parts import Allocation, AllocatorRates, Findings, Machine, Splitting, Standing, Update, Validation, Workers
 from shoestring.core.training import TrainingTechnique as Technique
-from shoestring.data.feed import Feed
+from shoestring.data.lengths import planned_batches
 from shoestring.measure.timeline import blocks_of, filled, last_step, peak, validation
 from shoestring.measure.tracker import VALIDATE, Log
 from shoestring.planning.evidence.held_out import looked_through, without_validation
@@ -177,7 +177,8 @@ def update_seconds(anchor: Anchor | None, tensors: float, hardware: Hardware) ->
 
 
 def first_batch(job: Job) -> Any:
-    batch = next(iter(Feed(job)), None)
+    """The first batch that is planned for: the largest if it is known, else the first of the data."""
+    batch = next(planned_batches(job), None)
     if batch is None:
         raise Mistake("the job's data yields no batch: nothing to train on")
     return batch
@@ -218,4 +219,4 @@ def traits_of(job: Job, log: Log, own_process: bool) -> set[str]:
 
 def half_log(job: Job, techniques: tuple[Technique, ...] = (), model: nn.Module | None = None) -> Log:
     """The rehearsal of one step of the same job with half its batch."""
-    return rehearse(without_validation(job), techniques, [job.pieces(batch, 2)[0] for batch in islice(Feed(job), 1)], model)
+    return rehearse(without_validation(job), techniques, [job.pieces(batch, 2)[0] for batch in islice(planned_batches(job), 1)], model)

@@ -65,6 +65,7 @@ class JobTask(Task[R]):
     techniques: tuple[TechniqueSpec, ...] = ()
     steps: int | None = None                                     # to train; None: as many as the job says
     position: Position = Position()
+    largest: tuple[int, ...] = ()                                # numbers of the batches to plan for; none: what the job itself says
     traceback: bool = False                                      # the user wants to see where an error came from
 
 
@@ -98,6 +99,7 @@ class AnchorTask(JobTask[AnchorResult]):
     result: ClassVar[type[Any]] = AnchorResult
     variants: Mapping[str, tuple[TechniqueSpec, ...]]              # techniques by a name; "" is the step that must work
     memory: bool = False                                           # measure where memory goes, instead of the time
+    typical: int | None = None                                     # number of the batch whose step is timed; None: that of the memory
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,127 @@
+"""Batches of a map-style data set: its samples, fetched and put together, here or ahead by processes of torch's DataLoader.
+
+What is drawn on the way (augmentation, by torch, NumPy or Python) follows from the seed, the number of the batch and the part of it, so a
+batch is the same bits whoever fetches it, and whatever was fetched before.
+
+    processes    are forked, so that a data set may be anything (lambdas too); before the model is made, so that they share none of it.
+                 They end with the feed, and with the process that they belong to.
+"""
+from __future__ import annotations
+
+import ctypes
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
+
+from shoestring.core import random_state
+from shoestring.core.batch import Batch
+from shoestring.core.blame import blame
+from shoestring.core.errors import Mistake
+from shoestring.core.random_state import RandomStream
+from shoestring.data.kinds import begin_epoch
+
+
+class Wanted(NamedTuple):
+    """A part of a batch, by the numbers of its samples."""
+
+    number: int          # of the batch
+    part: int
+    epoch: int
+    samples: list[int]
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """What went wrong in a process that fetches, in words: an exception would come without its line."""
+
+    text: str
+
+
+class Samples(Dataset[Any]):
+    """A data set by parts of batches."""
+
+    def __init__(self, data: Any, collate: Callable[[list[Any]], Batch] | None, seed: int) -> None:
+        self.data, self.collate, self.seed = data, collate or default_collate, seed
+        self.epoch: int | None = None   # that the data were told of last
+
+    def __getitem__(self, wanted: Wanted) -> Batch | Trouble:
+        """In a process that fetches."""
+        try:
+            random_state.seed(self.seed_of(wanted))
+            return self.made(wanted)
+        except Exception as error:
+            place = blame(traceback.extract_tb(error.__traceback__)).place
+            said = (str(error).strip().splitlines() or [""])[0]
+            return Trouble(str(error) if isinstance(error, Mistake) else f"the job failed in {place}: {type(error).__name__}: {said}")
+
+    def fetched(self, wanted: Wanted) -> Batch:
+        """In this process."""
+        with RandomStream(self.seed_of(wanted)).drawing():
+            return self.made(wanted)
+
+    def made(self, wanted: Wanted) -> Batch:
+        if wanted.epoch != self.epoch:
+            begin_epoch(self.data, wanted.epoch)
+            self.epoch = wanted.epoch
+        at_once = getattr(self.data, "__getitems__", None)   # as torch's own loader does: some data sets are faster with all at once
+        try:
+            return self.collate(at_once(wanted.samples) if at_once else [self.data[sample] for sample in wanted.samples])
+        except StopIteration as error:   # it would look like the end of the data
+            raise Mistake(f"the job's data set raised StopIteration for a sample, and says that it has {len(self.data)}: a data set gives "
+                          f"every sample below its length") from error
+
+    def seed_of(self, wanted: Wanted) -> int:
+        return hash((self.seed, wanted.number, wanted.part)) % 2**32
+
+
+class Fetchers:
+    """Processes that fetch parts of batches ahead, in the order in which they will be wanted."""
+
+    def __init__(self, samples: Samples, count: int) -> None:
+        self.order: Iterator[Wanted] = iter(())
+        self.loader: DataLoader[Any] | None = DataLoader(
+            samples, batch_size=None, sampler=self, num_workers=count, collate_fn=as_it_is, persistent_workers=True,
+            multiprocessing_context="fork", generator=torch.Generator(), worker_init_fn=end_with_parent)
+        for _ in self.loader:   # nothing is wanted yet: the processes start
+            pass
+        self.batches: Iterator[Any] = iter(())
+
+    def __iter__(self) -> Iterator[Wanted]:
+        return self.order
+
+    def begin(self, order: Iterator[Wanted]) -> None:
+        """Fetch these from now on, in this order."""
+        assert self.loader is not None, "they have not ended"
+        self.order = order
+        self.batches = iter(self.loader)
+
+    def next(self) -> Batch:
+        batch = next(self.batches)
+        if isinstance(batch, Trouble):
+            raise Mistake(batch.text)
+        return batch
+
+    def close(self) -> None:
+        """End the processes."""
+        self.batches, self.loader = iter(()), None
+
+
+def as_it_is(batch: Any) -> Any:
+    return batch
+
+
+def end_with_parent(number: int) -> None:
+    """Of a process that fetches: end when the process that it fetches for does, however that ends. It is nobody's to stop: what a terminal
+    or a launcher sends is for that process."""
+    assert get_worker_info() is not None, "called in such a process"
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform == "linux":
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL)   # PR_SET_PDEATHSIG

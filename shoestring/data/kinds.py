@@ -1,0 +1,74 @@
+"""What can be told of a job's data by looking at the object alone: nothing is fetched and nothing is drawn."""
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
+
+from shoestring.core.errors import Mistake
+
+EXACT_SAMPLERS = (RandomSampler, SequentialSampler)   # torch's own: they know how many samples they give
+
+
+def has_state(data: Any) -> bool:
+    """Whether data can be brought to a position by a state of their own."""
+    return hasattr(data, "state_dict") and hasattr(data, "load_state_dict")
+
+
+def is_listed(data: Any) -> bool:
+    """Whether data are batches that lie there, so that any of them can be taken at once."""
+    return isinstance(data, (list, tuple))
+
+
+def is_mapped(data: Any) -> bool:
+    """Whether data are a map-style data set: samples by number, of which batches are to be made."""
+    if isinstance(data, Mapping):
+        names = ", ".join(map(repr, list(data)[:5]))
+        raise Mistake(f"the job's data are a {type(data).__name__} by name ({names}): give one of them"
+                      f", such as data=lambda: data[{names.split(',')[0]}]")
+    return hasattr(data, "__getitem__") and hasattr(data, "__len__") and not is_listed(data) and not has_state(data)
+
+
+def said_length(data: Any) -> int:
+    """Batches that data say they have in a round; 0: they do not say."""
+    try:
+        return len(data)
+    except (TypeError, NotImplementedError):
+        return 0
+
+
+def counts_right(data: Any) -> bool:
+    """Whether the length that data say can be relied on: that of a DataLoader with torch's own samplers. Anybody else may be wrong."""
+    if not isinstance(data, DataLoader) or isinstance(data.dataset, IterableDataset):
+        return False
+    return type(data.batch_sampler) in (BatchSampler, type(None)) and type(data.sampler) in EXACT_SAMPLERS
+
+
+def begin_epoch(data: Any, epoch: int) -> None:
+    """Tell data, and what they draw from, which round begins, if they want to know (`set_epoch`)."""
+    told: list[int] = []
+    one: Any
+    for one in (data, getattr(data, "dataset", None), getattr(data, "sampler", None), getattr(data, "batch_sampler", None)):
+        if callable(getattr(one, "set_epoch", None)) and id(one) not in told:
+            told.append(id(one))
+            one.set_epoch(epoch)
+
+
+def generators_of(data: Any) -> list[torch.Generator]:
+    """Generators of its own that a loader draws from."""
+    sampler = getattr(data, "sampler", None)
+    found = (getattr(one, "generator", None) for one in (data, sampler, getattr(getattr(data, "batch_sampler", None), "sampler", None)))
+    return list({id(one): one for one in found if isinstance(one, torch.Generator)}.values())
+
+
+def can_be_shared(data: Any) -> bool:
+    """Whether going through data leaves nothing behind in them, so that several feeds can use one object: not so of an iterator, nor of
+    data with a state, an epoch or a generator of their own, nor where an object of the user's is iterated, which may count anything."""
+    if isinstance(data, Iterator) or has_state(data) or generators_of(data):
+        return False
+    parts = (data, getattr(data, "dataset", None), getattr(data, "sampler", None), getattr(data, "batch_sampler", None))
+    if any(hasattr(one, "set_epoch") for one in parts):
+        return False
+    return is_listed(data) or is_mapped(data) or (counts_right(data) and not data.persistent_workers)

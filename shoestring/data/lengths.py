@@ -1,0 +1,201 @@
+"""Sizes of batches: which is the largest that a job's data give. Where they vary, a plan for the first ones is too small for others.
+
+    stated        by the job (`largest=`)
+    looked for    in a pass over the batches as training will have them: all of the run where that is quick, else as many as fit into some
+                  seconds. What one is larger than another by is told by the shapes of its tensors. Of sizes that can't be compared (one is
+                  wider, another higher) a few are kept, and all of them are planned for
+
+Data whose batches are all alike are planned for by their first ones.
+"""
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import islice
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shoestring.core import random_state
+from shoestring.core.assignment import Assignment
+from shoestring.core.batch import Batch, leaves
+from shoestring.core.errors import Mistake
+from shoestring.core.job import Job
+from shoestring.core.mesh import on_one_axis
+from shoestring.core.private import dense_parts
+from shoestring.data.feed import looking
+from shoestring.data.kinds import can_be_shared
+
+MOST = 2000        # batches that are looked at,
+ALIKE = 1.0        # for so many seconds while all are of one size,
+VARYING = 6.0      # and for so many if they are not
+FEW = 3            # sizes that are planned for, if they can't be compared
+DIMENSIONS = 24    # of a batch with more, such as a list of images that all differ, only the bytes are compared
+STATED = -1        # in place of the number of a batch
+
+
+@dataclass(frozen=True)
+class BatchSize:
+    """How large a batch is."""
+
+    shapes: tuple[tuple[int, ...], ...] = ()   # of its tensors, in order
+    bytes: int = 0                             # of all of them
+    number: int = STATED                       # of the batch among the data, from 0
+
+    def covers(self, other: BatchSize) -> bool:
+        """Whether another is nowhere larger than this."""
+        ours, theirs = ([size for shape in one.shapes for size in shape] for one in (self, other))
+        comparable = list(map(len, self.shapes)) == list(map(len, other.shapes)) and len(ours) <= DIMENSIONS
+        return other.bytes <= self.bytes and (not comparable or all(a >= b for a, b in zip(ours, theirs, strict=True)))
+
+    def __str__(self) -> str:
+        """
+        >>> str(BatchSize(((8, 412), (8, 412), (8,)), 100))
+        '8 x 412'
+        """
+        several = list(dict.fromkeys(sorted(self.shapes, key=lambda shape: (len(shape) < 2, -prod(shape)))))
+        kept = [shape for shape in several if len(shape) > 1][:FEW] or several[:1]
+        return " and ".join(" x ".join(map(str, shape)) for shape in kept) or "no tensor"
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """What is known of the sizes of a job's batches."""
+
+    largest: tuple[BatchSize, ...] = ()   # those that no other covers, the one with most bytes first; empty: nobody has looked
+    looked: int = 0                       # batches that were looked at; 0: the job states the largest
+    all_of: str = ""                      # what these were all of: "the run", "an epoch"; empty: there are more
+    typical: int = 0                      # number of the batch in the middle, by its bytes
+    varies: bool = False                  # not all batches are of one size
+    first: bool = True                    # the first ones are the largest: nothing else has to be planned for
+
+    @property
+    def planned_for(self) -> str:
+        """What a plan rests on, for the user; empty where all batches are alike."""
+        if not self.largest or (not self.varies and self.looked):
+            return ""
+        if not self.looked:
+            return f"memory for the largest batch that the job states, {self.largest[0]}; times for its first batches"
+        which = ", ".join(f"batch {one.number}: {one}" for one in self.largest)
+        scope = f", all of {self.all_of}" if self.all_of else "; there are more, and a larger one is told of when it comes"
+        return f"memory for the largest of {self.looked} batches looked at ({which}{scope})"
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a look at the data found, with the batches that it is about."""
+
+    lengths: Lengths
+    batches: tuple[Batch, ...] = ()   # those to plan for; none: the first ones
+
+
+def size_of(batch: Batch, number: int = STATED) -> BatchSize:
+    """
+    >>> import torch
+    >>> size_of({"ids": torch.zeros(2, 5), "name": "a"})
+    BatchSize(shapes=((2, 5),), bytes=40, number=-1)
+    """
+    parts = [part for tensor in tensors_in(batch) for part in dense_parts(tensor)]
+    return BatchSize(tuple(tuple(map(int, part.shape)) for part in parts), sum(part.nbytes for part in parts), number)
+
+
+def tensors_in(batch: Batch) -> Iterator[Tensor]:
+    """Tensors of a batch, and those that are attributes of objects in it (graphs)."""
+    for leaf in leaves(batch):
+        if isinstance(leaf, Tensor):
+            yield leaf
+        elif hasattr(leaf, "__dict__") and not isinstance(leaf, type):
+            for value in vars(leaf).values():
+                yield from (one for one in leaves(value) if isinstance(one, Tensor))
+
+
+def largest_of(sizes: Iterable[BatchSize]) -> list[BatchSize]:
+    """Those that no other covers, the one with most bytes first; of one size, the first."""
+    kept: list[BatchSize] = []
+    for one in sizes:
+        if not any(other.covers(one) for other in kept):
+            kept = [other for other in kept if not one.covers(other)] + [one]
+    return sorted(kept, key=lambda one: -one.bytes)
+
+
+def look(job: Job) -> Look:
+    """Which batches to plan for."""
+    if job.largest is not None:
+        batch = job.largest()
+        return Look(Lengths((size_of(batch),), varies=True, first=False), (batch,))
+    job = replace(job, mesh=on_one_axis())
+    kept: dict[int, Batch] = {}           # batches by their number, of those sizes
+    largest: list[BatchSize] = []
+    sizes: list[BatchSize] = []
+    begun = time.monotonic()
+    with looking(job) as feed:
+        wanted = min(feed.steps_in_all or MOST, MOST)
+        for number, batch in enumerate(islice(feed, wanted)):
+            sizes.append(size_of(batch, number))
+            if number < 2 or not any(one.covers(sizes[-1]) for one in largest):
+                largest = largest_of([*largest, sizes[-1]])[:FEW]
+                kept = {one: found for one, found in [*kept.items(), (number, batch)] if one in {size.number for size in largest}}
+            varies = len({(size.shapes, size.bytes) for size in (sizes[0], sizes[-1], *largest)}) > 1 or len(largest) > 1
+            if number and time.monotonic() - begun > (VARYING if varies else ALIKE):
+                break
+        rounds, steps = feed.epochs, feed.steps_in_all
+    if not sizes:
+        raise Mistake("the job's data yields no batch: nothing to train on")
+    all_of = "the run" if len(sizes) == steps or feed.ended else "an epoch" if rounds else ""
+    varies = len({(size.shapes, size.bytes) for size in sizes}) > 1
+    first = len(largest) == 1 and all(size.covers(largest[0]) for size in sizes[:2])
+    middle = sorted(sizes, key=lambda size: size.bytes)[len(sizes) // 2].number
+    lengths = Lengths(tuple(largest), len(sizes), all_of, middle, varies, first)
+    return Look(lengths, () if first else tuple(kept[size.number] for size in largest))
+
+
+def batches_at(job: Job, numbers: Iterable[int]) -> list[Batch]:
+    """The batches with these numbers, whole."""
+    found: dict[int, Batch] = {}
+    with looking(replace(job, mesh=on_one_axis())) as feed:
+        for number in sorted(set(numbers)):
+            feed.go_to(number)
+            found[number] = next(feed)
+    return [found[number] for number in numbers]
+
+
+def planned_for(job: Job, batch: Batch) -> Job:
+    """The job that is planned for this batch."""
+    return replace(job, largest=lambda: batch)
+
+
+def planned_batches(job: Job, assignment: Assignment | None = None) -> Iterator[Batch]:
+    """The batches that a plan rests on, a worker's part of them: the largest again and again, or those of the data if none is known."""
+    if job.largest is None:
+        with looking(job, assignment) as feed:
+            yield from feed
+    else:
+        batch = job.largest()
+        with looking(replace(job, sampler=None, collate=None), assignment, lambda: [batch]) as feed:
+            yield from feed
+
+
+def shared_data(job: Job) -> Job:
+    """The job whose data are made once in this process, where several feeds can use one object; each draws as if it had made them."""
+    made: dict[int, tuple[Any, random_state.State]] = {}   # by the seed that they were drawn from
+
+    def data() -> Any:
+        seed = torch.initial_seed()
+        if seed in made:
+            random_state.restore(made[seed][1])
+            return made[seed][0]
+        found = job.data()
+        if can_be_shared(found):
+            made[seed] = found, random_state.state()
+        return found
+
+    return replace(job, data=data)
+
+
+def once(make: Callable[[], Batch]) -> Callable[[], Batch]:
+    """A factory that makes its batch when it is first asked, and keeps it."""
+    return cache(make)
