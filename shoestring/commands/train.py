@@ -57,6 +57,7 @@ def run(options: Namespace) -> int:
     cadence, workers = cadence_of(options), team(options)
     from pathlib import Path
 
+    from shoestring.jobfile import usual_values
     from shoestring.runs.request import request_for
     from shoestring.runs.resume import new_folder, opened
     from shoestring.runs.tensorboard import needs_tensorboard
@@ -67,7 +68,8 @@ def run(options: Namespace) -> int:
     if workers.nodes is not None and workers.nodes.rank:
         return followed(options, given.path, wanted, workers)
     with rendezvous_of(workers) as rendezvous:
-        held = opened(Path(options.run) if options.run else new_folder(given.path.stem), wanted, given.path, options.fresh, options.adopt)
+        held = opened(Path(options.run) if options.run else new_folder(given.path.stem), wanted, given.path, options.fresh, options.adopt,
+                      usual_values(given.path))
         try:
             report = {} if held.changed else kept_report(held.folder)
             if report and not options.replan:

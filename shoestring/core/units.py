@@ -24,6 +24,23 @@ def parse_bytes(text: str | int) -> int:
     return size
 
 
+LEAST = 1 << 20   # bytes: no process of Python is as small, so a budget below it is a number whose unit was forgotten
+
+
+def budget_bytes(written: str | int) -> int:
+    """Bytes of a memory budget. One that is meant in another unit is told of before anything is planned.
+
+    >>> budget_bytes("600MiB")
+    629145600
+    """
+    size = parse_bytes(written)
+    if size < LEAST:
+        bare = str(written).strip()
+        meant = f"; did you mean {bare}MiB?" if bare.replace(".", "", 1).isdigit() else ": give a size such as 600MiB"
+        raise Mistake(f"--memory {bare}: that is {bytes_text(size).replace(' B', ' bytes')}, and no process is that small{meant}")
+    return size
+
+
 def parse_seconds(text: str) -> float:
     """Seconds in a time such as 5ms, 90s, 5m or 1h.
 
