@@ -4,7 +4,6 @@ from __future__ import annotations
 import os
 from collections import namedtuple
 
-from shoestring.commands.output import say
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import ASKED, Exactness, allowed
 
@@ -117,15 +116,16 @@ def planned(options: Namespace, job: Job, memory: int | None, hardware: str | No
     """The plan to run and the planner's outcome as JSON (empty when a saved plan is replayed)."""
     from pathlib import Path
 
-    from shoestring.api import plan as make_plan
+    from shoestring import api
+    from shoestring.commands.progress import telling
     from shoestring.planning.plan import load_plan
 
     if options.plan:
         return within(load_plan(Path(options.plan)), options.exact), {}
-    say(options, "planning …")
     workers = team(options)
-    outcome = make_plan(job, memory, options.use, options.inexact, devices=workers.world, here=workers.devices, hardware=hardware,
-                        exact=options.exact)
+    with telling(options) as doing:
+        outcome = api.planned(job, memory, options.use, options.inexact, devices=workers.world, here=workers.devices, hardware=hardware,
+                              exact=options.exact, on_progress=doing)
     return outcome.chosen, outcome.as_json() | {"blocks": outcome.chosen.blocks}
 
 

@@ -14,8 +14,9 @@ from __future__ import annotations
 import sys
 
 from shoestring.commands import FAULT, MISTAKE, OVER_BUDGET, STOPPED, doctor, export, plan, train, verify, watch
+from shoestring.commands.output import speak_plainly
 from shoestring.commands.parser import Parser
-from shoestring.core.errors import Mistake, OverBudget
+from shoestring.core.errors import Mistake, OverBudget, system_text
 from shoestring.core.suggest import did_you_mean
 
 TYPE_CHECKING = False
@@ -36,6 +37,8 @@ GROUP = "shoestring.commands"
 
 
 def main(words: list[str] | None = None) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        speak_plainly(stream)
     raise SystemExit(run(sys.argv[1:] if words is None else words))
 
 
@@ -52,7 +55,8 @@ def run(words: list[str]) -> int:
         print("\nstopped", file=sys.stderr)
         return STOPPED
     except OSError as error:
-        return failed(error, MISTAKE, shown)
+        where = " (--run DIR says where a run is kept)" if words[:1] == ["train"] else ""
+        return failed(error, MISTAKE, shown, f"{system_text(error)}{where}")
     except Exception as error:
         return failed(error, FAULT, shown)
 
@@ -106,13 +110,13 @@ def from_packages(wanted: str) -> tuple[Command, ...]:
                       f"package that brings it") from error
 
 
-def failed(error: Exception, code: int, shown: bool) -> int:
+def failed(error: Exception, code: int, shown: bool, text: str = "") -> int:
     if shown:
         import traceback
 
         traceback.print_exception(error)
     kind = "" if code == MISTAKE or type(error).__name__ == "Crashed" else f"{type(error).__name__}: "
-    print(f"shoestring: {kind}{error}", file=sys.stderr)
+    print(f"shoestring: {kind}{text or error}", file=sys.stderr)
     return code
 
 

@@ -29,6 +29,7 @@ SEAMS: dict[tuple[str, str], str] = {
     ("core/job.py", "default_forward"): "model",
     ("core/job.py", "default_loss"): "loss",
     ("core/job.py", "default_optimizer"): "optimizer",
+    ("core/called.py", "call_loss"): "loss",
     ("core/run.py", "plain_run"): "optimizer",
     ("core/run.py", "gradients"): "model or loss",
     ("core/run.py", "backward"): "backward pass",

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from shoestring.core.assignment import Assignment, OwnPart, own_part
 from shoestring.core.batch import Batch, moved, samples, split
+from shoestring.core.called import guarded
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.link import Link
@@ -180,5 +181,5 @@ def plain_run(job: Job, model: nn.Module, blocks: Mapping[str, nn.Module]) -> Ru
     if closure is not None and closure.default is Parameter.empty:
         raise Mistake(f"{type(optimizer).__name__} evaluates the loss itself, several times a step, and a step here is one forward and one "
                       f"backward: use another optimizer")
-    return Run(model, optimizer, blocks, job.forward, job.loss, job.weight, gradients, backward, update,
+    return Run(model, optimizer, blocks, job.forward, guarded(job.loss), job.weight, gradients, backward, update,
                job.pieces, job.count, mesh=job.mesh, assignment=own_part(job.mesh), clip=job.clip, steps=job.steps)
