@@ -188,6 +188,9 @@ def loaded_job(path: str | Path, values: dict[str, Any]) -> Job:
     try:
         spec.loader.exec_module(module)
         own = inspect.signature(module.job).parameters
+        anything = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in own.values())
+        for given in () if anything else set(values) - set(own) - set(OF_EVERY_JOB):
+            raise Mistake(f"the job {file} has no argument {given!r}{did_you_mean(given, [*own, *OF_EVERY_JOB])}")
         job = module.job(**{name: value for name, value in values.items() if name in own or name not in OF_EVERY_JOB})
     except Mistake:
         raise

@@ -6,7 +6,7 @@ from inspect import signature
 from traceback import extract_tb
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from shoestring.core.blame import blame
 from shoestring.core.errors import Mistake
@@ -32,6 +32,9 @@ def check_calls(functions: Mapping[str, Any]) -> None:
         if function is None:
             continue
         called = f"it is called as {name}({', '.join(arguments)})"
+        if name == "model" and isinstance(function, nn.Module):
+            raise Mistake(f"model in the Job is a model, and a function that makes it is needed, so that planning can make it without memory: "
+                          f"{called}; write {example}")
         if not callable(function):
             raise Mistake(f"{name} in the Job is a {type(function).__name__}, not a function: {called}; write {example}")
         try:
@@ -41,8 +44,7 @@ def check_calls(functions: Mapping[str, Any]) -> None:
         try:
             takes.bind(*arguments)
         except TypeError as error:
-            what = "a model, and a function that makes it is needed" if name == "model" else f"a function of {takes}, which does not fit"
-            raise Mistake(f"{name} in the Job is {what} ({error}): {called}; write {example}") from None
+            raise Mistake(f"{name} in the Job is a function of {takes}, which does not fit ({error}): {called}; write {example}") from None
 
 
 def guarded(loss: Callable[[Any, Any], Tensor]) -> Callable[[Any, Any], Tensor]:
