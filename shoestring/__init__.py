@@ -1,30 +1,49 @@
-"""shoestring: deep learning on a budget. Your PyTorch model and your budget; the plan that meets it, and the proof."""
+"""shoestring: deep learning on a budget. Your PyTorch model and your budget; the plan that meets it, and the proof.
+
+    fit(model, loss, batches, memory="2GiB")    plan for a model, then train it in place
+    Job(model=..., data=..., ...)               what is to be trained; a job file has a function `job(...) -> Job`
+    plan(job, memory="600MiB")                  the best plan for a job; print it
+    train(job, plan)                            train in this process, step by step
+    verify(job, plan)                           plain training and the plan side by side: the same weights?
+    Mistake, OverBudget                         what they raise: something can't work, or nothing fits
+
+Each has a docstring with an example: help(shoestring.plan). On the command line: shoestring --help.
+"""
 from __future__ import annotations
 
 TYPE_CHECKING = False   # importing typing would cost more than all the rest of this file
 if TYPE_CHECKING:
     from typing import Any
 
-    from shoestring.api import Step, fit, plan, train, verify
+    from shoestring.api import Fitted, Step, fit, plan, train, verify
     from shoestring.core.errors import Mistake, OverBudget
     from shoestring.core.job import Job
     from shoestring.core.schedule import PerEpoch, warmup_cosine, warmup_linear
     from shoestring.optimizers import Lamb, Lars, decay_groups
+    from shoestring.planning.outcome import Outcome
     from shoestring.planning.plan import Plan
 
 __version__ = "0.1.0"
-__all__ = ["Job", "Lamb", "Lars", "Mistake", "OverBudget", "PerEpoch", "Plan", "Step", "decay_groups", "fit", "plan", "train", "verify",
-           "warmup_cosine", "warmup_linear"]
+__all__ = ["Fitted", "Job", "Lamb", "Lars", "Mistake", "Outcome", "OverBudget", "PerEpoch", "Plan", "Step", "__version__", "decay_groups",
+           "fit", "plan", "train", "verify", "warmup_cosine", "warmup_linear"]
 
 HOMES = {"Job": "core.job", "Lamb": "optimizers", "Lars": "optimizers", "Mistake": "core.errors", "OverBudget": "core.errors",
-         "PerEpoch": "core.schedule", "Plan": "planning.plan", "Step": "api", "decay_groups": "optimizers", "fit": "api", "plan": "api",
-         "train": "api", "verify": "api", "warmup_cosine": "core.schedule", "warmup_linear": "core.schedule"}
+         "Outcome": "planning.outcome", "PerEpoch": "core.schedule", "Plan": "planning.plan", "Step": "api", "Fitted": "api",
+         "decay_groups": "optimizers", "fit": "api", "plan": "api", "train": "api", "verify": "api", "warmup_cosine": "core.schedule",
+         "warmup_linear": "core.schedule"}
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return sorted(__all__)
 
 
 def __getattr__(name: str) -> Any:
     """The public names, imported when first used: `import shoestring` alone does not import torch."""
     if name not in HOMES:
-        raise AttributeError(f"shoestring has no {name!r}; it has {', '.join(__all__)}")
+        from shoestring.core.suggest import did_you_mean
+
+        raise AttributeError(f"shoestring has no {name!r}; it has {', '.join(__all__)}{did_you_mean(name, __all__)}")
     from importlib import import_module
 
     return getattr(import_module(f"shoestring.{HOMES[name]}"), name)

@@ -1,10 +1,16 @@
-"""The library's door: plan, train, fit and verify, for people with their own script."""
+"""The library's door: plan, train, fit and verify, for people with their own script.
+
+`plan`, `train` and `verify` take the same job: a Job, the path of a job file or the name of a built-in one with its flags; and `steps`,
+`epochs` and `seed` in place of the job's. What they raise speaks of arguments; the commands, which speak of flags, call `planned`.
+"""
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import Any, NamedTuple
 
 import torch
@@ -12,25 +18,27 @@ from torch import Tensor, nn
 
 from shoestring.core import random_state
 from shoestring.core.batch import Batch
-from shoestring.core.budget import Budget
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness, allowed
 from shoestring.core.files import temporary_folder
 from shoestring.core.hardware import Hardware, cluster
 from shoestring.core.job import Job, default_forward, default_optimizer
+from shoestring.core.options import as_arguments, speaking_of_arguments
 from shoestring.core.run import brought_home
 from shoestring.core.technique import in_order, parsed, text
 from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.core.training import environment
+from shoestring.core.units import budget_bytes
 from shoestring.course import Course
 from shoestring.data.feed import Feed, counted
 from shoestring.data.lengths import shared_data
-from shoestring.jobfile import job_path, loaded_job
+from shoestring.jobfile import job_path, loaded_job, with_course
 from shoestring.loop import finite, steps
 from shoestring.measure.instructions import require
 from shoestring.measure.probe import known_hardware, remember
 from shoestring.memory.precision import DTYPES
 from shoestring.planning.catalogue import CATALOGUE, TOGETHER
+from shoestring.planning.duration import expected_seconds, remember_seconds
 from shoestring.planning.earlier import chosen_earlier, place_of, remember_choice
 from shoestring.planning.evidence.gather import ledger_of_traits
 from shoestring.planning.evidence.rehearsals import Rehearsals
@@ -49,27 +57,87 @@ SHORT = {dtype: name for name, dtype in DTYPES.items()}   # of dtypes whose prod
 
 
 class Step(NamedTuple):
-    """One step of training."""
+    """One step of training, as `train` gives it: `for step in shoestring.train(job, plan): print(step.number, step.loss)`."""
 
-    number: int
+    number: int                         # from 1
     loss: float
     metrics: Mapping[str, float] = {}   # of the validation after it, if there was one
 
 
-def plan(job: Job | str | Path, memory: str | int | None = None, use: Iterable[Technique | str] | None = None,
-         inexact: bool = False, model: nn.Module | None = None, devices: int = 1, here: int | None = None,
-         hardware: str | Path | None = None, exact: str | None = None, **flags: Any) -> Outcome:
-    """The best plan for a job (a Job, a job file or a built-in name) and a memory budget, of each of so many workers (`here`: on this
-    machine, all if it is not said).
+Jobs = Job | str | Path   # a Job, the path of a job file, or the name of a built-in job
 
-    `exact` is the least that the weights must be: "bits", "rounding" or "draws" (default: rounding if such a plan fits, else draws);
-    `inexact` allows them to be changed. With `use`, the figures of exactly those techniques instead. With `hardware`, a file that
-    describes a cluster, the plan for that. Raises OverBudget if nothing fits.
+
+def plan(job: Jobs, memory: str | int | None = None, use: Iterable[Technique | str] | None = None, inexact: bool = False,
+         model: nn.Module | None = None, devices: int = 1, here: int | None = None, hardware: str | Path | None = None,
+         exact: str | None = None, *, steps: int | None = None, epochs: int | None = None, seed: int | None = None,
+         **flags: Any) -> Outcome:
+    """The best plan for a job and a memory budget; `print` it to see it as a table.
+
+        outcome = shoestring.plan("my.py", memory="600MiB", width=512)
+        print(outcome)
+        for step in shoestring.train("my.py", outcome, width=512): ...
+
+    job         a Job, the path of a job file, or the name of a built-in one ("gpt", "digits"); `flags` are the file's own
+    memory      most bytes of the process: "600MiB", "2GB" or a number (default: what is free)
+    use         the figures of exactly these techniques instead: ["Checkpoint(every=2)", Fused()]
+    exact       the least that the weights must be: "bits", "rounding" or "draws" (default: rounding if such a plan fits, else draws)
+    inexact     allow weights that are changed
+    model       plan for this very model instead of the job's
+    devices     workers that train together; the budget is that of each. `here`: so many on this machine (default: all)
+    hardware    a file that describes a cluster: the plan for that
+    steps, epochs, seed    in place of the job's; who gives one of steps and epochs drops the job's other one
+
+    Raises Mistake if something can't work, and OverBudget if nothing fits.
     """
+    with speaking_of_arguments():
+        outcome = planned(made_job(job, steps, epochs, seed, flags), memory, use, inexact, model, devices, here, hardware, exact)
+    return Shown(**vars(replace(outcome, refused=tuple((name, as_arguments(why)) for name, why in outcome.refused))))
+
+
+def made_job(job: Jobs, steps: int | None, epochs: int | None, seed: int | None, flags: Mapping[str, Any]) -> Job:
+    """The job that a caller means."""
+    course = {name: value for name, value in (("steps", steps), ("epochs", epochs), ("seed", seed)) if value is not None}
+    if not isinstance(job, Job):
+        return loaded_job(job_path(str(job)), {**flags, **course})
+    if flags:
+        raise Mistake(f"{', '.join(flags)}: arguments of a job file, and this is a Job, which is made already: make it with them")
+    return with_course(job, course)
+
+
+@dataclass(frozen=True)
+class Shown(Outcome):
+    """An outcome that is printed as the table that the command shows."""
+
+    def __str__(self) -> str:
+        from shoestring.show.terminal import PIPE, Screen, plan_text
+
+        width = get_terminal_size().columns if sys.stdout.isatty() else 0
+        whys = {kind.__name__: str(kind.why) for kind in CATALOGUE}
+        return plan_text(self.as_json(), whys, Screen(width) if width else PIPE)
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """What a notebook shows of it."""
+        printer.text(str(self))
+
+
+Doing = Callable[[str, float | None], None]   # is told what planning is doing, and how many seconds it may take in all, if that is known
+
+
+def silent(what: str, expected: float | None) -> None:
+    """Nobody wants to know what planning is doing."""
+
+
+def planned(job: Job, memory: str | int | None = None, use: Iterable[Technique | str] | None = None, inexact: bool = False,
+            model: nn.Module | None = None, devices: int = 1, here: int | None = None, hardware: str | Path | None = None,
+            exact: str | None = None, on_progress: Doing = silent) -> Outcome:
+    """What `plan` gives, for callers who speak of flags; `on_progress` is told what is being done."""
+    budget = None if memory is None else budget_bytes(memory)
     if allowed(exact, inexact)[-1] is Exactness.BITS and devices > 1:
         raise Mistake(f"{devices} workers add up in another order than one: what a group trains is {Exactness.ROUNDING.word} at best; "
                       f"give {Exactness.ROUNDING.flag}, or train with one worker")
-    made = counted(shared_data(job if isinstance(job, Job) else loaded_job(job_path(str(job)), flags)))
+    made = counted(shared_data(job))
+    asked = question(made, memory, use, inexact, exact, devices) if made.origin is not None else None
+    expected = expected_seconds(asked) if asked is not None else None
     forced = None if use is None else tuple(
         parsed(one, CATALOGUE) if isinstance(one, str) else one for one in use)
     if forced is not None and devices > 1 and not any(one.unites for one in forced):
@@ -78,17 +146,34 @@ def plan(job: Job | str | Path, memory: str | int | None = None, use: Iterable[T
         machine, worker = cluster(Path(hardware), devices), None
     else:
         machine = known_hardware(dtypes=inexact or any(one.computes_in for one in forced or ()))
-        machine, worker = in_group(machine, devices, here or devices), workers(here or devices) if made.origin is not None else None
+        machine = in_group(machine, devices, here or devices)
+        worker = telling(workers(here or devices), on_progress, expected) if made.origin is not None else None
     planner = Planner(made, machine, worker, model, inexact=inexact, exact=exact, wanted=forced or (), devices=devices,
                       here=here or devices)
-    budget = Budget.parsed(memory=memory).memory
-    if made.origin is None or forced is not None or hardware is not None:
+    on_progress("rehearsing a step on fake tensors", expected)
+    if made.origin is None or asked is None or forced is not None or hardware is not None:
         return planner.outcome(budget, forced)
     place = place_of(made.origin.file, {"flags": dict(made.origin.flags), "memory": budget, "inexact": inexact, "exact": exact,
                                         "devices": devices, "here": planner.here})
     outcome = replace(planner, earlier=chosen_earlier(place)).outcome(budget)
     remember_choice(place, outcome.chosen)
+    remember_seconds(asked, outcome.seconds)
     return outcome
+
+
+def question(job: Job, *asked: object) -> Path:
+    """What planning is asked, by the job file and the rest."""
+    assert job.origin is not None, "only a job from a file can be asked again"
+    return place_of(job.origin.file, {"flags": dict(job.origin.flags), "asked": str(asked)})
+
+
+def telling(worker: Worker, on_progress: Doing, expected: float | None) -> Worker:
+    """A worker that says what it is about to do."""
+    def told(task: Task[R], environment: Mapping[str, str], /) -> R:
+        on_progress(task.doing, expected)
+        return worker(task, environment)
+
+    return told
 
 
 def workers(count: int) -> Worker:
@@ -116,8 +201,29 @@ def in_group(machine: Hardware, world: int, here: int) -> Hardware:
                    links={**machine.links, str(world): machine.links[name]})
 
 
-def train(job: Job, plan: Plan | Outcome | Iterable[Technique] = (), model: nn.Module | None = None) -> Iterator[Step]:
-    """Train in this process, yielding every step. The model is `model` if given, else the job's own."""
+def train(job: Jobs, plan: Plan | Outcome | Iterable[Technique] = (), model: nn.Module | None = None, *, steps: int | None = None,
+          epochs: int | None = None, seed: int | None = None, **flags: Any) -> Iterator[Step]:
+    """Train in this process, step by step: each is done when it is asked for, and `break` ends it.
+
+        for step in shoestring.train(job, shoestring.plan(job, memory="600MiB")):
+            print(step.number, step.loss, step.metrics)
+
+    job         as for `plan`: a Job, a job file with its flags, or a built-in name; `steps`, `epochs` and `seed` in place of the job's
+    plan        what `plan` gave, a Plan, or techniques; nothing: plain training
+    model       train this very model in place; else the job makes one
+    """
+    with speaking_of_arguments():
+        made = made_job(job, steps, epochs, seed, flags)
+    return spoken(trained_here(made, plan, model))
+
+
+def spoken(found: Iterator[Step]) -> Iterator[Step]:
+    """The same, with what is raised on the way in the words of a script."""
+    with speaking_of_arguments():
+        yield from found
+
+
+def trained_here(job: Job, plan: Plan | Outcome | Iterable[Technique], model: nn.Module | None) -> Iterator[Step]:
     techniques = plan.chosen.techniques if isinstance(plan, Outcome) else plan.techniques if isinstance(plan, Plan) else plan
     if model is None:
         random_state.seed(job.seed)
@@ -141,17 +247,31 @@ def train(job: Job, plan: Plan | Outcome | Iterable[Technique] = (), model: nn.M
 
 @dataclass(frozen=True)
 class Fitted:
-    """What `fit` did."""
+    """What `fit` did; `print` it to see the plan as a table, and how the loss went."""
 
-    outcome: Outcome
-    losses: tuple[float, ...]
+    outcome: Outcome                # of planning: the chosen plan, plain training, runners-up
+    losses: tuple[float, ...]       # of every step
+
+    def __str__(self) -> str:
+        course = f"loss {self.losses[0]:.3f} -> {self.losses[-1]:.3f} in {len(self.losses)} steps" if self.losses else "no step was done"
+        return f"{self.outcome}\n\n{course}"
 
 
 def fit(model: nn.Module, loss: Callable[[Any, Batch], Tensor], batches: Iterable[Batch], memory: str | int | None = None, *,
         steps: int | None = None, optimizer: Callable[..., torch.optim.Optimizer] = default_optimizer,
         forward: Callable[[nn.Module, Batch], Any] = default_forward, inexact: bool = False, clip: float = 0.0,
         exact: str | None = None) -> Fitted:
-    """Train a model in place, within a memory budget, on batches that can be gone through again (a list, a DataLoader)."""
+    """Plan for a model, then train it in place, within a memory budget.
+
+        fitted = shoestring.fit(model, lambda output, batch: cross_entropy(output, batch[1]), loader, memory="2GiB")
+        print(fitted)
+
+    loss        of the model's output and the batch
+    batches     that can be gone through again: a list, a DataLoader
+    memory, inexact, exact    as for `plan`
+    steps       default: one round of the batches; more go round
+    optimizer, forward, clip    as for a Job
+    """
     if iter(batches) is batches:
         raise Mistake("fit was given an iterator, which can be gone through once; planning looks at the first batches too: "
                       "give a list, a DataLoader, or a Job with data=lambda: ...")
@@ -166,21 +286,42 @@ def worker_environment(techniques: Iterable[Technique]) -> dict[str, str]:
     return {**known_hardware().environment, **environment(techniques)}
 
 
-def verify(job: Job, plan: Plan | Outcome | Iterable[Technique], count: int = 5) -> tuple[bool, float]:
-    """Train a few steps plainly and by the plan, from the same seed, in this process: same bits? largest difference."""
-    short = replace(job, steps=count)
-    states = []
-    for techniques in ((), plan):
-        random_state.seed(job.seed)
-        model = valued(job.model(), job)
-        random_state.seed(job.seed)
-        for _ in train(short, techniques, model):
-            pass
-        states.append(model.state_dict())
-    return compared(*states)
+class Verified(NamedTuple):
+    """What `verify` found."""
+
+    same_bits: bool
+    largest_difference: float   # between two weights
+
+    def __str__(self) -> str:
+        return "the same bits" if self.same_bits else f"not the same bits: weights differ by {self.largest_difference:.2g} at most"
 
 
-def compared(plain: Mapping[str, Tensor], planned: Mapping[str, Tensor]) -> tuple[bool, float]:
+def verify(job: Jobs, plan: Plan | Outcome | Iterable[Technique], count: int = 5, *, steps: int | None = None, epochs: int | None = None,
+           seed: int | None = None, **flags: Any) -> Verified:
+    """Train `count` steps plainly and by the plan, from the same seed, in this process: the same weights?
+
+        same_bits, largest_difference = shoestring.verify(job, (Checkpoint(every=2),))
+
+    job, steps, epochs, seed, flags    as for `plan`
+    plan        what `plan` gave, a Plan, or techniques
+    """
+    with speaking_of_arguments():
+        if count < 1:
+            raise Mistake(f"count={count}: compare at least one step")
+        made = made_job(job, steps, epochs, seed, flags)
+        short = replace(made, steps=count, epochs=0)
+        states = []
+        for techniques in ((), plan):
+            random_state.seed(made.seed)
+            model = valued(made.model(), made)
+            random_state.seed(made.seed)
+            for _ in trained_here(short, techniques, model):
+                pass
+            states.append(model.state_dict())
+        return compared(*states)
+
+
+def compared(plain: Mapping[str, Tensor], planned: Mapping[str, Tensor]) -> Verified:
     """Whether two states are the same bits, and the largest difference between them."""
     most, equal = 0.0, True
     for name, value in plain.items():
@@ -188,7 +329,7 @@ def compared(plain: Mapping[str, Tensor], planned: Mapping[str, Tensor]) -> tupl
         if value.dtype != other.dtype or not torch.equal(value, other):
             equal = False
             most = max(most, (value.double() - other.double()).abs().max().item())
-    return equal, most
+    return Verified(equal, most)
 
 
 ROUNDED = 1e-4   # of a loss: how far sums in another order may lead in a few steps

@@ -2,6 +2,9 @@
 
 The flags are read from the source without running it, so a wrong flag is found before anything heavy is imported; next to an
 answer in 50 ms, pathlib and typing are heavy.
+
+`steps`, `epochs` and `seed` are flags of every job. One that is no argument of `job` is set in the Job that it gives; they are kept and
+passed on among the job's own flags, so a run, its workers and whoever goes on with it make the same job again.
 """
 from __future__ import annotations
 
@@ -10,9 +13,11 @@ import os
 from collections import namedtuple
 
 from shoestring.core.errors import Mistake
+from shoestring.core.suggest import did_you_mean
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
     from typing import Any
 
@@ -22,8 +27,14 @@ BUILT_IN = {"gpt": "a byte-level transformer on the source of Python's standard 
 TYPES = {"int": int, "float": float, "str": str, "bool": bool}
 
 
-# kind: "int", "float", "str" or "bool"; default: None if the function has none
+# kind: "int", "float", "str" or "bool"; default: None if the function has none, or one that only running the file would tell
 Flag = namedtuple("Flag", ["name", "kind", "default"])
+
+OF_EVERY_JOB = {   # flag -> what it does
+    "steps": "end after so many steps, whatever the job says; unless --epochs is given too, the job's epochs do not count",
+    "epochs": "end after so many rounds of the data; unless --steps is given too, the job's steps do not count",
+    "seed": "what every random number follows from, instead of the job's",
+}
 
 
 def job_path(name: str) -> str:
@@ -33,8 +44,18 @@ def job_path(name: str) -> str:
     if os.path.isdir(name) or not os.path.exists(name):
         known = ", ".join(BUILT_IN)
         what = "is a directory, not a job file" if os.path.isdir(name) else "is neither a file nor a built-in job"
-        raise Mistake(f"{name!r} {what}: give a Python file with `def job(...) -> Job`, or one of {known}")
+        raise Mistake(f"{name!r} {what}: give a Python file with `def job(...) -> Job`, or one of {known}"
+                      f"{did_you_mean(name, [*BUILT_IN, *files_near(name)])}")
     return os.path.realpath(name)
+
+
+def files_near(name: str) -> list[str]:
+    """Python files where one with this name would be, written as it is; those in a folder of this name too."""
+    folder = name if os.path.isdir(name) else os.path.dirname(name)
+    try:
+        return [os.path.join(folder, file) for file in os.listdir(folder or ".") if file.endswith(".py")]
+    except OSError:
+        return []
 
 
 def flags_of(path: str | Path) -> list[Flag]:
@@ -60,6 +81,9 @@ def flag(path: str | Path, argument: ast.arg, default: ast.expr | None) -> Flag:
         value = None
     kind = ast.unparse(argument.annotation) if argument.annotation is not None else type(value).__name__
     kind = kind.replace(" | None", "").strip("'\"")
+    if argument.annotation is None and value is None:
+        raise Mistake(f"{path}: the argument {argument.arg!r} of job needs a type, because its flag --{argument.arg} has to be read as "
+                      f"something: write {argument.arg}: int (or {', '.join(list(TYPES)[1:])})")
     if kind not in TYPES:
         raise Mistake(f"{path}: the argument {argument.arg!r} of job has the type {kind}; flags can be {', '.join(TYPES)}")
     return Flag(argument.arg, kind, value)
@@ -78,9 +102,19 @@ def value_of(flag: Flag, text: str) -> Any:
         raise Mistake(f"--{flag.name} {text}: this flag takes {'a whole number' if flag.kind == 'int' else 'a number'}") from None
 
 
-def parsed_flags(path: str | Path, words: list[str]) -> dict[str, Any]:
-    """Values of a job's flags from what is left of the command line: --width 512, --width=512, --fast, --no-fast."""
-    known = {name: flag for flag in flags_of(path) for name in {flag.name, flag.name.replace("_", "-")}}
+def flags_known(path: str | Path) -> list[Flag]:
+    """The flags of a job file, and those of every job that are no arguments of this one."""
+    own = flags_of(path)
+    return own + [Flag(name, "int", None) for name in OF_EVERY_JOB if name not in {flag.name for flag in own}]
+
+
+def parsed_flags(path: str | Path, words: list[str], others: Iterable[str] = ()) -> dict[str, Any]:
+    """Values of a job's flags from what is left of the command line: --width 512, --width=512, --fast, --no-fast.
+
+    `others`: flags that somebody may have meant who mistyped one.
+    """
+    flags = flags_known(path)
+    known = {name: flag for flag in flags for name in {flag.name, flag.name.replace("_", "-")}}
     values: dict[str, Any] = {}
     rest = list(words)
     while rest:
@@ -89,20 +123,54 @@ def parsed_flags(path: str | Path, words: list[str]) -> dict[str, Any]:
         negated = name.startswith("no-") and name.removeprefix("no-") in known
         found = known.get(name.removeprefix("no-") if negated else name)
         if not word.startswith("--") or found is None:
-            offered = ", ".join(f"--{flag.name}" for flag in flags_of(path)) or "none"
-            raise Mistake(f"{word!r} is no option of this command nor of the job {os.path.basename(path)}; the job's own are {offered}")
+            offered = ", ".join(f"--{flag.name}" for flag in flags)
+            raise Mistake(f"{word!r} is no option of this command nor of the job {os.path.basename(path)}; the job's own are {offered}"
+                          f"{did_you_mean(word.partition('=')[0], [*(f'--{name}' for name in known), *others])}")
         if found.kind == "bool" and not text:
             values[found.name] = not negated
-        elif not text and not rest:
-            raise Mistake(f"--{found.name} needs a value, such as --{found.name} {found.default}")
+        elif not text and (not rest or rest[0].startswith("--")):
+            usual = EXAMPLES[found.kind] if found.default in (None, "") else found.default
+            raise Mistake(f"--{found.name} needs a value, such as --{found.name} {usual}")
         else:
             values[found.name] = value_of(found, text or rest.pop(0))
+    check_course({name: value for name, value in values.items() if known[name].kind == "int"})
     return values
+
+
+EXAMPLES = {"int": "8", "float": "0.1", "str": "text", "bool": "true"}
+
+
+def usual_values(path: str | Path) -> dict[str, Any]:
+    """What the flags of a job file are if nobody gives them, as far as its source says."""
+    return {flag.name: flag.default for flag in flags_of(path) if flag.default is not None}
+
+
+def check_course(values: Mapping[str, Any]) -> None:
+    """Refuse steps, epochs or a seed that no job can have."""
+    for name, value in values.items():
+        if name in OF_EVERY_JOB and (not isinstance(value, int) or isinstance(value, bool)):
+            raise Mistake(f"--{name} {value}: give a whole number")
+        if name in ("steps", "epochs") and value < 1:
+            raise Mistake(f"--{name} {value}: give 1 or more; left out, it is as the job says")
+
+
+def with_course(job: Job, values: Mapping[str, Any], given: Iterable[str] = ()) -> Job:
+    """A job with other steps, epochs or seed. Who gives one of steps and epochs decides by it when training ends: the job's other one
+    does not count, unless it was `given` too. What a job from a file is made of again has them among its flags."""
+    from dataclasses import replace
+
+    check_course(values)
+    dropped = {name: 0 for name, other in (("steps", "epochs"), ("epochs", "steps"))
+               if other in values and name not in values and name not in given}
+    flags = {name: value for name, value in job.origin.flags if name not in dropped} if job.origin else {}
+    origin = job.origin and replace(job.origin, flags=tuple({**flags, **values}.items()))
+    return replace(job, **{**dropped, **values}, origin=origin)
 
 
 def loaded_job(path: str | Path, values: dict[str, Any]) -> Job:
     """Run a job file's `job` function; what it raises is the user's to see, in a sentence."""
     import importlib.util
+    import inspect
     import sys
     from dataclasses import replace
 
@@ -119,7 +187,11 @@ def loaded_job(path: str | Path, values: dict[str, Any]) -> Job:
     sys.path.insert(0, folder or ".")
     try:
         spec.loader.exec_module(module)
-        job = module.job(**values)
+        own = inspect.signature(module.job).parameters
+        anything = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in own.values())
+        for given in () if anything else set(values) - set(own) - set(OF_EVERY_JOB):
+            raise Mistake(f"the job {file} has no argument {given!r}{did_you_mean(given, [*own, *OF_EVERY_JOB])}")
+        job = module.job(**{name: value for name, value in values.items() if name in own or name not in OF_EVERY_JOB})
     except Mistake:
         raise
     except Exception as error:
@@ -128,4 +200,5 @@ def loaded_job(path: str | Path, values: dict[str, Any]) -> Job:
         sys.path.remove(folder or ".")
     if not isinstance(job, Job):
         raise Mistake(f"{path}: job() gave {type(job).__name__}, not a Job; end it with `return Job(...)`")
+    job = with_course(job, {name: value for name, value in values.items() if name in OF_EVERY_JOB and name not in own}, values)
     return replace(job, origin=Origin(str(path), tuple(values.items())))

@@ -44,3 +44,40 @@ def test_a_file_without_a_job_or_with_another_result_is_told(path: Path, tmp_pat
     empty.write_text("x = 1\n")
     with pytest.raises(Mistake, match="no function `job`"):
         flags_of(empty)
+
+
+JOB = """
+from torch import nn
+from shoestring import Job
+
+def job(ARGUMENTS) -> Job:
+    return Job(model=lambda: nn.Linear(1, 1), data=lambda: [], SETTINGS)
+"""
+
+
+@pytest.mark.parametrize(("arguments", "settings", "words", "found"), [
+    ("", "steps=7, epochs=2", [], (7, 2, 0)),
+    ("", "steps=7, epochs=2", ["--steps", "5"], (5, 0, 0)),
+    ("", "steps=7, epochs=2", ["--epochs", "5", "--seed", "3"], (0, 5, 3)),
+    ("", "steps=7, epochs=2", ["--epochs", "5", "--steps=3"], (3, 5, 0)),
+    ("steps: int = 7", "steps=2 * steps", ["--steps", "5"], (10, 0, 0)),
+    ("steps: int = 7", "steps=2 * steps", ["--epochs", "5"], (0, 5, 0)),
+    ("steps: int = 7", "steps=2 * steps", ["--epochs", "5", "--steps", "4"], (8, 5, 0)),
+])
+def test_steps_epochs_and_seed_are_flags_of_every_job(tmp_path: Path, arguments: str, settings: str, words: list[str],
+                                                      found: tuple[int, int, int]) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(JOB.replace("ARGUMENTS", arguments).replace("SETTINGS", settings))
+    flags = parsed_flags(path, words)
+    job = loaded_job(path, flags)
+    assert (job.steps, job.epochs, job.seed) == found
+    assert job.origin is not None and dict(job.origin.flags) == flags, "another process makes the same job of them"
+    assert loaded_job(path, dict(job.origin.flags)).steps == job.steps
+
+
+@pytest.mark.parametrize(("written", "said"), [("b", "needs a type"), ("b=None", "needs a type"), ("b: list = 3", "has the type list")])
+def test_an_argument_that_is_no_flag_is_told(tmp_path: Path, written: str, said: str) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(f"def job({written}): ...")
+    with pytest.raises(Mistake, match=f"the argument 'b' of job {said}"):
+        flags_of(path)

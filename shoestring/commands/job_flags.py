@@ -4,7 +4,6 @@ from __future__ import annotations
 import os
 from collections import namedtuple
 
-from shoestring.commands.output import say
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import ASKED, Exactness, allowed
 
@@ -24,11 +23,15 @@ Asked = namedtuple("Asked", ["path", "flags", "memory"])
 
 def job_flags(parser: ArgumentParser) -> None:
     """A job, and how it may be trained."""
-    parser.epilog = ("The job's own arguments are flags too; built-in jobs: gpt (a byte-level transformer on Python's own source), "
-                     "digits (a conv net)")
-    parser.set_defaults(job_words=[])
+    from shoestring.jobfile import OF_EVERY_JOB
+
+    parser.epilog = ("The job's own arguments are flags too: name the job before --help to see them. Built-in jobs: gpt (a byte-level "
+                     "transformer on Python's own source), digits (a conv net)")
+    parser.set_defaults(job_words=[], own_flags=[], given=set())
     parser.add_argument("job", help="a Python file with `def job(...) -> Job`, or the name of a built-in job")
     parser.add_argument("--memory", help="most bytes of the process, such as 600MiB (default: what is free)")
+    for name, what in OF_EVERY_JOB.items():
+        parser.add_argument(f"--{name}", metavar="N", help=what)
     parser.add_argument("--use", action="append", metavar="TECHNIQUE",
                         help='exactly these techniques instead of planning, such as "Checkpoint(every=2)"; may be repeated')
     parser.add_argument("--plan", metavar="FILE", help="replay a plan that was saved")
@@ -51,12 +54,20 @@ def team_flags(parser: ArgumentParser) -> None:
 
 def asked(options: Namespace) -> Asked:
     """What the flags say, checked as far as that is possible without importing anything heavy."""
-    from shoestring.core.units import parse_bytes
-    from shoestring.jobfile import job_path, parsed_flags
+    from shoestring.core.suggest import nearest
+    from shoestring.core.units import budget_bytes
+    from shoestring.jobfile import OF_EVERY_JOB, flags_of, job_path, parsed_flags
 
+    if not os.path.exists(options.job) and options.job_words[:1] and (meant := nearest(options.job_words[0], options.own_flags)):
+        # its value now looks like the job
+        raise Mistake(f"{options.job_words[0]!r} is no option of this command; did you mean {meant}?")
     file = job_path(options.job)
-    flags = parsed_flags(file, options.job_words)
-    memory = None if options.memory is None else parse_bytes(options.memory)
+    flags = parsed_flags(file, options.job_words + course_words(options), options.own_flags)
+    for flag in flags_of(file):
+        if flag.name not in OF_EVERY_JOB and f"--{flag.name.replace('_', '-')}" in options.given & set(options.own_flags):
+            raise Mistake(f"--{flag.name} is a flag of this command, and the job {os.path.basename(file)} has an argument of that name "
+                          f"too: give the job's argument another name")
+    memory = None if options.memory is None else budget_bytes(options.memory)
     allowed(options.exact, options.inexact)
     if options.plan and options.use:
         raise Mistake("--plan and --use say two different things: give one of them")
@@ -70,6 +81,13 @@ def asked(options: Namespace) -> Asked:
     from pathlib import Path
 
     return Asked(Path(file), flags, memory)
+
+
+def course_words(options: Namespace) -> list[str]:
+    """--steps, --epochs and --seed as they were given: they are among the job's flags from here on."""
+    from shoestring.jobfile import OF_EVERY_JOB
+
+    return [word for name in OF_EVERY_JOB if vars(options)[name] is not None for word in (f"--{name}={vars(options)[name]}",)]
 
 
 def team(options: Namespace) -> Team:
@@ -98,15 +116,16 @@ def planned(options: Namespace, job: Job, memory: int | None, hardware: str | No
     """The plan to run and the planner's outcome as JSON (empty when a saved plan is replayed)."""
     from pathlib import Path
 
-    from shoestring.api import plan as make_plan
+    from shoestring import api
+    from shoestring.commands.progress import telling
     from shoestring.planning.plan import load_plan
 
     if options.plan:
         return within(load_plan(Path(options.plan)), options.exact), {}
-    say(options, "planning …")
     workers = team(options)
-    outcome = make_plan(job, memory, options.use, options.inexact, devices=workers.world, here=workers.devices, hardware=hardware,
-                        exact=options.exact)
+    with telling(options) as doing:
+        outcome = api.planned(job, memory, options.use, options.inexact, devices=workers.world, here=workers.devices, hardware=hardware,
+                              exact=options.exact, on_progress=doing)
     return outcome.chosen, outcome.as_json() | {"blocks": outcome.chosen.blocks}
 
 

@@ -14,8 +14,10 @@ from __future__ import annotations
 import sys
 
 from shoestring.commands import FAULT, MISTAKE, OVER_BUDGET, STOPPED, doctor, export, plan, train, verify, watch
+from shoestring.commands.output import speak_plainly
 from shoestring.commands.parser import Parser
-from shoestring.core.errors import Mistake, OverBudget
+from shoestring.core.errors import Mistake, OverBudget, system_text
+from shoestring.core.suggest import did_you_mean
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,6 +37,8 @@ GROUP = "shoestring.commands"
 
 
 def main(words: list[str] | None = None) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        speak_plainly(stream)
     raise SystemExit(run(sys.argv[1:] if words is None else words))
 
 
@@ -51,29 +55,43 @@ def run(words: list[str]) -> int:
         print("\nstopped", file=sys.stderr)
         return STOPPED
     except OSError as error:
-        return failed(error, MISTAKE, shown)
+        where = " (--run DIR says where a run is kept)" if words[:1] == ["train"] else ""
+        return failed(error, MISTAKE, shown, f"{system_text(error)}{where}")
     except Exception as error:
         return failed(error, FAULT, shown)
 
 
 def done(words: list[str]) -> int:
-    """Parse the words and run their command. Words that are no flag of it are left to a command with the default `job_words`."""
+    """Parse the words and run their command. Words that are no flag of it are left to a command with the default `job_words`, which is
+    also told what flags were `given` and which there are (`own_flags`)."""
     own = {command.name for command in BUILT_IN}
     commands = BUILT_IN if not words or words[0].startswith("-") or words[0] in own else (*BUILT_IN, *from_packages(words[0]))
-    options, rest = parser(commands).parse_known_args(words)
+    named = {command.name: command for command in commands}
+    if words and not words[0].startswith("-") and words[0] not in named:
+        raise Mistake(f"{words[0]!r} is no command; there are {', '.join(named)}{did_you_mean(words[0], named)}")
+    top = parser(commands)
+    if set(words[1:]) & {"-h", "--help"}:   # at the end, where the job is known whose flags are to be shown
+        words = [*(word for word in words if word not in ("-h", "--help")), "--help"]
+    options, rest = top.parse_known_args(words)
+    offered = [flag for flag in top.below[options.command].known if flag.startswith("--")]
     if "job_words" in options:
-        options.job_words = rest
+        options.job_words, options.own_flags = rest, offered
+        options.given = {word.partition("=")[0] for word in words if word.startswith("--")}
     elif rest:
-        raise Mistake(f"{rest[0]!r} is no option of {options.command}; see shoestring {options.command} --help")
-    return next(command for command in commands if command.name == options.command).run(options)
+        raise Mistake(f"{rest[0]!r} is no option of {options.command}{did_you_mean(rest[0].partition('=')[0], offered)}; "
+                      f"see shoestring {options.command} --help")
+    return named[options.command].run(options)
 
 
 def parser(commands: tuple[Command, ...]) -> Parser:
     top = Parser(prog="shoestring", description="Deep learning on a budget: your PyTorch model and your memory, "
                                                 "the plan that meets it, and the proof.")
+    from shoestring import __version__
+
+    top.add_argument("--version", action="version", version=f"shoestring {__version__}", help="show the version and end")
     below = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for command in commands:
-        one = below.add_parser(command.name, help=command.help, description=command.help)
+        one = top.below[command.name] = below.add_parser(command.name, help=command.help, description=command.help)
         command.flags(one)
         one.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
         one.add_argument("--traceback", action="store_true", help="show where an error came from")
@@ -92,13 +110,13 @@ def from_packages(wanted: str) -> tuple[Command, ...]:
                       f"package that brings it") from error
 
 
-def failed(error: Exception, code: int, shown: bool) -> int:
+def failed(error: Exception, code: int, shown: bool, text: str = "") -> int:
     if shown:
         import traceback
 
         traceback.print_exception(error)
     kind = "" if code == MISTAKE or type(error).__name__ == "Crashed" else f"{type(error).__name__}: "
-    print(f"shoestring: {kind}{error}", file=sys.stderr)
+    print(f"shoestring: {kind}{text or error}", file=sys.stderr)
     return code
 
 

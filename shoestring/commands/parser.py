@@ -27,8 +27,57 @@ def help_width() -> int:
 
 
 class Parser(argparse.ArgumentParser):
+    """No abbreviations: --step would be our --steps and never reach a job that has a flag of that name."""
+
     def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings, formatter_class=Formatter)
+        self.known: dict[str, argparse.Action] = {}   # by what begins with a dash
+        self.below: dict[str, Parser] = {}            # the parsers of commands, by name
+        super().__init__(**settings, formatter_class=Formatter, allow_abbrev=False, add_help=False)
+        self.add_argument("-h", "--help", action=Help, nargs=0, default=argparse.SUPPRESS, help="show this and end")
+
+    def add_argument(self, *names: Any, **settings: Any) -> argparse.Action:
+        action = super().add_argument(*names, **settings)
+        self.known |= {name: action for name in names if name.startswith("-")}
+        return action
 
     def error(self, message: str) -> NoReturn:
         raise Mistake(f"{message}; see {self.prog} --help")
+
+
+class Help(argparse.Action):
+    """Shows the help; where a job is named, with the flags of that job."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any,
+                 option_string: str | None = None) -> None:
+        assert isinstance(parser, Parser), "we make no other"
+        job = vars(namespace).get("job")
+        if job and "job_words" in namespace:
+            add_job_flags(parser, job)
+        parser.print_help()
+        parser.exit()
+
+
+WORDS = {"int": "a whole number", "float": "a number", "str": "text", "bool": "true or false"}
+
+
+def add_job_flags(parser: Parser, job: str) -> None:
+    """List the flags of a job, read from its source."""
+    from shoestring.jobfile import OF_EVERY_JOB, flags_of, job_path
+
+    group = parser.add_argument_group(f"flags of the job {os.path.basename(job)}")
+    flags, hidden = flags_of(job_path(job)), []
+    for flag in flags:
+        name = f"--{flag.name.replace('_', '-')}"
+        usual = "" if flag.default is None else f" (default {flag.default if flag.default != '' else 'empty'})".replace("%", "%%")
+        if flag.name in OF_EVERY_JOB:
+            parser.known[name].help = f"an argument of this job, {WORDS[flag.kind]}{usual}"
+        elif name in parser.known:
+            hidden.append(name)
+        elif flag.kind == "bool":
+            group.add_argument(name, f"--no-{name[2:]}", action="store_true", help=f"{WORDS['bool']}{usual}")
+        else:
+            group.add_argument(name, metavar=flag.kind.upper(), help=f"{WORDS[flag.kind]}{usual}")
+    if not flags:
+        group.description = "it has none: arguments of its function `job` would be flags"
+    if hidden:
+        group.description = f"{', '.join(hidden)}: flags of the command have these names; give the job's arguments other ones"

@@ -9,30 +9,32 @@ from shoestring.commands.output import say, screen, warn, write_page
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Mapping
     from pathlib import Path
     from typing import Any
 
+    from shoestring.core.job import Job
     from shoestring.planning.plan import Plan
     from shoestring.processes.tasks import TrainResult
     from shoestring.runs.report import Report
     from shoestring.runs.resume import Opened
 
 
-def finished_report(job: str, held: Opened, chosen: Plan, told: Report, result: TrainResult) -> dict[str, Any]:
+def finished_report(job: Job, held: Opened, chosen: Plan, told: Report, result: TrainResult) -> dict[str, Any]:
     """The report of a finished run, as its folder keeps it and --json prints it."""
     from shoestring.core.exactness import Exactness
     from shoestring.planning.outcome import plan_file
-    from shoestring.planning.quantities import plan_summary
+    from shoestring.planning.quantities import compared, plan_summary
 
     plan = plan_summary(plan_file(chosen, {}))
     report: dict[str, Any] = {
-        "run": str(held.folder.path), "job": job, "flags": dict(held.request.flags), "steps": told.step, "losses": list(told.losses),
+        "run": str(held.folder.path), "job": told.job, "flags": dict(held.request.flags), "steps": told.step, "losses": list(told.losses),
         "budget": {"memory": held.request.memory}, "predicted": plan["predicted"],
-        "measured": dict(told.measured), "techniques": plan["techniques"],
+        "measured": dict(told.measured), "off": {one.quantity.name: one.off for one in compared(plan["predicted"], told.measured)
+                                                 if one.off is not None}, "techniques": plan["techniques"],
         "weights_sha256": result.weights_sha256, "exactness": chosen.exactness.word,
         "exact": chosen.exactness <= Exactness.ROUNDING, "sure": chosen.sure,
         "metrics": told.metrics, "best": told.best, "epochs": told.epochs, "ended": told.why_ended,
+        "asked": {"steps": job.steps, "epochs": job.epochs},
         "shown": result.shown, "state_of_techniques": result.state, "world": result.world,
     }
     if result.restarts is not None:
@@ -60,8 +62,8 @@ def unfinished(options: Namespace, run: Path, told: Report, result: TrainResult)
     if result.unsaved:
         print(f"shoestring: {result.unsaved}", file=sys.stderr)
         return FAULT
-    said = told.text if result.stopped else "stopped before it trained a step"
-    say(options, f"{said}; the same command goes on from there")
+    said = told.text if result.stopped else "Stopped before it trained a step"
+    say(options, f"{said}; the same command{'' if options.run else f' with --run {run}'} goes on from there")
     warn(told.damage)
     return STOPPED
 
@@ -87,31 +89,55 @@ def reported(options: Namespace, report: dict[str, Any], run: Path) -> int:
 
 
 def show(report: dict[str, Any], page: Path) -> None:
+    from shoestring.core.figures import AS
     from shoestring.planning.quantities import compared
     from shoestring.show.terminal import beside
 
     print("", beside(compared(report["predicted"], report["measured"]), screen(sys.stdout)), "", sep="\n")
     for one in report.get("workers", ()):   # the table above is about the largest
-        told = (f"{figure.quantity.label} {figure.quantity.text(figure.measured)} ({figure.off_text})"
+        told = (f"{figure.quantity.label} {figure.quantity.text(figure.measured)} "
+                f"({figure.off_text}{'' if figure.off_text == AS else ' what was predicted'})"
                 for figure in compared(one["predicted"], one["measured"]) if figure.off is not None)
         print(f"worker {one['rank']}: {', '.join(told) or 'nothing was predicted of it'}")
     if report["shown"]:
         print(report["shown"], "", sep="\n")
     losses = report["losses"]
+    if report.get("ended", "steps") != "steps":
+        print(ended_text(report["ended"], report["steps"], report.get("epochs", 0), report.get("asked", {})))
+    if report.get("best"):
+        print(best_text(report["best"]))
     course = f"loss {losses[0]:.3f} -> {losses[-1]:.3f} in {report['steps']} steps; " if losses else ""   # its events may be lost
     print(f"{course}weights {report['weights_sha256'][:12]}")
-    if best := report.get("best"):
-        found = metrics_text({name: value for name, value in best.items() if name not in ("step", "epoch")})
-        print(f"best in validation: step {best['step']}, {found} (shoestring export {report['run']} --to safetensors --best)")
-    if report.get("ended", "steps") != "steps":
-        print(f"ended: {report['ended']}")
     print(f"report: {page.resolve()}")
 
 
-def metrics_text(metrics: Mapping[str, float | None]) -> str:
-    """Metrics for people.
+def ended_text(why: str, steps: int, epochs: int, asked: dict[str, int]) -> str:
+    """Why a training ended, in a sentence; `asked`: steps and epochs that the job wanted, 0 for those it did not name.
 
-    >>> metrics_text({"loss": 0.25, "accuracy": None})
-    'loss 0.25, accuracy not a number'
+    >>> print(ended_text("data ended", 85, 0, {"steps": 120, "epochs": 0}))
+    ended after 85 steps: the data ended (120 steps were asked for); give data that can be gone through again, or --epochs
+    >>> print(ended_text("no better for 3 validations", 400, 2, {"steps": 0, "epochs": 10}))
+    ended after 400 steps: no better for 3 validations (10 epochs were asked for)
+    >>> print(ended_text("epochs", 1, 1, {"epochs": 1}))
+    ended after 1 step: 1 epoch is done
     """
-    return ", ".join(f"{name} not a number" if value is None else f"{name} {value:.4g}" for name, value in metrics.items())
+    done = f"ended after {steps} step{'s' * (steps != 1)}"
+    wanted = " or ".join(f"{count} {name if count != 1 else name[:-1]}" for name in ("steps", "epochs") if (count := asked.get(name, 0)))
+    were = f" ({wanted} {'was' if wanted.startswith('1 ') else 'were'} asked for)" if wanted else ""
+    if why == "epochs":
+        return f"{done}: {epochs} epoch{'s are' if epochs != 1 else ' is'} done"
+    if why == "data ended":
+        return f"{done}: the data ended{were}; give data that can be gone through again, or --epochs"
+    return f"{done}: {why}{were}"
+
+
+def best_text(best: dict[str, Any]) -> str:
+    """The best validation, in a line.
+
+    >>> best_text({"step": 300, "epoch": 2, "loss": 0.31, "accuracy": 0.912})
+    'best held out: loss 0.310, accuracy 0.912, after step 300 (epoch 2)'
+    """
+    from shoestring.show.terminal import number_text
+
+    found = ", ".join(f"{name} {number_text(value)}" for name, value in best.items() if name not in ("step", "epoch"))
+    return f"best held out: {found}, after step {best['step']}" + (f" (epoch {best['epoch']})" if best.get("epoch") else "")

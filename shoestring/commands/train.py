@@ -1,13 +1,16 @@
 """shoestring train: run a plan in a folder, go on with it after whatever ended it, and show predicted beside measured."""
 from __future__ import annotations
 
+import os
 import re
 import sys
 
 from shoestring.commands import DONE, STOPPED
 from shoestring.commands.job_flags import asked, job_flags, loaded, team, team_flags
-from shoestring.commands.output import say, screen
-from shoestring.commands.report import finished_report, metrics_text, reported, unfinished
+from shoestring.commands.moving_line import MovingLine
+from shoestring.commands.output import say
+from shoestring.commands.progress import Shower
+from shoestring.commands.report import finished_report, reported, unfinished
 from shoestring.commands.run_plan import after_memory_ran_out, require_means, settled_plan
 from shoestring.core.errors import Mistake, OverBudget
 
@@ -57,6 +60,7 @@ def run(options: Namespace) -> int:
     cadence, workers = cadence_of(options), team(options)
     from pathlib import Path
 
+    from shoestring.jobfile import usual_values
     from shoestring.runs.request import request_for
     from shoestring.runs.resume import new_folder, opened
     from shoestring.runs.tensorboard import needs_tensorboard
@@ -67,7 +71,8 @@ def run(options: Namespace) -> int:
     if workers.nodes is not None and workers.nodes.rank:
         return followed(options, given.path, wanted, workers)
     with rendezvous_of(workers) as rendezvous:
-        held = opened(Path(options.run) if options.run else new_folder(given.path.stem), wanted, given.path, options.fresh, options.adopt)
+        held = opened(Path(options.run) if options.run else new_folder(given.path.stem), wanted, given.path, options.fresh, options.adopt,
+                      usual_values(given.path))
         try:
             report = {} if held.changed else kept_report(held.folder)
             if report and not options.replan:
@@ -143,7 +148,7 @@ def trained(options: Namespace, path: Path, held: Opened, cadence: Cadence, work
     told = report_of(folder.path)
     if result.stopped is not None or result.unsaved:
         return unfinished(options, folder.path, told, result)
-    report = finished_report(options.job, held, chosen, told, result)
+    report = finished_report(job, held, chosen, told, result)
     try:
         folder.write("report.json", report)
     except OSError as error:
@@ -160,7 +165,8 @@ def worked(options: Namespace, task: TrainTask, job: Job, chosen: Plan, held: Op
     from shoestring.runs.tensorboard import Board
 
     board = Board(held.folder.path) if options.tensorboard else None
-    show = shower(options, job.steps, held.request.memory)
+    line = MovingLine()
+    show = Shower(options, line, job, held)
 
     def on_event(event: Event) -> None:
         if board is not None:
@@ -172,36 +178,14 @@ def worked(options: Namespace, task: TrainTask, job: Job, chosen: Plan, held: Op
             return run_worker(task, worker_environment(chosen.techniques), on_event, held.lock.file, say_stopping)
         return grouped(task, held, workers, rendezvous, on_event)
     finally:
+        line.end()
         if board is not None:
             board.close()
 
 
 def say_stopping() -> None:
-    print("\nstopping after this step, with a checkpoint; once more to stop at once", file=sys.stderr)
-
-
-def shower(options: Namespace, steps: int, memory: int | None) -> Callable[[Event], None]:
-    """Shows the events of a run to the person in front of the terminal."""
-    from shoestring.runs.event import Begun, Died, Reformed, Stepped, Validated, Warned
-    from shoestring.show.terminal import progress
-
-    def show(event: Event) -> None:
-        if isinstance(event, Stepped):
-            step, moves = event.step, sys.stderr.isatty()   # the line moves; on a pipe, every tenth step has its own
-            if not options.json and (moves or step % 10 in (0, 1) or step == steps):
-                left = (steps - step) * event.seconds
-                line = progress(step, steps, event.loss, event.most, memory, left, screen(sys.stderr))
-                print(line, end="\r" if moves else "\n", file=sys.stderr)
-        elif isinstance(event, Warned):
-            print(f"\nwarning: {event.text}", file=sys.stderr)
-        elif isinstance(event, Validated):
-            say(options, f"validation after step {event.step}: {metrics_text(event.metrics)}{', the best so far' * event.best}")
-        elif isinstance(event, (Died, Reformed)):
-            say(options, event.text)
-        elif isinstance(event, Begun) and event.step:
-            say(options, f"going on after step {event.step} of {event.steps}: {event.how}")
-
-    return show
+    """Written past Python's own stream, which may be in the middle of a line when the signal comes."""
+    os.write(sys.stderr.fileno(), b"\nstopping after this step, with a checkpoint; once more to stop at once\n")
 
 
 def rendezvous_of(workers: Team) -> AbstractContextManager[Rendezvous | None]:

@@ -29,6 +29,7 @@ SEAMS: dict[tuple[str, str], str] = {
     ("core/job.py", "default_forward"): "model",
     ("core/job.py", "default_loss"): "loss",
     ("core/job.py", "default_optimizer"): "optimizer",
+    ("core/called.py", "call_loss"): "loss",
     ("core/optimizer.py", "made_optimizer"): "optimizer",
     ("core/schedule.py", "scheduled"): "schedule",
     ("core/schedule.py", "step"): "schedule",

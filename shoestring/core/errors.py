@@ -1,6 +1,8 @@
 """The two ways a user can be told no: a mistake to mend, or a budget that can't be met."""
 from __future__ import annotations
 
+import errno
+
 ABOUT_A_BLOCK = "the block "   # how a Mistake begins that says that a block of the model can't be computed again
 
 
@@ -14,3 +16,27 @@ class OverBudget(ValueError):
     def __init__(self, text: str, nearest: object = None) -> None:
         super().__init__(text)
         self.nearest = nearest
+
+
+# What the system refuses -> what to do about it
+CURES = {
+    errno.EROFS: "nothing can be written there, give a folder on another file system",
+    errno.EACCES: "give a folder that is yours, or ask for the right to this one",
+    errno.EPERM: "give a folder that is yours, or ask for the right to this one",
+    errno.ENOSPC: "free some space, or give a folder on another disk",
+    errno.EDQUOT: "free some space, or give a folder on another disk",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+}
+
+
+def system_text(error: OSError) -> str:
+    """What the system refuses, where, and what to do.
+
+    >>> system_text(OSError(errno.EROFS, "Read-only file system", "runs"))
+    "'runs' can't be used (Read-only file system): nothing can be written there, give a folder on another file system"
+    >>> system_text(OSError("something odd"))
+    'something odd'
+    """
+    cure = f": {CURES[error.errno]}" if error.errno in CURES else ""
+    where = f"{error.filename!r} can't be used ({error.strerror})" if error.filename is not None else error.strerror or str(error)
+    return f"{where}{cure}"

@@ -35,36 +35,43 @@ class Figure:
 
     @property
     def off(self) -> float | None:
-        """How far the prediction is off, as a share of what was measured; None if either is not known.
+        """How far what was measured is from what was predicted, as a share of the prediction: above zero, it was more. None if either is
+        not known, or nothing was predicted. Terminal, page and JSON have it from here.
 
-        >>> Figure(Quantity("process_bytes", "process"), predicted=110, measured=100).off
-        0.1
+        >>> Figure(Quantity("process_bytes", "process"), predicted=100, measured=103).off
+        0.03
         """
-        if self.predicted is None or self.measured is None:
+        if self.predicted is None or self.measured is None or (self.measured and not self.predicted):
             return None
-        return round(self.predicted / self.measured - 1, 12) if self.measured else 0.0
+        return round(self.measured / self.predicted - 1, 12) if self.predicted else 0.0
 
     @property
     def off_text(self) -> str:
-        """The same for people: predicted against measured, in the quantity's own words.
+        """The same for people, in the quantity's own words: what was measured is ... what was predicted.
 
         >>> Figure(Quantity("peak_bytes", "tensors", counted=True), 20_480, 20_472).off_text
-        '+8 bytes'
+        '8 bytes below'
         >>> Figure(Quantity("step_seconds", "a step", "seconds"), 1.0, 1.25).off_text
-        '-20.0%'
+        '25 % above'
+        >>> Figure(Quantity("process_bytes", "process"), 1.0, 1.0).off_text
+        'as predicted'
         """
         if self.off is None:
             return ""
         assert self.predicted is not None and self.measured is not None, "then there is no `off`"
+        by = abs(int(self.measured - self.predicted))
+        size = f"{100 * abs(self.off):.1f}" if abs(self.off) < 0.0995 else f"{100 * abs(self.off):,.0f}"
+        way = "above" if self.off > 0 else "below"
         if self.quantity.counted and abs(self.off) < CLOSE:
-            return f"{int(self.predicted - self.measured):+,} {self.quantity.unit}"
-        return f"{self.off:+.1%}"
+            return f"{by:,} {self.quantity.unit} {way}" if by else AS
+        return f"{size} % {way}" if float(size.replace(",", "")) else AS
 
     @property
     def shown(self) -> bool:
         return not self.quantity.optional or bool(self.predicted and self.measured)
 
 
+AS = "as predicted"
 CLOSE = 1e-3   # of a counted figure: below that the difference itself says more than a share
 
 

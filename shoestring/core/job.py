@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from shoestring.core.batch import Batch, samples, split
+from shoestring.core.called import check_calls
 from shoestring.core.errors import Mistake
 from shoestring.core.link import Link
 from shoestring.core.mesh import Mesh, on_one_axis
@@ -176,6 +177,7 @@ class Job:
         for name, least in (("batch", 1), ("steps", 0), ("epochs", 0), ("clip", 0), ("workers", 0), ("patience", 0)):
             if getattr(self, name) < least:
                 raise Mistake(f"{name}={getattr(self, name)} in the Job: give {least} or more")
+        check_calls(vars(self))
         if not self.steps and not self.epochs:
             object.__setattr__(self, "steps", USUAL_STEPS)
         if self.held_out is not None and self.validate is not None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from shoestring.core.assignment import Assignment, OwnPart, own_part
 from shoestring.core.batch import Batch, moved, samples, split
+from shoestring.core.called import guarded
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job, default_forward
 from shoestring.core.link import Link
@@ -205,5 +206,5 @@ def plain_run(job: Job, model: nn.Module, blocks: Mapping[str, nn.Module]) -> Ru
             run.noted.note_norm(nn.utils.clip_grad_norm_(parameters, run.clip))
         run.optimizer.step()
 
-    return Run(model, optimizer, blocks, job.forward, job.loss, job.weight, gradients, backward, update,
+    return Run(model, optimizer, blocks, job.forward, guarded(job.loss), job.weight, gradients, backward, update,
                job.pieces, job.count, evaluate=job.forward, mesh=job.mesh, assignment=own_part(job.mesh), clip=job.clip, steps=job.steps)

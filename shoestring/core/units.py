@@ -24,6 +24,23 @@ def parse_bytes(text: str | int) -> int:
     return size
 
 
+LEAST = 1 << 20   # bytes: no process of Python is as small, so a budget below it is a number whose unit was forgotten
+
+
+def budget_bytes(written: str | int) -> int:
+    """Bytes of a memory budget. One that is meant in another unit is told of before anything is planned.
+
+    >>> budget_bytes("600MiB")
+    629145600
+    """
+    size = parse_bytes(written)
+    if size < LEAST:
+        bare = str(written).strip()
+        meant = f"; did you mean {bare}MiB?" if bare.replace(".", "", 1).isdigit() else ": give a size such as 600MiB"
+        raise Mistake(f"--memory {bare}: that is {bytes_text(size).replace(' B', ' bytes')}, and no process is that small{meant}")
+    return size
+
+
 def parse_seconds(text: str) -> float:
     """Seconds in a time such as 5ms, 90s, 5m or 1h.
 
@@ -63,6 +80,18 @@ def seconds_text(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def about(seconds: float) -> str:
+    """A time as one says it when it is not exact.
+
+    >>> about(0.2), about(47.3), about(200), about(5000)
+    ('1 s', '48 s', '3 min', '1 h 23 min')
+    """
+    if seconds < 90:
+        return f"{max(1, int(seconds + 0.999))} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min" if minutes < 2880 else f"{minutes // 1440} days"
 
 
 def unit_text(value: float, unit: str) -> str:

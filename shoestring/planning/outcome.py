@@ -13,8 +13,10 @@ from shoestring.planning.room import named
 
 @dataclass(frozen=True)
 class Outcome:
-    chosen: Plan
-    plain: Plan
+    """What planning found: the chosen plan, what it was chosen from, and why. `shoestring.plan` gives one that prints as a table."""
+
+    chosen: Plan                               # what `train` is given
+    plain: Plan                                # the same job without techniques
     runners_up: tuple[tuple[Plan, str], ...]   # and why each lost
     tried: int
     fitting: int

@@ -34,6 +34,9 @@ class RankFigures:
 
 @dataclass(frozen=True)
 class Plan:
+    """Techniques in their order, and the figures that are predicted of training with them. `save` writes it to a file, and
+    `shoestring train --plan FILE` replays it."""
+
     techniques: tuple[Technique, ...] = ()
     peak_bytes: int = 0            # of tensors, the highest of the first two steps
     process_bytes: int = 0         # of the whole process

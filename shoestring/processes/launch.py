@@ -20,6 +20,7 @@ from shoestring.planning.evidence.tasks import Task
 from shoestring.processes.messages import Answer, Crashed, Failure, Happened, OutOfMemory, read_message
 from shoestring.processes.signals import stopping_gently
 from shoestring.processes.tasks import TrainResult, TrainTask, written_task
+from shoestring.runs.checkpoints import newest_good
 from shoestring.runs.event import Event
 
 R = TypeVar("R")
@@ -34,7 +35,7 @@ def run_worker(task: Task[R], environment: Mapping[str, str], on_event: Callable
     kills = memory_kills()
     reader, writer = os.pipe()
     child = subprocess.Popen(
-        [sys.executable, "-m", "shoestring.processes.worker", str(writer)], stdin=subprocess.PIPE, stdout=sys.stderr,
+        [sys.executable, "-m", "shoestring.processes.worker", str(writer)], stdin=subprocess.PIPE, stdout=error_stream(),
         env=os.environ | dict(environment), pass_fds=(writer,) if lock is None else (writer, lock), text=True, process_group=0,
     )
     os.close(writer)
@@ -44,11 +45,13 @@ def run_worker(task: Task[R], environment: Mapping[str, str], on_event: Callable
     try:
         child.stdin.write(written_task(task))
         child.stdin.close()
-        with os.fdopen(reader) as lines, stopping_gently(child, asked, on_stop) if is_recorded(task) else nullcontext():
+        stopped = Stopped(child)
+        with os.fdopen(reader) as lines, stopping_gently(stopped, asked, on_stop) if is_recorded(task) else nullcontext():
             for message in map(read_message, lines):
                 if isinstance(message, (Answer, Failure)):
                     last = message
                 elif isinstance(message, Happened):
+                    stopped.listens = True
                     on_event(message.event)
             child.wait()
     except BaseException:
@@ -56,8 +59,36 @@ def run_worker(task: Task[R], environment: Mapping[str, str], on_event: Callable
         child.wait()
         raise
     if last is None:
-        return cast(R, ended_silently(child.returncode, asked, memory_kills() > kills))
+        return cast(R, ended_silently(child.returncode, asked, memory_kills() > kills, stands(task)))
     return result_of(task, last)
+
+
+class Stopped:
+    """A worker that is asked to stop. Until it listens, SIGINT would end it with a traceback: it gets SIGTERM instead."""
+
+    def __init__(self, child: subprocess.Popen[str]) -> None:
+        self.child, self.listens = child, False
+
+    def send_signal(self, sig: int) -> None:
+        self.child.send_signal(signal.SIGTERM if sig == signal.SIGINT and not self.listens else sig)
+
+
+def error_stream() -> int:
+    """Where workers print: our own error stream, or where that is no file, as in a notebook, the process's."""
+    try:
+        return sys.stderr.fileno()
+    except (AttributeError, OSError, ValueError):
+        return 2
+
+
+def stands(task: Task[Any]) -> str:
+    """Where the run of a task stands that ended without a word, as a sentence; empty if nothing is kept of it."""
+    if not isinstance(task, TrainTask) or task.recording is None:
+        return ""
+    good, _ = newest_good(Path(task.recording.folder) / "checkpoints")
+    onward = f"the same command with --run {task.recording.folder}"
+    return f". Its last checkpoint is of step {good.step}: {onward} goes on from there" if good else (
+        f". It had saved no checkpoint yet: {onward} begins anew")
 
 
 def is_recorded(task: Task[Any]) -> bool:
@@ -72,13 +103,13 @@ def result_of(task: Task[R], last: Answer | Failure) -> R:
     return from_json(task.result, last.result)   # type: ignore[no-any-return]
 
 
-def ended_silently(code: int, asked: list[int], out_of_memory: bool) -> TrainResult:
+def ended_silently(code: int, asked: list[int], out_of_memory: bool, stands: str = "") -> TrainResult:
     """What follows when a worker ends without a last message. Only training can be asked to stop."""
     if code == -signal.SIGKILL and out_of_memory:
         raise OutOfMemory("the kernel killed its process when the machine ran out of memory")
     if asked and code == -signal.SIGTERM:   # asked to stop before it could listen
         return TrainResult(stopped=0)
-    raise Crashed(ending_text(code))
+    raise Crashed(ending_text(code) + stands)
 
 
 def memory_kills() -> int:
@@ -102,7 +133,8 @@ def exit_reason(code: int) -> tuple[str, str]:
     if code >= 0:
         return f"exit code {code}", ""
     name = signal.Signals(-code).name
-    return name, {"SIGKILL": "somebody killed it",
+    return name, {"SIGKILL": "it was killed from outside, by a person, by the limit of a batch system or a container, or by the kernel "
+                             "when memory ran out (dmesg would tell)",
                   "SIGILL": "the processor can't run an instruction that it advertises: run shoestring doctor",
                   "SIGSEGV": "a native library crashed"}.get(name, "it was stopped from outside")
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoestring.core.blame import blame
 from shoestring.core.codec import to_json
-from shoestring.core.errors import Mistake
+from shoestring.core.errors import Mistake, system_text
 from shoestring.planning.evidence.tasks import AnchorTask, JobTask, PiecesTask, RehearseTask, SampleTask, Task, TrialTask
 from shoestring.processes.messages import Answer, Cause, Failure, Message, Send, happened, written_message
 from shoestring.processes.tasks import DoctorTask, LinkSpeedTask, TrainTask, read_task
@@ -90,7 +90,7 @@ def failure(error: Exception, task: Task[Any]) -> tuple[Cause, str]:
     if not found.ours:
         return Cause.MISTAKE, job_failed(error, found.place)
     if isinstance(error, OSError):   # what the machine refuses us is nobody's fault
-        return Cause.MISTAKE, f"{sentence(error)} ({found.place})"
+        return Cause.MISTAKE, f"{system_text(error)} ({found.place})"
     broken = "a promise of shoestring's own code was broken" if isinstance(error, AssertionError) else "a fault of shoestring"
     used = " + ".join(one.name for one in task.techniques) if isinstance(task, JobTask) else ""
     without = f"; training may work without {used}: name others with --use" if used else ""

@@ -67,7 +67,7 @@ class Recorder:
     def asked_to_stop(self, number: int, frame: Any) -> None:
         if self.stop:
             os._exit(128 + number)
-        self.stop = f"asked to by {signal.Signals(number).name}"
+        self.stop = "interrupted (Ctrl-C)" if number == signal.SIGINT else f"asked to by {signal.Signals(number).name}"
 
     def look(self) -> bool:
         """Find the newest good checkpoint; gives whether there is one. The first worker looks for all."""

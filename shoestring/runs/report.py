@@ -79,7 +79,8 @@ class Report:
 
     @property
     def job(self) -> str:
-        return Path(self.request.job).stem if self.request else ""
+        """Its name, without the folder and .py; a finished run had it as it was typed until 0.1."""
+        return Path(self.request.job if self.request else str(self.ended.get("job", ""))).stem
 
     @property
     def flags(self) -> Mapping[str, Any]:
@@ -159,7 +160,8 @@ class Report:
             "metrics": self.metrics, "best": self.best, "epochs": self.epochs, "ended": self.why_ended,
             "events": list(map(record_of, self.events)), "begun": self.begun, "last": self.last, "now": self.now,
         }
-        return told | ({"measured": dict(self.measured)} if self.measured else {}) | dict(self.plan) | dict(self.ended)
+        return told | ({"measured": dict(self.measured)} if self.measured else {}) | dict(self.plan) | dict(self.ended) | {
+            "job": self.job}
 
 
 def report_of(path: Path, history: History | None = None) -> Report:
@@ -205,7 +207,8 @@ def text_of(state: str, history: History, pid: int | None) -> str:
                    else "; no checkpoint was saved yet."))
     if state == "training" and steps and history.last is not None:
         return silence(time.time() - history.last, list(steps.seconds[-20:]), pid)
-    return doing.text if isinstance(doing, (Stopped, Failed)) else ""
+    text = doing.text if isinstance(doing, (Stopped, Failed)) else ""
+    return text[:1].upper() + text[1:]
 
 
 def lost(lines: int) -> list[str]:

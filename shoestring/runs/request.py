@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from shoestring.core.regular import read_regular
+from shoestring.core.units import bytes_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,22 +43,48 @@ def environment_now() -> dict[str, Any]:
             "machine": platform.machine(), "threads": torch.get_num_threads()}
 
 
-def differences(before: Request, now: Request) -> list[str]:
-    """What is asked for now that was not then; what is not asked for now stays as it was."""
-    found = []
-    if before.source != now.source:
+OWN = "as the job says"   # the value of a flag that was not given, where the job's source does not say it
+ENDS = {"steps": "epochs", "epochs": "steps"}   # flags of every job: who gives one of them alone drops the other
+
+
+def flags_together(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    """The flags of a run that goes on: those of now, and those of before of which nothing is said now.
+
+    >>> flags_together({"width": 8, "epochs": 3}, {"steps": 20})
+    {'width': 8, 'steps': 20}
+    """
+    return {name: value for name, value in before.items() if ENDS.get(name) not in now} | dict(now)
+
+
+def differences(before: Request, now: Request, usual: Mapping[str, Any] | None = None) -> list[str]:
+    """What is asked for now that was not then; what is not asked for now stays as it was. `usual`: values of the job's flags that are
+    not given."""
+    found, same = [], before.source == now.source
+    if not same:
         found.append(f"the job file {Path(now.job).name} is not the one it was begun with (kept as job.py in the run)")
-    for name in sorted({*before.flags, *now.flags}):
-        if before.flags.get(name) != now.flags.get(name) and now.flags:
-            found.append(f"--{name} was {before.flags.get(name, 'not given')} and is {now.flags.get(name, 'not given')}")
+    otherwise = usual or {}
+    then, after = before.flags, flags_together(before.flags, now.flags)
+    for name in sorted({*then, *after}):
+        was, is_now = (flags.get(name, otherwise.get(name, OWN) if same else OWN) for flags in (then, after))
+        if was != is_now:
+            found.append(f"--{name} changed: {was} before, now {is_now}")
     for name, was, now_is, given in (
             ("memory", before.memory, now.memory, now.memory is not None),
             ("use", written(before.use), written(now.use), now.use is not None),
             ("inexact", before.inexact, now.inexact, now.inexact), ("exact", before.exact, now.exact, now.exact is not None),
             ("plan", before.plan, now.plan, now.plan is not None)):
         if given and was != now_is:
-            found.append(f"--{name} was {'not given' if was is None else was} and is {now_is}")
+            found.append(f"--{name} changed: {shown(name, was)} before, now {shown(name, now_is)}")
     return found
+
+
+def shown(name: str, value: Any) -> str:
+    """What was asked for, as messages show it."""
+    if value is None or value is False:
+        return "not given"
+    if value is True:
+        return "given"
+    return bytes_text(value) if name == "memory" else f"the file with digest {value[:8]}" if name == "plan" else str(value)
 
 
 def written(use: tuple[str, ...] | None) -> list[str] | None:

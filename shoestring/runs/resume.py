@@ -2,17 +2,19 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain, count
 from pathlib import Path
+from typing import Any
 
 from shoestring.core.errors import Mistake
 from shoestring.core.files import clear, drafted_name
 from shoestring.runs.event import Adopted, Warned
 from shoestring.runs.events import note
 from shoestring.runs.folder import Folder, Lock, has_digest
-from shoestring.runs.request import Request, differences
+from shoestring.runs.request import Request, differences, flags_together
 
 
 def new_folder(job: str) -> Path:
@@ -47,13 +49,15 @@ class Opened:
 def settled(now: Request, before: Request) -> Request:
     """What the plan follows from, beside the job: as it was, unless it is asked for now. --exact and --inexact are one choice."""
     return replace(
-        now, memory=before.memory if now.memory is None else now.memory, use=before.use if now.use is None else now.use,
-        plan=before.plan if now.plan is None else now.plan, inexact=now.inexact or (before.inexact and not now.exact),
+        now, flags=flags_together(before.flags, now.flags), memory=before.memory if now.memory is None else now.memory,
+        use=before.use if now.use is None else now.use, plan=before.plan if now.plan is None else now.plan,
+        inexact=now.inexact or (before.inexact and not now.exact),
         exact=before.exact if now.exact is None and not now.inexact else now.exact)
 
 
-def opened(path: Path, asked: Request, source: Path, fresh: bool, adopt: bool) -> Opened:
-    """Lock a folder and settle what it is for: a new run, or the one that is there if it is the same."""
+def opened(path: Path, asked: Request, source: Path, fresh: bool, adopt: bool, usual: Mapping[str, Any] | None = None) -> Opened:
+    """Lock a folder and settle what it is for: a new run, or the one that is there if it is the same. `usual`: values of the job's flags
+    that are not given."""
     strange = strangers(path)
     if strange or path.is_file():
         raise Mistake(f"{path} is there and is not a run of shoestring ({', '.join(strange[:3]) or 'a file'}): give another --run")
@@ -69,7 +73,7 @@ def opened(path: Path, asked: Request, source: Path, fresh: bool, adopt: bool) -
         if before is None:
             folder.begin(asked, source.read_text())
             return Opened(folder, lock, asked, True)
-        found = differences(before, asked)
+        found = differences(before, asked, usual)
         if found and not adopt:
             raise Mistake(f"{path} holds a run that differs from what is asked for now: {'; '.join(found)}. "
                           f"--adopt goes on from its last checkpoint with what is asked for now, --fresh begins anew "

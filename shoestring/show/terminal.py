@@ -5,13 +5,13 @@ wrapped at words to the terminal's width, with colours where they are wanted. ri
 """
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from shoestring.core.exactness import stated_in
 from shoestring.core.figures import Figures
-from shoestring.core.units import bytes_text, seconds_text
+from shoestring.core.units import about, bytes_text, seconds_text
 from shoestring.planning.quantities import MEASURABLE
 from shoestring.planning.spelling import plan_text as techniques_text
 from shoestring.planning.spelling import technique_text
@@ -129,8 +129,9 @@ def plan_text(outcome: Mapping[str, Any], whys: Mapping[str, str], screen: Scree
         parts += ["", plain("what more memory would buy, by the ledger:"), aligned(map(bought, outcome["more_memory"]), right=0)]
     if outcome["refused"]:
         parts += ["", plain("not used:"), *(indented(f"{one['technique']}: {one['reason']}") for one in outcome["refused"])]
-    parts += ["", plain(f"{outcome['tried']:,} combinations tried, {outcome['fitting']:,} fit by the ledger; planned in "
-                        f"{seconds_text(outcome['seconds'])}"), plain(f"how sure: {chosen['sure']}")]
+    tried = f"{outcome['tried']:,} combination{'s' * (outcome['tried'] != 1)} tried"
+    parts += ["", plain(f"{tried}, {outcome['fitting']:,} fit by the ledger; planned in {seconds_text(outcome['seconds'])}"),
+              plain(f"how sure: {chosen['sure']}")]
     return rendered(parts, screen)
 
 
@@ -193,23 +194,73 @@ def sending(plan: Mapping[str, Any]) -> str:
 
 def beside(found: Figures, screen: Screen = PIPE) -> str:
     """Predicted beside measured, of any room's figures."""
-    rows = [["", "predicted", "measured", "off by"]]
+    rows = [["", "predicted", "measured", "which is"]]
     rows += [[one.quantity.label, one.quantity.text(one.predicted), one.quantity.text(one.measured), one.off_text]
              for one in found if one.shown]
     return table(rows, right=(1, 2, 3), screen=screen)
 
 
-def progress(step: int, steps: int, loss: float, used: int, budget: int | None, seconds_left: float, screen: Screen = PIPE) -> str:
-    """The line that moves while training: as much of it as fits, and over all that was there before.
+@dataclass(frozen=True)
+class Progress:
+    """Where a training stands, for the line that moves meanwhile."""
 
-    >>> progress(5, 10, 2.5, 3 << 20, 6 << 20, 7.0)
-    '██████████░░░░░░░░░░ 5/10  loss 2.500  memory 3.00 MiB of 6.00 MiB ████░░░░  7 s left'
+    step: int
+    steps: int                                  # in all; 0: nobody knows
+    loss: float
+    used: int                                   # bytes of the process at most so far
+    budget: int | None = None                   # bytes
+    left: float | None = None                   # seconds; None: not known
+    epoch: int = 0                              # the round of the data that it is in, from 1; 0: nobody counts them
+    epochs: int = 0                             # rounds in all; 0: it does not end by them
+    rate: float | None = None                   # learning rate; None: there is no schedule
+    metrics: Mapping[str, float | None] = field(default_factory=dict)   # of the last validation
+
+
+def progress(told: Progress, screen: Screen = PIPE) -> str:
+    """The line that moves while training: as much of it as fits, the most telling first.
+
+    >>> progress(Progress(5, 10, 2.5, 3 << 20, 6 << 20, 7.0))
+    '██████████░░░░░░░░░░ 5/10  loss 2.500  memory 3.00 MiB of 6.00 MiB ████░░░░  about 7 s left'
+    >>> progress(Progress(17, 0, 2.5, 3 << 20, epoch=2, epochs=3, rate=1e-3, metrics={"loss": 2.6}), Screen(60))
+    'step 17, epoch 2 of 3  loss 2.500  held out: loss 2.600'
     """
-    memory = f"{bytes_text(used)} of {bytes_text(budget)}" if budget else bytes_text(used)
-    filled = f" {bar(used / budget, 8)}" if budget else ""
-    share, left = bar(step / steps, 20), f"{seconds_text(seconds_left)} left"
-    told = (f"{share} {step}/{steps}  loss {loss:.3f}  memory {memory}{filled}  {left}",
-            f"{bar(step / steps, 8)} {step}/{steps}  loss {loss:.3f}  {bytes_text(used)}  {left}", f"{step}/{steps}  loss {loss:.3f}")
     room = (screen.width or WIDE) - 1
-    line = next((one for one in told if len(one) <= room), told[-1][:room])
-    return line.ljust(room) if screen.width else line
+    lines = ("  ".join(parts) for parts in variants(told))
+    return next((line for line in lines if len(line) <= room), f"{told.step}  {told.loss:.3f}"[:room])
+
+
+def variants(told: Progress) -> Iterator[list[str]]:
+    """What the line may say, from all there is to the least."""
+    done = told.step / told.steps if told.steps else None
+    epoch = f", epoch {told.epoch}" + (f" of {told.epochs}" if told.epochs else "") if told.epoch else ""
+    place = f"{told.step}/{told.steps}" if told.steps else f"step {told.step}"
+    loss, rate = f"loss {number_text(told.loss)}", [f"rate {told.rate:.2g}"] if told.rate is not None else []
+    tried = [f"held out: {', '.join(f'{name} {number_text(value)}' for name, value in told.metrics.items())}"] if told.metrics else []
+    left = [f"about {about(told.left)} left"] if told.left is not None else []
+    memory = f"{bytes_text(told.used)} of {bytes_text(told.budget)}" if told.budget else bytes_text(told.used)
+    filled = f" {bar(told.used / told.budget, 8)}" if told.budget else ""
+
+    def drawn(width: int, where: str) -> str:
+        return where if done is None else f"{bar(done, width)} {where}"
+
+    yield [drawn(20, place + epoch), loss, *rate, *tried, f"memory {memory}{filled}", *left]
+    yield [drawn(8, place + epoch), loss, *rate, *tried, memory, *left]
+    yield [drawn(8, place + epoch), loss, *tried, bytes_text(told.used), *left]
+    yield [place + epoch, loss, *tried, bytes_text(told.used), *left]
+    yield [place + epoch, loss, *tried, *left]
+    if not tried:
+        yield [drawn(8, place + epoch), loss, *left]
+    yield [place + epoch, loss, *left]
+    yield [place, loss, *left]
+    yield [place, loss]
+
+
+def number_text(value: float | None) -> str:
+    """A loss or a metric, with as many digits as say something.
+
+    >>> number_text(2.5), number_text(0.00012345), number_text(123456.7)
+    ('2.500', '0.000123', '1.23e+05')
+    """
+    if value is None:
+        return "not a number"
+    return f"{value:.3f}" if 0.01 <= abs(value) < 10_000 or not value else f"{value:.3g}"

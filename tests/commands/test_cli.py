@@ -116,11 +116,22 @@ def test_a_budget_that_nothing_meets_is_refused_with_the_least_that_works(net: P
     (["plan", "NET", "--use", "StepInBackward()", "--use", "Accumulate(pieces=2)"], "can't be combined"),
     pytest.param(["plan", "NET", "--use", "Accumulate(pieces=1000)"], "a piece needs a sample", marks=pytest.mark.slow),
     (["plan", "NET", "--plan", "missing.json"], "there is no plan file"),
+    (["trian", "NET"], "did you mean train?"),
+    (["plan", "NET", "--widht", "3"], "did you mean --width?"),
+    (["train", "NET", "--memroy", "3GiB"], "did you mean --memory?"),
+    (["train", "--memroy", "3GiB", "NET"], "did you mean --memory?"),
+    (["train", "nte.py"], "did you mean net.py?"),
+    (["plan", "gtp"], "did you mean gpt?"),
+    (["export", "RUN", "--to", "csv", "--otu", "x"], "did you mean --out?"),
+    (["plan", "NET", "--memory", "600"], "--memory 600: that is 600 bytes, and no process is that small; did you mean 600MiB?"),
+    (["plan", "NET", "--steps", "0"], "--steps 0: give 1 or more"),
+    (["plan", "NET", "--seed", "x"], "--seed x: this flag takes a whole number"),
+    (["plan", "NET", "--width", "--memory", "1GiB"], "--width needs a value, such as --width 64"),
     (["plan", "NET", "--fault", "raises"], "raised KeyError"),
     pytest.param(["train", "NET", "--fault", "nan", "--use", "Fused()"], "the loss became nan in step 1", marks=pytest.mark.slow),
     (["train", "NET", "--fault", "device", "--use", "Fused()"], "device"),
     (["plan", "gpt", "--width", "64"], "a --width of 64 can't be divided among 5 --heads"),
-    (["dance"], "invalid choice"),
+    (["dance"], "'dance' is no command"),
     (["watch", "missing"], "there is no missing"),
     (["export", "missing", "--to", "csv"], "missing is not a run of shoestring"),
 ])
@@ -133,7 +144,24 @@ def test_a_mistake_gets_one_clear_message_exit_code_2_and_no_traceback(words: li
 
 QUICK = [["--help"], ["plan", "--help"], ["plan", "NET", "--widht", "3"], ["plan", "NET", "--memory", "6 bananas"],
          ["plan", "NET", "--use", "Checkpont(every=2)"], ["plan", "NET", "--use", "Checkpoint(evry=2)"],
+         ["--version"], ["train", "NET", "--help"], ["train", "--help", "NET"], ["plan", "NET", "--memory", "600"],
          ["train", "NET", "--use", "Checkpoint(every=2"], ["watch", "missing"], ["export", "missing", "--to", "csv"]]
+
+
+def test_help_lists_the_flags_of_the_job(net: Path) -> None:
+    shown = [shoestring("train", *words).stdout for words in ((net, "--help"), ("--help", net))]
+    assert shown[0] == shown[1] and "flags of the job net.py:" in shown[0]
+    said = " ".join(shown[0].split())
+    assert "--width INT a whole number (default 64)" in said and "--fault STR text (default empty)" in said and "--epochs N" in said
+    assert shoestring("--version").stdout.startswith("shoestring ")
+
+
+def test_a_flag_of_the_job_that_the_command_has_too_is_told(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("def job(patience: int = 3, step: int = 1): ...\n")
+    done = shoestring("train", "own.py", "--patience", "4", cwd=tmp_path)
+    assert done.returncode == 2 and "give the job's argument another name" in done.stderr
+    assert "--patience: flags of the command have these names" in shoestring("train", "own.py", "--help", cwd=tmp_path).stdout
+    assert "gave NoneType, not a Job" in shoestring("train", "own.py", "--step", "4", cwd=tmp_path).stderr, "and none is abbreviated"
 
 
 def test_help_and_argument_errors_import_nothing_heavy(net: Path) -> None:

@@ -20,7 +20,7 @@ def test_every_worker_stands_with_what_was_predicted_of_its_kind(capsys: pytest.
                     {"rank": 1, "predicted": {"peak_bytes": 100, "sent_bytes": 10.0}, "measured": {"peak_bytes": 100, "sent_bytes": 11.0}}]
     report: dict[str, Any] = {"predicted": {}, "measured": {}, "shown": "", "losses": [], "weights_sha256": "ab" * 32, "workers": told}
     show(report, Path("report.html"))
-    assert "worker 1: tensors 100 B (+0 bytes), sent, a step 11 B (-9.1%)" in capsys.readouterr().out
+    assert "worker 1: tensors 100 B (as predicted), sent, a step 11 B (10 % above what was predicted)" in capsys.readouterr().out
 
 
 def test_a_plan_that_says_nothing_of_workers_is_told_as_that() -> None:

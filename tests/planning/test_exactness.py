@@ -129,8 +129,8 @@ def test_plans_that_were_saved_before_there_were_levels_are_read_as_the_weakest_
 
 def test_a_run_is_compared_by_the_level_that_it_was_asked_for() -> None:
     none, bits, draws, inexact = (Request(job="a.py", **given) for given in ({}, {"exact": "bits"}, {"exact": "draws"}, {"inexact": True}))   # type: ignore[arg-type]
-    assert differences(bits, none) == [] and differences(bits, draws) == ["--exact was bits and is draws"]
-    assert differences(none, bits) == ["--exact was not given and is bits"]
+    assert differences(bits, none) == [] and differences(bits, draws) == ["--exact changed: bits before, now draws"]
+    assert differences(none, bits) == ["--exact changed: not given before, now bits"]
     assert settled(inexact, bits) == inexact and settled(bits, inexact) == bits, "one takes the other back"
     assert settled(none, bits) == bits and settled(none, inexact) == inexact
 

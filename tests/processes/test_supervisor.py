@@ -1,6 +1,7 @@
 """What follows when workers of a group end: decided without any process."""
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ from shoestring.processes.group.channel import PEER_LOST
 from shoestring.processes.group.decision import TRIES, Decision, Setback, decided
 from shoestring.processes.group.round import read_round
 from shoestring.processes.group.supervisor import JOIN, StoppedUnsaved, Supervisor
+from shoestring.processes.launch import exit_reason
 from shoestring.processes.messages import (
     Answer,
     Cause,
@@ -31,7 +33,7 @@ from shoestring.processes.nodes import Nodes
 from shoestring.runs.event import Begun, Died, Reformed, Saved, Stepped, Warned
 from tests.tasks import train_task
 
-KILLED = WorkerDied(1, "SIGKILL", "somebody killed it")
+KILLED = WorkerDied(1, *exit_reason(-signal.SIGKILL))
 WRONG = Failure(Cause.MISTAKE, "worker 1 of 2: no such thing")
 
 
@@ -123,7 +125,7 @@ def test_without_a_new_step_it_is_given_up_and_with_one_it_is_not(tmp_path: Path
         made.goes_to(1)
         made.dies(KILLED)
         made.dies(KILLED)
-        with pytest.raises(Crashed, match="in 3 tries no new step was done after step 1: somebody killed it; there is no checkpoint yet"):
+        with pytest.raises(Crashed, match="in 3 tries no new step was done after step 1: it was killed from outside.*; there is no checkpoint yet"):
             made.dies(KILLED)
     with group(tmp_path / "never", restarts=0) as made, pytest.raises(Crashed, match="the 0 restarts that --restarts allows are used up"):
         made.dies(KILLED)

@@ -155,7 +155,7 @@ def test_killed_during_a_save(plan: str, job: Path, tmp_path: Path, expected: st
 def test_asked_to_stop_it_saves_first(number: int, job: Path, tmp_path: Path, undisturbed: str) -> None:
     result = killed_at(job, tmp_path, lambda event: isinstance(event, Stepped) and event.step == 7, number)
     last = records(tmp_path)[-1]
-    assert result.stopped == last["step"] >= 7 and signal.Signals(number).name in last["text"]
+    assert result.stopped == last["step"] >= 7 and ("SIGTERM" if number == signal.SIGTERM else "interrupted (Ctrl-C)") in last["text"]
     assert (tmp_path / "checkpoints" / f"step-{last['step']:08}").exists()
     assert gone_on(job, tmp_path) == undisturbed
 

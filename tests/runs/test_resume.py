@@ -81,7 +81,7 @@ def test_a_run_is_resumed_refused_adopted_and_begun_anew(place: Path) -> None:
     assert again.returncode == 0 and json.loads(again.stdout) == report
 
     other = train(place, "--steps", 20)
-    assert other.returncode == 2 and "--steps was not given and is 20" in other.stderr and "--adopt" in other.stderr
+    assert other.returncode == 2 and "--steps changed: 12 before, now 20" in other.stderr and "--adopt" in other.stderr
     adopted = train(place, "--steps", 20, "--adopt", "--plan", "saved.json", "--json")
     assert adopted.returncode == 0, adopted.stderr
     longer = json.loads(adopted.stdout)

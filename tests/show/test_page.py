@@ -74,8 +74,8 @@ def well_nested(text: str) -> bool:
 def test_a_full_report_shows_every_section() -> None:
     text = page(full()).replace("&nbsp;", " ")
     assert well_nested(text)
-    for words in ("Trained 40 steps inside 600 MiB; plain training would have needed 1.20 GiB.", "width 320", "+8.3 %",
-                  "\N{MINUS SIGN}3.1 %", "69.0 MiB left", "Memory through one step", "budget 600 MiB",
+    for words in ("Trained 40 steps inside 600 MiB; plain training would have needed 1.20 GiB.", "width 320", "8.3 % above",
+                  "3.1 % below", "69.0 MiB left", "Memory through one step", "budget 600 MiB",
                   "What the peak is made of", "Loss", "Memory over the run", "Checkpoint(every=2)",
                   "computed again", "12% slower", "&lt;window&gt;",
                   "runs/20261115-gpt", "ab12ab12", "anchor step",
@@ -194,7 +194,7 @@ def test_every_figure_that_was_predicted_and_measured_is_compared() -> None:
     report = full()
     report["predicted"]["traffic_bytes"], report["measured"]["traffic_bytes"] = 5 * MIB, 5 * MIB
     text = page(report)
-    assert '<th scope="row">Disk, a step</th><td>5.00 MiB</td><td>5.00 MiB</td><td>0 %</td>' in text and "Sent, a step" not in text
+    assert '<th scope="row">Disk, a step</th><td>5.00 MiB</td><td>5.00 MiB</td><td>as predicted</td>' in text and "Sent, a step" not in text
 
 
 def test_a_typed_report_is_read_by_the_same_keys() -> None:

@@ -23,6 +23,11 @@ class Task(Generic[R]):
     kind: ClassVar[str]            # its name in JSON
     result: ClassVar[type[Any]]    # R, to read the result from JSON
 
+    @property
+    def doing(self) -> str:
+        """What is being done meanwhile, for whoever waits."""
+        return "measuring"
+
 
 class Worker(Protocol):
     """Whoever does tasks: in a child process, or in as many as will train; with these variables in their environment."""
@@ -101,6 +106,10 @@ class AnchorTask(JobTask[AnchorResult]):
     memory: bool = False                                           # measure where memory goes, instead of the time
     typical: int | None = None                                     # number of the batch whose step is timed; None: that of the memory
 
+    @property
+    def doing(self) -> str:
+        return "measuring where the memory of a real step goes" if self.memory else "timing a real step"
+
 
 @dataclass(frozen=True)
 class PiecesResult:
@@ -114,6 +123,10 @@ class PiecesTask(JobTask[PiecesResult]):
     kind: ClassVar[str] = "pieces"
     result: ClassVar[type[Any]] = PiecesResult
     small: bool = False                                            # with a few samples, where a step takes long
+
+    @property
+    def doing(self) -> str:
+        return "trying the batch in pieces"
 
 
 @dataclass(frozen=True)
@@ -132,6 +145,10 @@ class SampleTask(JobTask[SampleResult]):
     kind: ClassVar[str] = "sample"
     result: ClassVar[type[Any]] = SampleResult
 
+    @property
+    def doing(self) -> str:
+        return "timing one block of each kind"
+
 
 @dataclass(frozen=True, kw_only=True)
 class RehearseTask(JobTask[Log]):
@@ -139,6 +156,10 @@ class RehearseTask(JobTask[Log]):
 
     kind: ClassVar[str] = "rehearse"
     result: ClassVar[type[Any]] = Log
+
+    @property
+    def doing(self) -> str:
+        return "running real steps, because fake tensors can't run this model"
 
 
 @dataclass(frozen=True)
@@ -155,3 +176,7 @@ class TrialTask(JobTask[TrialResult]):
     kind: ClassVar[str] = "trial"
     result: ClassVar[type[Any]] = TrialResult
     together: bool = False                                         # by all workers of the group, and not as if there were one
+
+    @property
+    def doing(self) -> str:
+        return f"trying {' + '.join(one.name for one in self.techniques) or 'plain training'} for {self.steps} steps"

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from shoestring.processes.launch import ending_text
+from shoestring.processes.launch import ending_text, error_stream
 from shoestring.processes.messages import Crashed
 
 READY = 120.0   # seconds in which torch must have been imported
@@ -43,7 +43,8 @@ class ForkServer:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "shoestring.processes.group.fork_server_main", str(other.fileno()), str(os.getpid()),
                  str(self.private)],
-                stdin=subprocess.DEVNULL, stdout=sys.stderr, env=os.environ | dict(self.environment), pass_fds=kept, start_new_session=True)
+                stdin=subprocess.DEVNULL, stdout=error_stream(), env=os.environ | dict(self.environment), pass_fds=kept,
+                start_new_session=True)
 
     def fork(self, environment: Mapping[str, str]) -> int:
         """A new worker with these variables; gives its pid."""

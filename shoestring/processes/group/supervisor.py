@@ -99,14 +99,14 @@ class Supervisor:
 
     def send_signal(self, sig: int) -> None:
         """Ask the group to stop, as `signals.stopping_gently` does. Killing it is the agent's business."""
-        if sig != signal.SIGTERM:
+        if sig not in (signal.SIGTERM, signal.SIGINT):
             return
         if not self.rendezvous.leads:
             self.rendezvous.tell(StopAsked())
         elif self.pid and not self.stop_sent:   # asked twice, it would not save
             self.stop_sent = True
             with suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGTERM)
+                os.kill(self.pid, sig)
         else:
             self.rendezvous.leaving = not self.pid
 
@@ -149,7 +149,7 @@ class Supervisor:
                 self.tell(Reformed(self.world, after, self.step,
                                    f"{self.world} workers go on from {step_text(self.step)}, {seconds_text(after)} later"))
             if self.asked:   # before it could listen
-                self.send_signal(signal.SIGTERM)
+                self.send_signal(signal.SIGINT if self.asked[0] == signal.SIGINT else signal.SIGTERM)
         elif isinstance(event, Saved):
             self.saved = event.step
         elif isinstance(event, Stepped):

@@ -47,7 +47,6 @@ from shoestring.show.page.words import (
     number,
     numbers,
     pairs,
-    percent,
     rate_text,
     rate_unit,
     shortened,
@@ -82,7 +81,7 @@ def compared(figure: Figure, plain: float | None) -> Compared | None:
     predicted, measured = figure.predicted, figure.measured
     if predicted is None and measured is None and plain is None:
         return None
-    change = percent(measured / predicted - 1) if measured is not None and predicted else NONE
+    change = figure.off_text or NONE
     texts = (NONE if value is None else figure.quantity.text(value) for value in (predicted, measured, plain))
     first, second, last = texts
     return Compared(figure.quantity.label.capitalize(), first, second, change, last)

@@ -6,13 +6,12 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from shoestring.core.units import bytes_text, seconds_text
+from shoestring.core.units import about, bytes_text, seconds_text
 from shoestring.show.page.drawing import Strip, strip
 from shoestring.show.page.render import render
 from shoestring.show.page.words import (
     STATES,
     Entries,
-    about,
     clock,
     counted,
     dicts,

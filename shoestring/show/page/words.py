@@ -6,12 +6,12 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
 from operator import itemgetter
-from statistics import fmean
 from typing import Any, Protocol
 
 from markupsafe import Markup
 
-from shoestring.core.units import bytes_text
+from shoestring.core.units import about, bytes_text
+from shoestring.runs import time_left
 from shoestring.show.page.render import NONE, said
 
 STATES = {"planning": "Planning", "training": "Training", "finished": "Finished", "stopped": "Stopped", "failed": "Failed",
@@ -138,18 +138,6 @@ def counted(count: int, word: str) -> str:
     return f"{count:,} {word}{'s' * (count != 1)}"
 
 
-def about(seconds: float) -> str:
-    """A time as one says it when it is not exact.
-
-    >>> about(0.2), about(47.3), about(200), about(5000)
-    ('1 s', '48 s', '3 min', '1 h 23 min')
-    """
-    if seconds < 90:
-        return f"{max(1, int(seconds + 0.999))} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min" if minutes < 2880 else f"{minutes // 1440} days"
-
-
 def clock(when: object, now: object = None) -> str:
     """The time of day; with the day if it is not that of `now`."""
     moment, other = (number(one) for one in (when, now))
@@ -176,15 +164,20 @@ def job_text(story: Entries) -> Markup:
 
 
 def pace(story: Entries) -> float | None:
-    """Seconds of one step lately; the first two, which warm up, count only where there is little else."""
-    taken = numbers((story.get("seconds") or ())[-100:])
-    taken = taken[2:] if 4 < len(taken) < 100 else taken
-    return fmean(taken) or None if taken else None
+    """Seconds of one step lately."""
+    return time_left.pace(lately(story))
+
+
+def lately(story: Entries) -> list[float]:
+    """Seconds of the last steps, as many as are asked for how fast it is."""
+    return numbers(listed(story.get("seconds"))[-time_left.RECENT - time_left.YOUNG:])
 
 
 def seconds_left(story: Entries) -> float | None:
-    one, left = pace(story), whole(story, "steps") - whole(story, "step")
-    return one * left if one is not None and left > 0 else None
+    """Seconds until the last step is done, as the terminal says it too."""
+    done = [(whole(one, "step"), float(one["seconds"])) for one in dicts(story.get("events"))
+            if one.get("event") == "validated" and number(one.get("seconds")) is not None]
+    return time_left.time_left(whole(story, "step"), whole(story, "steps"), lately(story), done)
 
 
 def share_done(story: Entries) -> float | None:

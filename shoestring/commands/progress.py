@@ -1,0 +1,106 @@
+"""What the person in front of the terminal sees of a run while it trains."""
+from __future__ import annotations
+
+from contextlib import contextmanager
+
+from shoestring.commands.moving_line import MovingLine
+from shoestring.commands.output import screen
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Callable, Iterator
+
+    from shoestring.core.job import Job
+    from shoestring.runs.event import Event, Stepped
+    from shoestring.runs.resume import Opened
+
+
+@contextmanager
+def telling(options: Namespace) -> Iterator[Callable[[str, float | None], None]]:
+    """While inside, what planning is doing is told, for how long it has been at it, and how long it took the last time."""
+    import time
+
+    line, begun = MovingLine(), time.monotonic()
+
+    def doing(what: str, expected: float | None) -> None:
+        from shoestring.core.units import about
+
+        if options.json and not line.moves:
+            return
+        so_far = time.monotonic() - begun
+        of = f" of about {about(expected)}" if expected and so_far < expected else " so far"
+        passed = f" ({about(so_far)}{of})" if so_far > 1 else f" (about {about(expected)})" if expected else ""
+        text = f"planning: {what} …{passed}"
+        width = screen(line.stream).width
+        line.show(text if width is None else text[:width - 1])
+
+    try:
+        yield doing
+    finally:
+        line.clear()
+
+
+class Shower:
+    """Shows the events of a run. What it needs of the past, a run that goes on has in its folder."""
+
+    def __init__(self, options: Namespace, line: MovingLine, job: Job, held: Opened) -> None:
+        from shoestring.runs.history import History
+
+        history = History().read(held.folder.path)
+        self.options, self.line, self.budget, self.job = options, line, held.request.memory, job
+        self.steps = job.steps if not job.epochs else 0   # in all; 0: nobody knows
+        self.seconds = list(history.steps.seconds)
+        self.validations = [(one.step, one.seconds) for one in history.validated]
+        self.metrics = dict(history.validated[-1].metrics) if history.validated else {}
+        self.rounds = list(history.steps.epoch)   # of the data, that were over after every step
+
+    def __call__(self, event: Event) -> None:
+        from shoestring.runs.event import Begun, Died, Reformed, Stepped, Validated, Warned
+
+        if isinstance(event, Stepped):
+            self.stepped(event)
+        elif isinstance(event, Validated):
+            self.validations.append((event.step, event.seconds))
+            self.metrics = dict(event.metrics)
+            if not self.line.moves and not self.options.json:
+                self.line.say(validation_text(event.step, event.metrics, event.best))
+        elif isinstance(event, Warned):
+            self.line.say(f"warning: {event.text}")
+        elif isinstance(event, (Died, Reformed)):
+            self.say(event.text)
+        elif isinstance(event, Begun):
+            self.steps = event.steps
+            del self.seconds[event.step:], self.rounds[event.step:]   # what was done after the last checkpoint is done again
+            self.validations = [one for one in self.validations if one[0] <= event.step]
+            if event.step:
+                of = f" of {event.steps}" if event.steps else ""
+                self.say(f"going on after step {event.step}{of}: {event.how}")
+
+    def say(self, text: str) -> None:
+        if self.line.moves or not self.options.json:
+            self.line.say(text)
+
+    def stepped(self, event: Stepped) -> None:
+        """The line moves with every step; on a pipe, every tenth has its own."""
+        from shoestring.runs.time_left import time_left
+        from shoestring.show.terminal import Progress, progress
+
+        self.seconds.append(event.seconds)
+        epoch = self.rounds[-1] + 1 if self.rounds else 1
+        self.rounds.append(event.epoch)
+        if self.options.json or not (self.line.moves or event.step % 10 in (0, 1) or event.step == self.steps):
+            return
+        told = Progress(event.step, self.steps, event.loss, event.most, self.budget,
+                        time_left(event.step, self.steps, self.seconds, self.validations),
+                        epoch if self.job.epochs or epoch > 1 else 0, self.job.epochs, event.rate, self.metrics)
+        self.line.show(progress(told, screen(self.line.stream)))
+
+
+def validation_text(step: int, metrics: object, best: bool) -> str:
+    """What a validation found, in a line."""
+    from shoestring.show.terminal import number_text
+
+    assert isinstance(metrics, dict), "by name"
+    found = ", ".join(f"{name} {number_text(value)}" for name, value in metrics.items())
+    return f"held out, after step {step}: {found}{' (the best so far)' if best else ''}"

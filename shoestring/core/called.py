@@ -1,0 +1,64 @@
+"""How the functions of a job are called. One that can't be called so is told when the Job is made, before anything is built."""
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from inspect import signature
+from traceback import extract_tb
+from typing import Any
+
+from torch import Tensor, nn
+
+from shoestring.core.blame import blame
+from shoestring.core.errors import Mistake
+
+# Field of a Job -> what it is called with, and an example
+CALLS = {
+    "model": ((), "model=lambda: MyModel()"),
+    "loss": (("output", "batch"), "loss=lambda output, batch: cross_entropy(output, batch[1])"),
+    "forward": (("model", "batch"), "forward=lambda model, batch: model(batch[0])"),
+    "weight": (("batch",), "weight=lambda batch: len(batch[0])"),
+    "split": (("batch", "pieces"), "split=lambda batch, pieces: [...]"),
+    "optimizer": (("parameters",), "optimizer=lambda parameters: AdamW(parameters, lr=1e-3)"),
+    "metrics": (("output", "batch"), "metrics=lambda output, batch: {\"accuracy\": ...}"),
+    "validate": (("model",), "validate=lambda model: {\"accuracy\": ...}"),
+    "show": (("model",), "show=lambda model: \"...\""),
+}
+
+
+def check_calls(functions: Mapping[str, Any]) -> None:
+    """Refuse functions of a Job, by their fields, that can't be called as they will be."""
+    for name, (arguments, example) in CALLS.items():
+        function = functions.get(name)
+        if function is None:
+            continue
+        called = f"it is called as {name}({', '.join(arguments)})"
+        if name == "model" and isinstance(function, nn.Module):
+            raise Mistake(f"model in the Job is a model, and a function that makes it is needed, so that planning can make it without memory: "
+                          f"{called}; write {example}")
+        if not callable(function):
+            raise Mistake(f"{name} in the Job is a {type(function).__name__}, not a function: {called}; write {example}")
+        try:
+            takes = signature(function)
+        except (ValueError, TypeError):   # of a builtin, which does not say
+            continue
+        try:
+            takes.bind(*arguments)
+        except TypeError as error:
+            raise Mistake(f"{name} in the Job is a function of {takes}, which does not fit ({error}): {called}; write {example}") from None
+
+
+def guarded(loss: Callable[[Any, Any], Tensor]) -> Callable[[Any, Any], Tensor]:
+    """The job's loss; where it takes the whole batch for a tensor, it is told what it was called with."""
+    def call_loss(output: Any, batch: Any) -> Tensor:
+        try:
+            return loss(output, batch)
+        except (TypeError, AttributeError) as error:
+            kind = type(batch).__name__
+            if isinstance(batch, Tensor) or kind not in str(error):
+                raise
+            place = blame(extract_tb(error.__traceback__)).place.removeprefix("its loss").strip(" ()")
+            given = "Tensor" if isinstance(output, Tensor) else type(output).__name__
+            raise Mistake(f"the job's loss failed ({place or 'in its call'}): {error}. It is called as loss(output, batch), with what the "
+                          f"model gave (a {given}) and the whole batch (a {kind} of {len(batch)}): write {CALLS['loss'][1]}") from error
+
+    return call_loss

@@ -1,0 +1,55 @@
+"""How an option is called: a flag on the command line, an argument in a script.
+
+Messages are written for the command line, by whoever finds something, in this process or in a worker. The library's door turns what passes
+through it into the words of a script, in one place:
+
+    --memory 600MiB    memory="600MiB"        --inexact        inexact=True        --devices    devices=
+"""
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from shoestring.core.errors import Mistake, OverBudget
+
+SWITCHES = ("inexact", "fresh", "adopt", "replan", "fresh-plan")   # flags without a value
+VALUED = ("memory", "use", "devices", "hardware", "exact", "steps", "epochs", "seed", "run", "plan")   # arguments of the library
+VALUE = r"\d[\w.]*|'[^']*'|\"[^\"]*\"|bits\b|rounding\b|draws\b"   # as messages write them
+TRACEBACK = re.compile(r"[;,] add --traceback to see (?:where|more)")
+FLAG = re.compile(rf"(?<![\w-])--([a-z][a-z-]*)(?:[ =]({VALUE}))?")
+
+
+def as_arguments(text: str) -> str:
+    """A message of the command line for somebody who called a function.
+
+    >>> as_arguments("nothing fits: --inexact allows bf16; give --exact rounding, fewer --devices, or --devices 2")
+    'nothing fits: inexact=True allows bf16; give exact="rounding", fewer devices=, or devices=2'
+    >>> as_arguments("--memory 600: did you mean 600MiB?"), as_arguments("a --width of 64 -- and a rule --")
+    ('memory=600: did you mean 600MiB?', 'a width of 64 -- and a rule --')
+    """
+    def spelt(found: re.Match[str]) -> str:
+        name, value = found[1].replace("-", "_"), found[2]
+        after = f" {value}" if value else ""
+        if found[1] in SWITCHES:
+            return f"{name}=True{after}"
+        if found[1] not in VALUED and not value:
+            return name
+        if value is None:
+            return f"{name}="
+        return f"{name}={value}" if value[0] in QUOTES or value.isdigit() else f'{name}="{value}"'
+
+    return FLAG.sub(spelt, TRACEBACK.sub("", text))
+
+
+QUOTES = "'\""
+
+
+@contextmanager
+def speaking_of_arguments() -> Iterator[None]:
+    """While inside, what a user is told speaks of arguments."""
+    try:
+        yield
+    except (Mistake, OverBudget) as error:
+        error.args = (as_arguments(str(error)), *error.args[1:])
+        raise

@@ -1,0 +1,26 @@
+"""How long planning takes on this machine, by how long it took before: kept beside what is known of the machine."""
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import median
+
+from shoestring.measure.cache import read_kept, write_kept
+from shoestring.measure.probe import hardware_file
+
+MOST = 100   # plannings that are kept
+
+
+def kept_at() -> Path:
+    return hardware_file().with_name("planning-seconds.json")
+
+
+def expected_seconds(question: Path) -> float | None:
+    """Seconds that the answer to a question (`earlier.place_of`) took the last time; else those that other plannings took, the median."""
+    found = read_kept(kept_at()).get("seconds", {})
+    return found.get(question.stem) or (median(found.values()) if found else None)
+
+
+def remember_seconds(question: Path, seconds: float) -> None:
+    found = read_kept(kept_at()).get("seconds", {})
+    found.pop(question.stem, None)
+    write_kept(kept_at(), {"seconds": dict([*found.items(), (question.stem, seconds)][-MOST:])})
