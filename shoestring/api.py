@@ -22,7 +22,7 @@ from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness, allowed
 from shoestring.core.files import temporary_folder
 from shoestring.core.hardware import Hardware, cluster
-from shoestring.core.job import Job, default_forward, default_optimizer
+from shoestring.core.job import Job, default_forward, default_optimizer, interval
 from shoestring.core.options import as_arguments, speaking_of_arguments
 from shoestring.core.run import brought_home
 from shoestring.core.technique import in_order, parsed, text
@@ -48,8 +48,11 @@ from shoestring.planning.outcome import Outcome
 from shoestring.planning.plan import Plan
 from shoestring.planning.planner import Planner
 from shoestring.processes.group.launch import run_group, threads
+from shoestring.processes.job_of_task import fresh_model
 from shoestring.processes.launch import run_worker
+from shoestring.processes.scripted import Scripted
 from shoestring.processes.tasks import LinkSpeedTask, TrainResult, TrainTask
+from shoestring.runs.cadence import Cadence
 from shoestring.runs.initial_weights import valued
 from shoestring.runs.tensors import TensorFile
 
@@ -201,8 +204,9 @@ def in_group(machine: Hardware, world: int, here: int) -> Hardware:
                    links={**machine.links, str(world): machine.links[name]})
 
 
-def train(job: Jobs, plan: Plan | Outcome | Iterable[Technique] = (), model: nn.Module | None = None, *, steps: int | None = None,
-          epochs: int | None = None, seed: int | None = None, **flags: Any) -> Iterator[Step]:
+def train(job: Jobs, plan: Plan | Outcome | Iterable[Technique] = (), model: nn.Module | None = None, *, run: str | Path | None = None,
+          save_every: int | str = "60s", fresh: bool = False, adopt: bool = False, steps: int | None = None, epochs: int | None = None,
+          seed: int | None = None, **flags: Any) -> Iterator[Step]:
     """Train in this process, step by step: each is done when it is asked for, and `break` ends it.
 
         for step in shoestring.train(job, shoestring.plan(job, memory="600MiB")):
@@ -211,10 +215,34 @@ def train(job: Jobs, plan: Plan | Outcome | Iterable[Technique] = (), model: nn.
     job         as for `plan`: a Job, a job file with its flags, or a built-in name; `steps`, `epochs` and `seed` in place of the job's
     plan        what `plan` gave, a Plan, or techniques; nothing: plain training
     model       train this very model in place; else the job makes one
+    run         a folder that keeps the run, as that of `shoestring train`: killed, stopped or left, the same call goes on from its last
+                checkpoint, with the plan it was begun with and the same bits; `shoestring watch` shows it meanwhile. A run that is finished
+                gives no more steps, and `model` its weights
+    save_every, fresh, adopt    of such a run: how often it is saved (50 steps, "5m"); begin anew and keep the old one aside; go on
+                although the job changed
     """
     with speaking_of_arguments():
         made = made_job(job, steps, epochs, seed, flags)
-    return spoken(trained_here(made, plan, model))
+        if run is None and (fresh or adopt):
+            raise Mistake("fresh and adopt are about a run that is there: name it with run=")
+    return spoken(trained_here(made, plan, model) if run is None else kept_steps(made, plan, model, Path(run), save_every, fresh, adopt))
+
+
+def kept_steps(job: Job, plan: Plan | Outcome | Iterable[Technique], model: nn.Module | None, run: Path, save_every: int | str,
+               fresh: bool, adopt: bool) -> Iterator[Step]:
+    """Train in this process, in a run folder."""
+    every = interval(save_every)
+    if every.unit == "epochs":
+        raise Mistake(f"save_every={save_every!r}: write a number of steps (50) or a time (\"90s\", \"5m\")")
+    cadence = Cadence(steps=int(every.number)) if every.unit == "steps" else Cadence(seconds=every.number)
+    if model is None:
+        model = fresh_model(job)
+    outcome = plan if isinstance(plan, (Plan, Outcome)) else planned(job, use=tuple(plan), model=model)
+    chosen = outcome.chosen if isinstance(outcome, Outcome) else outcome
+    told = outcome.as_json() if isinstance(outcome, Outcome) else {}
+    scripted = Scripted(job, chosen, told, model, run, cadence, fresh, adopt)
+    for number, loss, metrics in scripted.steps():
+        yield Step(number, loss, metrics)
 
 
 def spoken(found: Iterator[Step]) -> Iterator[Step]:
@@ -260,7 +288,7 @@ class Fitted:
 def fit(model: nn.Module, loss: Callable[[Any, Batch], Tensor], batches: Iterable[Batch], memory: str | int | None = None, *,
         steps: int | None = None, optimizer: Callable[..., torch.optim.Optimizer] = default_optimizer,
         forward: Callable[[nn.Module, Batch], Any] = default_forward, inexact: bool = False, clip: float = 0.0,
-        exact: str | None = None) -> Fitted:
+        exact: str | None = None, run: str | Path | None = None) -> Fitted:
     """Plan for a model, then train it in place, within a memory budget.
 
         fitted = shoestring.fit(model, lambda output, batch: cross_entropy(output, batch[1]), loader, memory="2GiB")
@@ -271,6 +299,7 @@ def fit(model: nn.Module, loss: Callable[[Any, Batch], Tensor], batches: Iterabl
     memory, inexact, exact    as for `plan`
     steps       default: one round of the batches; more go round
     optimizer, forward, clip    as for a Job
+    run         a folder that keeps the run, as for `train`: the same call goes on with it
     """
     if iter(batches) is batches:
         raise Mistake("fit was given an iterator, which can be gone through once; planning looks at the first batches too: "
@@ -278,7 +307,7 @@ def fit(model: nn.Module, loss: Callable[[Any, Batch], Tensor], batches: Iterabl
     count = steps if steps is not None else len(batches) if isinstance(batches, Sized) else 100
     job = Job(model=lambda: model, data=lambda: batches, loss=loss, forward=forward, optimizer=optimizer, steps=count, clip=clip)
     outcome = plan(job, memory, inexact=inexact, model=model, exact=exact)
-    return Fitted(outcome, tuple(step.loss for step in train(job, outcome, model)))
+    return Fitted(outcome, tuple(step.loss for step in train(job, outcome, model, run=run)))
 
 
 def worker_environment(techniques: Iterable[Technique]) -> dict[str, str]:

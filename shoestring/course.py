@@ -39,6 +39,7 @@ class Course(Part):
         self.epochs_then = 0                           # epochs that were over then
         self.best: tuple[float, int] | None = None     # the best value of the goal, and its step
         self.without_better = 0                        # validations since then
+        self.latest: Validation | None = None          # of this life
         self.clock = time.monotonic()                  # when the last validation was, of this life
         self.watch = Watch()                           # who looks on at validations
         found = run.state.get("schedule")
@@ -90,7 +91,12 @@ class Course(Part):
         if self.schedule is not None:
             self.schedule.validated(value)
         self.validated_at, self.epochs_then, self.clock = step, self.feed.epochs, time.monotonic()
-        return Validation(step, self.feed.epochs, metrics, self.clock - begun, better)
+        self.latest = Validation(step, self.feed.epochs, metrics, self.clock - begun, better)
+        return self.latest
+
+    def metrics(self, step: int) -> Mapping[str, float]:
+        """What the validation after this step found, if there was one."""
+        return self.latest.metrics if self.latest is not None and self.latest.step == step else {}
 
     def ends(self, step: int) -> str:
         """Why training ends after this step, whatever validation says; empty: it does not."""

@@ -20,7 +20,7 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from shoestring.jobfile import loaded_job
 from shoestring.runs.folder import holder
-from tests.records import steps_in
+from shoestring.runs.history import History
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
 
@@ -41,7 +41,7 @@ def trained(run: Path) -> dict[str, Any]:
 def killed_after(run: Path, step: int) -> None:
     """Begin or go on, and kill the worker and its launcher after this step."""
     launcher = subprocess.Popen(train(run), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    while steps_in(run) < step and launcher.poll() is None:
+    while len(History().read(run).steps) < step and launcher.poll() is None:
         time.sleep(0.02)
     assert launcher.poll() is None, "it must not be done yet"
     worker = holder(run)

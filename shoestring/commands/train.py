@@ -10,7 +10,7 @@ from shoestring.commands.job_flags import asked, job_flags, loaded, team, team_f
 from shoestring.commands.moving_line import MovingLine
 from shoestring.commands.output import say
 from shoestring.commands.progress import Shower
-from shoestring.commands.report import finished_report, reported, unfinished
+from shoestring.commands.report import reported, unfinished
 from shoestring.commands.run_plan import after_memory_ran_out, require_means, settled_plan
 from shoestring.core.errors import Mistake, OverBudget
 
@@ -71,8 +71,8 @@ def run(options: Namespace) -> int:
     if workers.nodes is not None and workers.nodes.rank:
         return followed(options, given.path, wanted, workers)
     with rendezvous_of(workers) as rendezvous:
-        held = opened(Path(options.run) if options.run else new_folder(given.path.stem), wanted, given.path, options.fresh, options.adopt,
-                      usual_values(given.path))
+        held = opened(Path(options.run) if options.run else new_folder(given.path.stem), wanted, given.path.read_text(), options.fresh,
+                      options.adopt, usual_values(given.path))
         try:
             report = {} if held.changed else kept_report(held.folder)
             if report and not options.replan:
@@ -127,6 +127,7 @@ def noted(options: Namespace, path: Path, held: Opened, cadence: Cadence, worker
 def trained(options: Namespace, path: Path, held: Opened, cadence: Cadence, workers: Team, rendezvous: Rendezvous | None) -> int:
     """Train in a folder that this process holds."""
     from shoestring.planning.evidence.tasks import specs_of
+    from shoestring.processes.finished import finished_report
     from shoestring.processes.messages import OutOfMemory
     from shoestring.processes.sizes import expected
     from shoestring.processes.tasks import TrainTask

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain, islice
@@ -19,6 +19,7 @@ import torch
 from torch import nn
 from xxhash import xxh3_64
 
+from shoestring.core import random_state
 from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
@@ -35,7 +36,7 @@ from shoestring.measure.timeline import peak
 from shoestring.measure.tracker import Tracker, watched
 from shoestring.planning.evidence.held_out import Watching, looked_through
 from shoestring.planning.evidence.rehearse import prepared, tracked_steps
-from shoestring.planning.evidence.tasks import JobTask, TrialResult, TrialTask, techniques_of
+from shoestring.planning.evidence.tasks import TrialResult, TrialTask, techniques_of
 from shoestring.processes.job_of_task import fresh_model, job_of
 from shoestring.processes.sizes import TRACKED, Expected, Sizes
 from shoestring.processes.tasks import TrainResult, TrainTask
@@ -53,18 +54,17 @@ Tell = Callable[[Event], None]   # brings an event to the launcher
 
 def train(task: TrainTask, tell: Tell, link: Link | None = None) -> TrainResult:
     """Train, alone or as a worker of a group."""
-    training = Training(task, task.recording, tell, link)
-    result = training.result()
-    if result.stopped is not None or result.unsaved:
-        return result
-    digest, shown = trained_model(training.job, training.run, task.weights)
-    return replace(result, weights_sha256=digest, shown=shown)
+    training = Training(job_of(task, link), techniques_of(task.techniques), task.recording, tell, task.expected)
+    training.do_steps()
+    return training.ended(task.weights)
 
 
 def trial(task: TrialTask, tell: Tell, link: Link | None = None) -> TrialResult:
     """A few real steps, to see how large this process grows."""
-    training = Training(task, None, tell, link if task.together else None)
+    training = Training(job_of(task, link if task.together else None), techniques_of(task.techniques), None, tell)
     training.batches = chain(largest_batches(training.job, task.largest, training.run), training.batches)
+    training.do_steps()
+    training.validate_once()
     result = training.result()
     return TrialResult(result.measured["process_bytes"], result.measured["step_seconds"], result.steps)
 
@@ -77,10 +77,11 @@ def largest_batches(job: Job, numbers: tuple[int, ...], run: Run) -> Iterator[Ba
 
 
 class Training:
-    """The training of one process, and what it has noted so far."""
+    """The training of one process, of the job's model or this very one, and what it has noted so far."""
 
-    def __init__(self, task: JobTask[Any], recording: Recording | None, tell: Tell, link: Link | None) -> None:
-        self.job, self.tell = job_of(task, link), tell
+    def __init__(self, job: Job, techniques: tuple[TrainingTechnique, ...], recording: Recording | None, tell: Tell,
+                 expects: Expected | None = None, model: nn.Module | None = None) -> None:
+        self.job, self.tell = job, tell
         self.link = self.job.link
         self.feed = Feed(self.job)
         self.feed.start()
@@ -88,7 +89,7 @@ class Training:
         self.recorder = Recorder(recording, self.wanted, tell, self.link) if recording else None
         self.tracker = Tracker()
         counted = replace(self.job, steps=self.wanted, epochs=0) if self.wanted else self.job
-        run = made_run(counted, techniques_of(task.techniques), self.recorder, self.tracker)
+        run = made_run(counted, techniques, self.recorder, self.tracker, model)
         self.feed.assignment = run.assignment
         self.course = Course(self.job, run, self.feed)
         self.run = replace(run, state={**run.state, "course": self.course})
@@ -97,8 +98,7 @@ class Training:
         self.history = History()   # where no folder keeps it
         self.meter = Meter(self.run)
         self.batches: Iterator[Batch] = self.course.batches()
-        expects = task.expected if isinstance(task, TrainTask) else Expected()
-        self.sizes = Sizes(expects, recording.memory if recording else None, run.assignment.parts, self.warn)
+        self.sizes = Sizes(expects or Expected(), recording.memory if recording else None, run.assignment.parts, self.warn)
         self.tensors: dict[str, Any] = {"peak_bytes": 0}   # what they needed at most
         self.noted = self.told = 0   # tracked steps of which the tensors' need was noted; bytes that were told of them
         self.last: list[Any] = []    # the batch of the last step,
@@ -106,11 +106,18 @@ class Training:
         self.course.watch = Watching(self.run, self.tracker, lambda: [*self.last, self.loss])
         self.step_begun = time.perf_counter()
 
-    def result(self) -> TrainResult:
-        """Do all steps; gives how that ended."""
-        self.do_steps()
-        if self.recorder is None and self.job.validates and self.losses and self.run.assignment.counts_steps:
+    def ended(self, file: str = "") -> TrainResult:
+        """How training ended, with what there is to tell of the trained model; its weights are written to a file, if there is a name."""
+        if self.recorder is None:
             self.validate_once()
+        result = self.result()
+        if result.stopped is not None or result.unsaved:
+            return result
+        digest, shown = trained_model(self.job, self.run, file)
+        return replace(result, weights_sha256=digest, shown=shown)
+
+    def result(self) -> TrainResult:
+        """The last step is done: how that ended."""
         self.feed.close()
         self.run.assignment.end()
         workers = self.link.objects({**self.tensors, "process_bytes": status("VmHWM"), "steps": self.meter.steps, "sent": self.meter.sent})
@@ -128,11 +135,21 @@ class Training:
 
     def do_steps(self) -> None:
         """Train until it is over, or somebody asks to stop."""
+        for _ in self.each():
+            pass
+
+    def each(self) -> Iterator[int]:
+        """The same step by step, for who wants to do something in between: the number of each when it is done."""
         if self.number and self.recorder and self.course.due(self.number) and self.run.synchronised():   # it was stopped before that
             self.recorder.validate(self.run, self.course)
         if self.number and self.run.assignment.counts_steps and self.course.over(self.number):   # it was over, and only its end was missing
             return
-        until_stopped(self.stepped(), self.note_step)
+        with suppress(GroupDone):   # the first worker has counted them
+            for loss in self.stepped():
+                go_on = self.note_step(loss)
+                yield self.number
+                if not go_on:
+                    break
         if self.losses:
             self.note_tensors()
         elif not self.number and self.run.assignment.counts_steps:
@@ -188,6 +205,8 @@ class Training:
 
     def validate_once(self) -> None:
         """Validate as a run would, on the largest held-out batch alone, to see what that needs; nobody wants to know how good it is."""
+        if not self.job.validates or not self.losses or not self.run.assignment.counts_steps:
+            return
         if self.job.validate is not None:
             validated(self.run, self.job, self.course.watch)
         else:
@@ -219,15 +238,6 @@ class Training:
         return measured(self.history)
 
 
-def until_stopped(losses: Iterable[Any], note_step: Callable[[Any], bool]) -> bool:
-    """Whether `note_step` wanted all of them. The loss of a step lives until the next is done, as in any loop."""
-    with suppress(GroupDone):   # the first worker has counted them
-        for loss in losses:   # a generator would let go of the loss earlier, and the peak would be lower than planned
-            if not note_step(loss):
-                return False
-    return True
-
-
 def readable_state(run: Run) -> dict[str, Any]:
     """The state of every technique whose state is numbers and text only: the report shows it."""
     def plain(value: Any) -> bool:
@@ -239,11 +249,15 @@ def readable_state(run: Run) -> dict[str, Any]:
     return {name: state for name, state in states.items() if state and plain(state)}
 
 
-def made_run(job: Job, techniques: tuple[TrainingTechnique, ...], recorder: Recorder | None, tracker: Tracker) -> Run:
-    """The run that the techniques make of the job."""
+def made_run(job: Job, techniques: tuple[TrainingTechnique, ...], recorder: Recorder | None, tracker: Tracker,
+             model: nn.Module | None = None) -> Run:
+    """The run that the techniques make of the job, and of its model or this very one."""
     resumed = recorder.look() if recorder else False
     with making(techniques):
-        model = fresh_model(job)
+        if model is None:
+            model = fresh_model(job)
+        else:
+            random_state.seed(job.seed)
         check_same_weights(model, job.link)
         with tracker:
             return prepared(job, techniques, model, recorder.folder.path if recorder else None, resumed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -52,8 +53,9 @@ class Recorder:
         self.step = 0
         self.stop = ""          # why to stop; empty: go on
         self.warned = False
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self.asked_to_stop)
+        if threading.current_thread() is threading.main_thread():   # elsewhere, in a notebook's thread, Python does not let us
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, self.asked_to_stop)
 
     def tell(self, event: Event) -> None:
         if self.events is None:

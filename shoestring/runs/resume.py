@@ -55,9 +55,9 @@ def settled(now: Request, before: Request) -> Request:
         exact=before.exact if now.exact is None and not now.inexact else now.exact)
 
 
-def opened(path: Path, asked: Request, source: Path, fresh: bool, adopt: bool, usual: Mapping[str, Any] | None = None) -> Opened:
-    """Lock a folder and settle what it is for: a new run, or the one that is there if it is the same. `usual`: values of the job's flags
-    that are not given."""
+def opened(path: Path, asked: Request, source: str, fresh: bool, adopt: bool, usual: Mapping[str, Any] | None = None) -> Opened:
+    """Lock a folder and settle what it is for: a new run, or the one that is there if it is the same. `source`: of the job; `usual`: values
+    of the job's flags that are not given."""
     strange = strangers(path)
     if strange or path.is_file():
         raise Mistake(f"{path} is there and is not a run of shoestring ({', '.join(strange[:3]) or 'a file'}): give another --run")
@@ -71,7 +71,7 @@ def opened(path: Path, asked: Request, source: Path, fresh: bool, adopt: bool, u
         clear(one for one in path.glob("*.tmp-*") if drafted_name(one.name))
         before = folder.request()
         if before is None:
-            folder.begin(asked, source.read_text())
+            folder.begin(asked, source)
             return Opened(folder, lock, asked, True)
         found = differences(before, asked, usual)
         if found and not adopt:
@@ -87,11 +87,11 @@ def opened(path: Path, asked: Request, source: Path, fresh: bool, adopt: bool, u
         if not found:
             if not has_digest(path / "job.py", asked.source):   # killed before that was written
                 with suppress(OSError):   # the copy is for later, and whoever needs it then is told that it is not whole
-                    folder.keep_source(source.read_text())
+                    folder.keep_source(source)
             return Opened(folder, lock, replace(request, flags=before.flags), False)
         for name in ("report.json", "plan.json"):   # of what was asked for before
             (path / name).unlink(missing_ok=True)
-        folder.begin(request, source.read_text())
+        folder.begin(request, source)
         note(path, Adopted(tuple(found)))
         return Opened(folder, lock, request, True)
     except BaseException:

@@ -1,0 +1,131 @@
+"""A run folder from a script or a notebook: the training of `shoestring train`, in the caller's own process and one step at a time.
+
+The folder is the same: it can be watched, exported and gone on with, and the run of a job file also by the command. A job that a script
+made has no file that tells whether it is still the same one; what can be seen of it (its model's weights, its numbers) is kept instead.
+"""
+from __future__ import annotations
+
+import hashlib
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from shoestring.core.errors import Mistake
+from shoestring.core.files import write_whole
+from shoestring.core.job import Job
+from shoestring.core.run import brought_home
+from shoestring.planning.outcome import plan_file
+from shoestring.planning.plan import Plan, plan_in
+from shoestring.processes.finished import finished_report
+from shoestring.processes.sizes import expected
+from shoestring.processes.training import Training
+from shoestring.runs.cadence import Cadence
+from shoestring.runs.event import Event, Failed, Planning
+from shoestring.runs.events import note
+from shoestring.runs.recorder import Recording
+from shoestring.runs.report import report_of
+from shoestring.runs.request import Request, environment_now, request_for
+from shoestring.runs.resume import Opened, opened
+from shoestring.show.page import page
+
+SEEN = ("batch", "steps", "epochs", "seed", "clip", "every", "goal", "patience")   # numbers of a job
+
+
+def described(job: Job, model: nn.Module) -> str:
+    """What can be seen of a job that a script made, as a file that says so."""
+    state = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+    weights = "\n".join(f"{name} {tuple(value.shape)} {value.dtype}" for name, value in state.items())
+    numbers = "\n".join(f"{name}={getattr(job, name)!r}" for name in SEEN)
+    return f'"""A job that a script made; this is what can be seen of it.\n\n{type(model).__name__}\n{weights}\n\n{numbers}\n"""\n'
+
+
+def request_of(job: Job, model: nn.Module) -> tuple[Request, str]:
+    """What a script asks for, and the source of its job."""
+    if job.origin is not None:
+        path = Path(job.origin.file)
+        return request_for(path, dict(job.origin.flags), None, None, False, None), path.read_text()
+    text = described(job, model)
+    name = f"{type(model).__name__}.py"   # named as a file of it would be
+    return Request(job=name, source=hashlib.sha256(text.encode()).hexdigest(), environment=environment_now()), text
+
+
+@contextmanager
+def signals_kept() -> Iterator[None]:
+    """While inside, Ctrl-C and SIGTERM may mean something else, where Python lets us say so: in the main thread."""
+    numbers = (signal.SIGTERM, signal.SIGINT) if threading.current_thread() is threading.main_thread() else ()
+    before = {number: signal.getsignal(number) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class Scripted:
+    """A run of a script, held by this process until it is closed."""
+
+    def __init__(self, job: Job, plan: Plan, outcome: dict[str, Any], model: nn.Module, path: Path, cadence: Cadence,
+                 fresh: bool, adopt: bool) -> None:
+        self.job, self.model, self.cadence = job, model, cadence
+        request, source = request_of(job, model)
+        self.held: Opened = opened(path, request, source, fresh, adopt)
+        self.plan = self.kept_plan(plan, outcome)
+        self.training: Training | None = None
+
+    def kept_plan(self, given: Plan, outcome: dict[str, Any]) -> Plan:
+        """The plan that the run was begun with: going on with another would not give the same bits. A new run takes the one given."""
+        found = {} if self.held.changed else self.held.folder.read("plan.json")
+        if found:
+            return plan_in(found, self.held.folder.path / "plan.json")
+        note(self.held.folder.path, Planning(self.held.request.memory))
+        self.held.folder.write("plan.json", plan_file(given, outcome))
+        return given
+
+    def steps(self) -> Iterator[tuple[int, float, Any]]:
+        """Train: number, loss and metrics of every step. Whoever stops asking leaves a run that can be gone on with."""
+        folder = self.held.folder
+        try:
+            with signals_kept():
+                recording = Recording(str(folder.path), self.cadence, self.held.request.memory, self.plan.process_bytes)
+                self.training = made = Training(self.job, self.plan.techniques, recording, silent, expected(self.plan),
+                                                self.model)
+                assert made.recorder is not None, "there is a folder"
+                try:
+                    for number in made.each():
+                        yield number, made.losses[-1], made.course.metrics(number)
+                except GeneratorExit:
+                    made.recorder.stop = "the script did not ask for more"
+                    self.ended(made)
+                    raise
+                self.ended(made)
+                asked = made.recorder.stop
+            if asked and not made.course.over(made.number):   # saved; now the signal does what it would have done
+                raise KeyboardInterrupt if "Ctrl-C" in asked else SystemExit(128 + signal.SIGTERM)
+        except Exception as error:
+            with suppress(OSError):
+                note(folder.path, Failed(str(error)))
+            raise
+        finally:
+            self.held.lock.release()
+
+    def ended(self, made: Training) -> None:
+        """Say how it ended, in the folder, and leave the weights in the model."""
+        folder, result = self.held.folder, made.ended()
+        told = report_of(folder.path)
+        with suppress(OSError):   # the weights are safe, and the command makes the rest again
+            if result.stopped is None and not result.unsaved:
+                folder.write("report.json", finished_report(self.job, self.held, self.plan, told, result))
+                told = report_of(folder.path)
+            write_whole(folder.path / "report.html", page(told.as_json()).encode())
+        if result.unsaved:
+            raise Mistake(result.unsaved)
+        brought_home(made.run)
+
+
+def silent(event: Event) -> None:
+    """The folder has it."""
