@@ -234,6 +234,7 @@ def watched(run: Run, tracker: Tracker) -> Run:
     tracker.log.traits |= {"complex weights" for parameter in run.model.parameters() if parameter.is_complex()}
     tracker.hold((*run.model.parameters(), *stepped(run)), "parameters")
     tracker.hold(run.model.buffers(), "buffers")
+    tracker.hold((average for part in run.state.values() for average in part.averages.values()), "buffers")
     tracker.hold(state_tensors(run.optimizer), "optimizer")
     tracker.hold((buffer for part in run.state.values() for buffer in part.buffers), "buffers of the disk")
     return replace(run, forward=forward, gradients=gradients, update=update)
