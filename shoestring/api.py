@@ -23,7 +23,7 @@ from shoestring.core.technique import in_order, parsed, text
 from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.core.training import environment
 from shoestring.course import Course
-from shoestring.data.feed import Feed, counted
+from shoestring.data.feed import Feed, counted, shortened
 from shoestring.jobfile import job_path, loaded_job
 from shoestring.loop import finite, steps
 from shoestring.measure.instructions import require
@@ -167,7 +167,7 @@ def worker_environment(techniques: Iterable[Technique]) -> dict[str, str]:
 
 def verify(job: Job, plan: Plan | Outcome | Iterable[Technique], count: int = 5) -> tuple[bool, float]:
     """Train a few steps plainly and by the plan, from the same seed, in this process: same bits? largest difference."""
-    short = replace(job, steps=count)
+    short = shortened(job, count)
     states = []
     for techniques in ((), plan):
         random_state.seed(job.seed)
