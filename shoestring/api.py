@@ -30,7 +30,7 @@ from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.core.training import environment
 from shoestring.core.units import budget_bytes
 from shoestring.course import Course
-from shoestring.data.feed import Feed, counted
+from shoestring.data.feed import Feed, counted, shortened
 from shoestring.data.lengths import shared_data
 from shoestring.jobfile import job_path, loaded_job, with_course
 from shoestring.loop import finite, steps
@@ -338,7 +338,7 @@ def verify(job: Jobs, plan: Plan | Outcome | Iterable[Technique], count: int = 5
         if count < 1:
             raise Mistake(f"count={count}: compare at least one step")
         made = made_job(job, steps, epochs, seed, flags)
-        short = replace(made, steps=count, epochs=0)
+        short = shortened(made, count)
         states = []
         for techniques in ((), plan):
             random_state.seed(made.seed)

@@ -239,3 +239,12 @@ def counted(job: Job) -> Job:
     if job.epochs and not steps and takes_steps(job):
         raise Mistake(UNKNOWN_STEPS)
     return replace(job, steps=steps) if steps else job
+
+
+def shortened(job: Job, steps: int) -> Job:
+    """The job's first steps, to try something: its schedule is what it is in the whole of it."""
+    made = job.schedule
+    if made is not None and takes_steps(job):
+        whole = counted(job).steps
+        job = replace(job, schedule=lambda optimizer: made(optimizer, whole))
+    return replace(job, steps=steps, epochs=0)

@@ -270,6 +270,7 @@ def hold_run(run: Run, tracker: Tracker) -> None:
     """Count what stands of a run."""
     tracker.hold((*run.model.parameters(), *stepped(run)), "parameters")
     tracker.hold(run.model.buffers(), "buffers")
+    tracker.hold((average for part in run.state.values() for average in part.averages.values()), "buffers")
     tracker.hold(state_tensors(run.optimizer), "optimizer")
     tracker.hold((buffer for part in run.state.values() for buffer in part.buffers), "buffers of the disk")
 

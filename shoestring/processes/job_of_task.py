@@ -13,9 +13,11 @@ from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.link import Link
 from shoestring.core.mesh import on_one_axis
+from shoestring.data.feed import shortened
 from shoestring.data.lengths import batches_at, once, shared_data
 from shoestring.jobfile import loaded_job
 from shoestring.planning.evidence.tasks import JobTask
+from shoestring.processes.tasks import TrainTask
 from shoestring.runs.initial_weights import valued
 
 
@@ -24,7 +26,10 @@ def job_of(task: JobTask[Any], link: Link | None = None) -> Job:
     found, stands = shared_data(loaded_job(Path(task.file), dict(task.flags))), task.position
     job = found if not task.largest else replace(found, largest=once(lambda: batches_at(found, task.largest[:1])[0]))
     job = replace(job, mesh=on_one_axis(link or Link(stands.rank, stands.world, stands.same_machine)))
-    return job if task.steps is None else replace(job, steps=task.steps, epochs=0)
+    if task.steps is None:
+        return job
+    to_the_end = isinstance(task, TrainTask) and task.recording is not None
+    return replace(job, steps=task.steps, epochs=0) if to_the_end else shortened(job, task.steps)
 
 
 def fresh_model(job: Job) -> nn.Module:

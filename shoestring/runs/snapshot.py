@@ -121,9 +121,16 @@ def put_optimizer_state(run: Run, whole: dict[str, Any]) -> None:
     Its groups stay the same objects: techniques know them by their weights, and a rate that changes later must be seen there.
     """
     groups = run.optimizer.param_groups
+    if len(groups) != len(whole["param_groups"]):
+        raise Mistake(f"the checkpoint was made with {len(whole['param_groups'])} groups of weights in the optimizer, and the job's has "
+                      f"{len(groups)} now: give the optimizer that the run was begun with, or begin anew with --fresh")
     kernels = [{name: group[name] for name in KERNELS if name in group} for group in run.optimizer.param_groups]
-    if not any(part.put_optimizer(whole) for part in run.state.values()):
-        run.optimizer.load_state_dict(whole)
+    try:
+        if not any(part.put_optimizer(whole) for part in run.state.values()):
+            run.optimizer.load_state_dict(whole)
+    except ValueError as error:   # other weights in a group
+        raise Mistake(f"the optimizer's state in the checkpoint does not fit the job's optimizer now ({error}): give the optimizer that the "
+                      f"run was begun with, or begin anew with --fresh") from error
     for group, loaded, own in zip(groups, run.optimizer.param_groups, kernels, strict=True):
         settings = dict(loaded)
         group.clear()

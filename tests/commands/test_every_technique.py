@@ -24,6 +24,7 @@ from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.memory.accumulate import Accumulate
 from shoestring.memory.allocator import Allocator, installed
 from shoestring.memory.checkpoint import Checkpoint
+from shoestring.memory.ema import Ema
 from shoestring.memory.fused import Fused
 from shoestring.memory.offload import OffloadOptimizer
 from shoestring.memory.precision import Precision
@@ -73,7 +74,7 @@ ALL: list[Technique] = [
     Checkpoint(schedule="((0,),1,2)"), Fused(), OffloadOptimizer(), OffloadOptimizer("host"), OffloadOptimizer(moments="8bit"), Stream(),
     Stream(moments="8bit"), StepInBackward(), Average(), Average(linear=True, warmup=3), Shard(1), Shard(2), Shard(3),
     *map(CompressGradients, KINDS), LocalSteps(h=2), LocalSteps(h=2, after=1), LocalSteps(h=2, outer=0.7), Asynchronous("server"),
-    Asynchronous("hogwild"), DropStragglers(), *map(Allocator, installed())]
+    Asynchronous("hogwild"), DropStragglers(), Ema(0.5), *map(Allocator, installed())]
 BY_TIME = (Asynchronous, DropStragglers)   # who comes first depends on time, so two runs differ
 
 
@@ -100,13 +101,20 @@ def test_a_technique_is_trained_by_the_command_killed_resumed_and_exported(techn
     assert [event["step"] for event in records(tmp_path / "run") if event["event"] == "begun"] == [0, last]
     assert report["steps"] == len(report["losses"]) == STEPS
     assert all(torch.tensor(report["losses"]).isfinite())
-    out = Command(tmp_path, "export", "run", "--to", "safetensors", "--json").report()["path"]
-    weights = dict(TensorFile(tmp_path / out).items())
+    weights = exported(tmp_path, "run", "--trained")
     assert all(one.isfinite().all() for one in weights.values())
     assert weights_sha256(weights) == report["weights_sha256"], "what is exported is what was trained"
     if not isinstance(technique, BY_TIME):
         undisturbed = Command(tmp_path, *words, "--run", "other").report()
         assert report["losses"] == undisturbed["losses"] and report["weights_sha256"] == undisturbed["weights_sha256"]
+    if isinstance(technique, Ema):
+        first, second = (weights_sha256(exported(tmp_path, run, "--out", f"{run}.average")) for run in ("run", "other"))
+        assert first == second != report["weights_sha256"]
+
+
+def exported(place: Path, run: str, *words: str) -> dict[str, torch.Tensor]:
+    out = Command(place, "export", run, "--to", "safetensors", "--json", *words).report()["path"]
+    return dict(TensorFile(place / out).items())
 
 
 class Command:

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from shoestring.core.hardware import Hardware
 from shoestring.core.optimizer import made_optimizer
 from shoestring.planning.evidence.sample import sampled
 from shoestring.planning.planner import Planner
+from tests.interrupted import trained
 
 SGD = partial(torch.optim.SGD, lr=0.1)
 
@@ -95,3 +97,20 @@ def test_groups_by_name_are_planned_and_trained() -> None:
 def test_groups_that_are_not_the_models_weights_each_once_are_told(optimizer: Callable[..., Any], said: str) -> None:
     with pytest.raises(Mistake, match=said):
         made_optimizer(job(optimizer), Net())
+
+
+def test_a_run_goes_on_with_the_groups_that_it_was_begun_with_or_says_why_not(tmp_path: Path) -> None:
+    def one(named: Any) -> Any:
+        return SGD([parameter for _, parameter in named])
+
+    def two(named: Any) -> Any:
+        return SGD([{"params": [parameter for _, parameter in part]} for part in (named[:2], named[2:])])
+
+    def three_and_rest(named: Any) -> Any:
+        return SGD([{"params": [parameter for _, parameter in part]} for part in (named[:3], named[3:])])
+
+    for number, (first, then, said) in enumerate(((one, two, "1 groups of weights.*has 2 now"),
+                                                  (two, three_and_rest, "does not fit the job's optimizer now"))):
+        makers = iter([first, then])
+        with pytest.raises(Mistake, match=said):
+            trained(job(lambda named, makers=makers: next(makers)(named)), (), tmp_path / str(number), stops=(1,))

@@ -16,9 +16,13 @@ import shoestring
 from shoestring import Job, Mistake, PerEpoch
 from shoestring.core.link import Link
 from shoestring.core.mesh import on_one_axis
+from shoestring.data.feed import shortened
 from shoestring.parallel.asynchronous import Asynchronous
 from shoestring.planning.evidence.rehearse import rehearse
+from shoestring.processes.training import Training
+from shoestring.runs.event import Stepped
 from tests.interrupted import trained
+from tests.tasks import train_task
 
 STEPS = 12
 DRAW = torch.Generator().manual_seed(3)
@@ -222,3 +226,24 @@ def test_a_plateau_that_only_the_first_of_many_workers_sees_is_refused() -> None
     with pytest.raises(Mistake, match="give kind='server'"):
         rehearse(waiting, (Asynchronous("hogwild"),))
     rehearse(waiting, (Asynchronous("server"),))
+
+
+def test_a_few_steps_to_try_something_have_the_rates_of_the_whole_training(tmp_path: Path) -> None:
+    for whole in (job(schedule=shoestring.warmup_cosine(6), steps=20), job(schedule=shoestring.warmup_cosine(6), steps=0, epochs=4)):
+        assert trained(shortened(whole, 3), (), tmp_path).rates == pytest.approx([0.1 / 6, 0.2 / 6, 0.3 / 6])
+    assert shortened(job(epochs=7), 3).steps == 3 and not shortened(job(epochs=7), 3).epochs
+    assert shoestring.verify(job(schedule=shoestring.warmup_cosine(6)), ()) == (True, 0.0)
+    (tmp_path / "job.py").write_text(FILE)
+    told: list[Stepped] = []
+    tried = train_task(tmp_path / "job.py", 3)
+    Training(tried, None, lambda event: told.append(event) if isinstance(event, Stepped) else None, None).result()
+    assert [event.rate for event in told] == pytest.approx([0.001, 0.002, 0.003])
+
+
+FILE = '''
+import torch, shoestring
+from torch import nn
+def job() -> shoestring.Job:
+    return shoestring.Job(model=lambda: nn.Linear(3, 2), data=lambda: [(torch.ones(4, 3), torch.tensor([0, 1, 1, 0]))] * 50, epochs=5,
+                          optimizer=lambda p: torch.optim.SGD(p, lr=0.1), schedule=shoestring.warmup_linear(100))
+'''
