@@ -87,8 +87,8 @@ class Predictor:
         """What to say of a validation that was not rehearsed to its end, or of which not all data were seen."""
         job = self.rehearsals.job
         if log.unvalidated:
-            until = "is not part of the tensors" if job.validate is not None else "is part of the tensors up to where fake ones could not run it"
-            return f"; validation {until} ({log.unvalidated})"
+            until = "not part of the tensors" if job.validate is not None else "part of the tensors up to where fake ones could not run it"
+            return f"; validation is {until} ({log.unvalidated})"
         if job.held_out is None or (found := looked_through(job)).ended:
             return ""
         return f"; validation by the largest of the first {found.batches} held-out batches"
