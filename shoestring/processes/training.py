@@ -88,7 +88,7 @@ class Training:
         self.tracked = 0                                      # steps under the tracker
         self.last: list[Any] = []                             # the batch of the last step,
         self.loss: Any = None                                 # and its loss: both stand while it is validated
-        self.course.watch = Watching(self.run, self.tracker, lambda: [*self.last, self.loss])
+        self.course.watch = Watching(self.run, self.tracker, lambda: (self.last, self.loss))
         self.step_begun = time.perf_counter()
 
     def result(self) -> TrainResult:

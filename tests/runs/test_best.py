@@ -51,9 +51,10 @@ def metrics(flag):
         return {"accuracy": (output.argmax(1) == batch[1]).float().mean()}
     return found
 
-def job(goal: str = "max loss", patience: int = 2, flag: str = "", every: str = "4") -> Job:
+def job(goal: str = "max loss", patience: int = 2, flag: str = "", every: str = "4", listed: bool = False) -> Job:
     block = lambda: nn.Sequential(nn.Linear(64, 260), nn.GELU(), nn.Dropout(0.2), nn.Linear(260, 64))
-    return Job(model=lambda: nn.Sequential(*(block() for _ in range(5)), nn.Linear(64, 10)), data=lambda: batches(0, 100, 16), steps=24,
+    return Job(model=lambda: nn.Sequential(*(block() for _ in range(5)), nn.Linear(64, 10)), steps=24,
+               data=lambda: (list if listed else iter)(batches(0, 100, 16)),
                optimizer=lambda p: torch.optim.AdamW(p, lr=4e-3),
                held_out=lambda: batches(1, 3, 512), metrics=metrics(flag), every=every, goal=goal, patience=patience)
 """
@@ -143,11 +144,11 @@ def test_a_finished_run_is_not_trained_on(job: Path, tmp_path: Path, undisturbed
     assert not any(isinstance(event, (Stepped, Validated)) for event in told)
 
 
-@pytest.mark.parametrize("plan", PLANS)
-def test_what_a_validation_needs_is_predicted_to_the_byte_and_measured(plan: str, job: Path, tmp_path: Path) -> None:
-    result = run_worker(task(job, tmp_path, plan), {})
+@pytest.mark.parametrize(("plan", "listed"), [*((plan, False) for plan in PLANS), ("plain", True)])
+def test_what_a_validation_needs_is_predicted_to_the_byte_and_measured(plan: str, listed: bool, job: Path, tmp_path: Path) -> None:
+    result = run_worker(task(job, tmp_path, plan, listed=listed), {})
     techniques = tuple(built(one["name"], one["knobs"], CATALOGUE) for one in PLANS[plan])
-    highest = peak(rehearse(loaded_job(job, {}), techniques))
+    highest = peak(rehearse(loaded_job(job, {"listed": listed}), techniques))
     assert highest.moment.phase == VALIDATE
     assert result.measured["peak_bytes"] == highest.bytes and result.measured["validation_seconds"] > 0
 
