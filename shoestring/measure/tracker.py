@@ -143,6 +143,10 @@ class Tracker(DispatchMode):
                 if role:
                     self.log.roles.setdefault(serial, role)
 
+    def alive(self, role: str) -> bool:
+        """Whether something with this role is there."""
+        return any(self.log.roles.get(serial) == role for serial, _, _ in self.serials.values())
+
     @contextmanager
     def holding(self, held: Iterable[Tensor], role: str) -> Iterator[None]:
         """Count tensors for a while, though whoever made them may keep them for longer."""

@@ -20,7 +20,7 @@ from shoestring.measure.timeline import filled, last_step, peak, stretches, vali
 from shoestring.measure.tracker import VALIDATE, Log, Moment
 from shoestring.planning.evidence.anchor import paged
 from shoestring.planning.evidence.gather import Evidence
-from shoestring.planning.evidence.held_out import looked_through
+from shoestring.planning.evidence.held_out import looked_through, with_own
 from shoestring.planning.evidence.rehearsals import Rehearsals, failure
 from shoestring.planning.evidence.step import first_batch
 from shoestring.planning.evidence.tasks import TrialResult, TrialTask
@@ -50,10 +50,10 @@ class Predictor:
 
     def plan(self, one: Combination) -> Plan:
         """A candidate with its exact figures."""
-        log = self.rehearsals.log(one.techniques) if one.techniques else self.evidence.plain
+        log = self.log(one.techniques)
         highest = peak(log)
         if self.rehearsals.job.validates and any(technique.serves for technique in one.techniques):   # there the first worker validates
-            highest = max(highest, peak(self.rehearsals.log(one.techniques, rank=0)), key=lambda found: found.bytes)
+            highest = max(highest, peak(self.log(one.techniques, rank=0)), key=lambda found: found.bytes)
         seconds = one.known["step_seconds"]
         if self.tries_group(log):
             tried = self.trial(one.techniques, GROUP_STEPS, together=True)
@@ -70,6 +70,12 @@ class Predictor:
             stored_bytes=log.stored, disk_speed=disk_speed(one.cost), sent_by_others_bytes=sent_by_others,
             drift=stated_drift(one.techniques, self.evidence.ledger), blocks=by_block(log), lengths=self.rehearsals.lengths,
         ))
+
+    def log(self, techniques: Techniques, rank: int | None = None) -> Log:
+        """The log of a rehearsal, with what the job's own validation was measured to make."""
+        found = self.rehearsals.log(techniques, rank) if techniques or rank is not None else self.evidence.plain
+        anchor = self.evidence.anchor
+        return found if anchor is None else with_own(found, anchor.validation_bytes)
 
     def with_validation(self, cost: Ledger, plan: Plan) -> Plan:
         """The plan with the seconds of a validation, and of the whole training with all of them, where its steps are known."""
@@ -88,8 +94,8 @@ class Predictor:
         """What to say of a validation that was not rehearsed to its end, or of which not all data were seen."""
         job = self.rehearsals.job
         if log.unvalidated:
-            left = "validation" if job.validate is not None else "what the metrics of a validation need after that"
-            return f"; {left} is not part of the tensors ({log.unvalidated})"
+            until = "not part of the tensors" if job.validate is not None else "part of the tensors up to where fake ones could not run it"
+            return f"; validation is {until} ({log.unvalidated})"
         if job.held_out is None or (found := looked_through(job)).ended:
             return ""
         return f"; validation by the largest of the first {found.batches} held-out batches"
@@ -143,7 +149,7 @@ class Predictor:
                 if job.link.rank in ranks and not serves:
                     found.append(RankFigures(ranks, plan.peak_bytes, plan.sent_bytes))
                     continue
-                log = self.rehearsals.log(plan.techniques, rank=ranks[0])
+                log = self.log(plan.techniques, rank=ranks[0])
                 sent = float(log.sent[-1]) if serves else self.sent(plan.techniques, log, ranks[0])[0]
                 found.append(RankFigures(ranks, peak(log).bytes, sent))
             return replace(plan, ranks=tuple(found))
@@ -232,7 +238,7 @@ class Predictor:
         for technique in plan.techniques:
             rest = tuple(one for one in plan.techniques if one is not technique)
             if technique.saves_memory:
-                without = peak(self.rehearsals.log(rest) if rest else self.evidence.plain)
+                without = peak(self.log(rest))
                 if plan.peak_bytes >= without.bytes:
                     yield (f"{text(technique)} saves nothing here: the peak of tensors is {bytes_text(plan.peak_bytes)} with it, in the "
                            f"{plan.where}, and {bytes_text(without.bytes)} without")

@@ -103,7 +103,7 @@ class Training:
         self.noted = self.told = 0   # tracked steps of which the tensors' need was noted; bytes that were told of them
         self.last: list[Any] = []    # the batch of the last step,
         self.loss: Any = None        # and its loss: both stand while it is validated
-        self.course.watch = Watching(self.run, self.tracker, lambda: [*self.last, self.loss])
+        self.course.watch = Watching(self.run, self.tracker, lambda: (self.last, self.loss))
         self.step_begun = time.perf_counter()
 
     def ended(self, file: str = "") -> TrainResult:

@@ -44,7 +44,7 @@ def best_weights(folder: Folder) -> Checkpoint:
     if best is None:
         assert found is not None, "else the newest is taken"
         steps = ", ".join(str(one.step) for one in there) or "none"
-        raise Mistake(f"the best validation of {folder.path} was after step {found.step}, and its weights are not there (there are: {steps}): "
+        raise Mistake(f"the best validation of {folder.path} was after step {found.step}, whose weights are not there (there: {steps}): "
                       f"they could not be saved, or somebody removed them; {newest}")
     if reason := damage(best, ("parts",)):
         raise Mistake(f"the best weights, of step {best.step}, are damaged ({reason}); {newest}")

@@ -13,14 +13,18 @@ from torch import Tensor
 
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
+from shoestring.core.hardware import Hardware
 from shoestring.core.job import Job
 from shoestring.core.run import brought_home
+from shoestring.core.technique import total_cost
 from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.data.feed import Feed
 from shoestring.loop import steps
 from shoestring.measure.timeline import blocks_of, peak, validation
 from shoestring.measure.tracker import VALIDATE
 from shoestring.planning.evidence.rehearse import prepared, rehearse, tracked
+from shoestring.planning.plan import Plan
+from shoestring.planning.planner import Planner
 from shoestring.validation import validated
 from tests.awkward import AWKWARD
 from tests.models import job, seeded
@@ -34,10 +38,10 @@ def accuracy(output: Any, batch: Any) -> dict[str, Tensor]:
     return {"hits": (output.argmax(1) == batch[1]).float().mean()} if isinstance(output, Tensor) else {"hits": output["loss"] < 3}
 
 
-def validating(made: Job) -> Job:
+def validating(made: Job, times: int = 1) -> Job:
     """The same job, held to four batches of other sizes; three of them larger than those it trains on."""
     (batch,) = islice(made.data(), 1)
-    several = [made.pieces(batch, 2)[0], *(doubled(batch, times) for times in (2, 3, 2))]
+    several = [made.pieces(batch, 2)[0], *(doubled(batch, more * times) for more in (2, 3, 2))]
     return replace(made, held_out=lambda: several, metrics=accuracy, goal="max hits")
 
 
@@ -126,3 +130,51 @@ def test_the_memory_of_a_validation_is_rehearsed_to_the_byte_under_every_techniq
         assert (predicted.moved, predicted.sent, predicted.draws) == (without.moved, without.sent, without.draws), plan
         assert mixed or predicted.marks[:len(without.marks)] == without.marks, plan
     assert higher
+
+
+def test_the_ledger_ranks_validation_within_a_quarter_of_what_is_rehearsed() -> None:
+    made = validating(job("gpt2", optimizer=sgd), times=4)
+    found = Planner(made, Hardware()).ledger()
+    assert found.validation is not None and found.validation.seconds > 0
+    higher = 0
+    for plan in plans("gpt2"):
+        if len(plan) == 1 and not plan[0].computes_in:
+            by_ledger, rehearsed = total_cost(plan, found).peak, peak(rehearse(made, plan))
+            higher += rehearsed.moment.phase == VALIDATE
+            assert abs(by_ledger - rehearsed.bytes) <= 0.25 * rehearsed.bytes, (plan, by_ledger, rehearsed)
+    assert higher
+
+
+def planned(**more: Any) -> Plan:
+    made = replace(validating(job("chain", optimizer=sgd), times=4), **more)
+    return Planner(made, Hardware()).outcome(None, ()).chosen
+
+
+def test_a_plan_tells_where_validation_is_its_peak_and_how_long_it_takes() -> None:
+    plan, without = planned(metrics=None, goal="min loss"), planned(held_out=None, metrics=None)
+    assert plan.where.startswith("validation, ") and plan.peak_bytes > without.peak_bytes
+    assert any(name.startswith("validate ") for name, _ in plan.blocks)
+    assert not any(name.startswith("validate") for name, _ in without.blocks)
+    assert plan.validation_seconds > 0 and plan.training_seconds > 0
+    assert "validation_seconds" in plan.as_json() and "validation_seconds" not in without.as_json()
+    assert (plan.flops, plan.traffic_bytes, plan.step_seconds) == (without.flops, without.traffic_bytes, without.step_seconds)
+
+
+def test_what_of_a_validation_is_not_in_the_plan_is_told() -> None:
+    looks = planned(metrics=lambda output, batch: {"hits": (output.argmax(1) == batch[1]).float().mean().item()})
+    assert "validation is part of the tensors up to where fake ones could not run it (LooksAtValues" in looks.sure
+    assert looks.where.startswith("validation, ")
+    own = planned(held_out=None, metrics=None, validate=lambda model: {"hits": 1.0})
+    assert "validation is not part of the tensors (validate=... may do anything" in own.sure
+
+
+@pytest.mark.parametrize(("more", "said"), [
+    ({"goal": "max f1"}, "validation gave loss, hits"), ({"held_out": lambda: iter(())}, "yield no batch"),
+    ({"held_out": list}, "yield no batch"),
+    ({"metrics": lambda output, batch: {"step": 1.0}}, "'step', which stands beside every metric"),
+    ({"metrics": lambda output, batch: {"loss": 1.0}}, "'loss', which is the held-out loss"),
+    ({"metrics": lambda output, batch: 0.5}, "gave a float"),
+])
+def test_what_is_wrong_in_a_validation_is_told_before_a_step_is_trained(more: dict[str, Any], said: str) -> None:
+    with pytest.raises(Mistake, match=said):
+        planned(**more)

@@ -14,7 +14,7 @@ import torch
 
 from shoestring.runs import tensors
 from shoestring.runs.cadence import Cadence
-from shoestring.runs.checkpoints import Checkpoint, make_room, saved
+from shoestring.runs.checkpoints import BEST, Checkpoint, forget_best, make_room, saved
 from shoestring.runs.event import Event, Saved, Warned
 from shoestring.runs.saver import Saver, Snapshot
 from tests.records import records, steps_in
@@ -97,6 +97,51 @@ def test_a_damaged_checkpoint_is_not_what_everything_else_makes_room_for(tmp_pat
     (tmp_path / "step-00000003" / "weights.safetensors").write_bytes(b"")
     assert [make_room(tmp_path, 1), make_room(tmp_path, 1)] == [Checkpoint(tmp_path / "step-00000001"), None]
     assert steps_of(tmp_path) == [2, 3]
+
+
+def save_best(saver: Saver, number: int) -> None:
+    saver.save_best(lambda: Snapshot(number, {"w": torch.full((25_000,), float(number))}, {}, {"step": number, "parts": {}}))
+    saver.wait()
+
+
+def knowing(saver: Saver, number: int, best: int) -> None:
+    """A checkpoint that knows which weights were best."""
+    state = {"step": number, "parts": {"course": {"best": (0.5, best)}}}
+    saver.save(lambda: Snapshot(number, {"w": torch.zeros(10)}, {}, state))
+    saver.wait()
+
+
+def test_best_weights_that_do_not_fit_the_disk_cost_a_warning_and_those_before_stay(tmp_path: Path, disk: Disk, told: list[Event]) -> None:
+    saver = Saver(tmp_path, Cadence(steps=1, keep=3), told.append)
+    save_best(saver, 1)
+    disk.room = 150_000
+    save_best(saver, 2)
+    assert [one.step for one in saved(tmp_path, BEST)] == [1] and not list(tmp_path.glob("*.tmp-*"))
+    (warning,) = (event.text for event in told if isinstance(event, Warned))
+    assert "best in validation could not be saved (No space left on device): training goes on" in warning
+
+
+def test_best_weights_stay_as_long_as_a_checkpoint_knows_of_them_or_may_come_to(tmp_path: Path, told: list[Event]) -> None:
+    def best() -> list[int]:
+        return [one.step for one in saved(tmp_path, BEST)]
+
+    saver = Saver(tmp_path, Cadence(steps=1, keep=2), told.append)
+    saver.by_loss = False
+    save_best(saver, 4)
+    knowing(saver, 5, 4)
+    save_best(saver, 8)
+    assert best() == [4, 8], "a run that is killed now goes on from step 5, and knows 4"
+    knowing(saver, 9, 8)
+    assert best() == [4, 8], "if 9 is damaged it goes on from 5"
+    save_best(saver, 10)
+    knowing(saver, 10, 10)
+    assert best() == [8, 10], "nothing goes back to 5 any more"
+    knowing(saver, 11, 10)
+    assert best() == [10]
+    save_best(saver, 12)
+    forget_best(tmp_path, 11)
+    assert best() == [10], "the life that found 12 was given up"
+    assert not any(event.best for event in told if isinstance(event, Saved) and event.checkpoint.startswith("step"))
 
 
 JOB = """

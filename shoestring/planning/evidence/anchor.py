@@ -29,7 +29,7 @@ from shoestring.measure.process import forget_peak, status, touched
 from shoestring.measure.timeline import filled, stretches
 from shoestring.measure.tracker import Tracker, watched
 from shoestring.planning.catalogue import ALL_BLOCKS_AGAIN, CATALOGUE
-from shoestring.planning.evidence.held_out import Watching, looked_through
+from shoestring.planning.evidence.held_out import Watching, looked_through, own_validation
 from shoestring.planning.evidence.rehearse import prepared
 from shoestring.validation import Watch, check_goal, validated
 
@@ -126,9 +126,9 @@ def validate_largest(run: Run, job: Job, watch: Watch | None = None) -> None:
         check_goal(job, validated(run, job, watch, [(found.largest, True)]))
 
 
-def overheads(run: Run, batches: Iterable[Batch], job: Job) -> tuple[dict[str, int], float]:
-    """By "phase place": bytes that the process has above its tensors at the highest point of that moment; and the share of
-    libraries' workspaces that was written to, which is all of them that counts."""
+def overheads(run: Run, batches: Iterable[Batch], job: Job) -> tuple[dict[str, int], float, int]:
+    """By "phase place": bytes that the process has above its tensors at the highest point of that moment; the share of libraries'
+    workspaces that was written to, which is all of them that counts; and bytes of tensors that the job's own validation makes."""
     found: dict[str, int] = {}
     marks: list[int] = []
     written = whole = 0   # bytes of workspaces
@@ -151,14 +151,14 @@ def overheads(run: Run, batches: Iterable[Batch], job: Job) -> tuple[dict[str, i
     with gauge:
         for _ in steps(watch, islice(batches, 1)):
             pass
-    validate_largest(run, job, Watching(run, gauge, tuple))
+    validate_largest(run, job, Watching(run, gauge))
     marks.append(status("VmHWM"))
     share = written / whole if whole else 1.0
     for stretch, most in zip(stretches(filled(gauge.log, share), paged), marks, strict=True):
         if stretch.moment.phase:
             name = " ".join(stretch.moment)
             found[name] = max(found.get(name, -(1 << 62)), most - stretch.top)
-    return found, share
+    return found, share, own_validation(gauge.log) if job.validate is not None else 0
 
 
 def paged(size: int) -> int:
@@ -180,8 +180,8 @@ def anchored(job: Job, techniques: tuple[Technique, ...], model: nn.Module, memo
         times = times if endless else step_times(run, [feed], count)[0]
         if usual:
             step_times(run, [largest], 1)
-        above, share = overheads(run, largest, job)
-        return {"times": times, "overheads": above, "filled": share}
+        above, share, own = overheads(run, largest, job)
+        return {"times": times, "overheads": above, "filled": share, "validation_bytes": own}
     smaller = {} if endless or any(one.splits_batch for one in techniques) else pieces_of(job, feed)
     smaller = {number: part for number, part in smaller.items() if can_run(run, part)}
     if not endless:
@@ -194,7 +194,9 @@ def anchored(job: Job, techniques: tuple[Technique, ...], model: nn.Module, memo
     result["probes"] = probed(run)
     if job.validates:   # at the end: it takes the gradients away
         forget_peak()
+        begun = time.perf_counter()
         validate_largest(run, job)
+        result["validation_seconds"] = time.perf_counter() - begun if job.validate is not None else 0.0
         result["process"] = max(result["process"], status("VmHWM"))
     return result
 

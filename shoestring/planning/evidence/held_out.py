@@ -1,12 +1,13 @@
 """The validation in a rehearsal: one pass over the largest held-out batch, and how much all of them are.
 
 It is the very code that validates in training, so its memory is exact too. Code of the job that looks at values which depend on weights
-(a metric by `item()`) is followed up to there, and the log says so; the job's own `validate` may do anything and is left out.
+(a metric by `item()`) is followed up to there, and the log says so. The job's own `validate` may do anything, so of that only what it
+finds is rehearsed; what it makes itself is measured in a real run of it, where there is one.
 """
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -20,7 +21,8 @@ from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.private import tree_leaves
 from shoestring.core.run import Run
-from shoestring.measure.tracker import VALIDATE, Tracker, hold_run
+from shoestring.measure.timeline import validation
+from shoestring.measure.tracker import VALIDATE, Event, Log, Tracker, hold_run
 from shoestring.validation import Watch, check_goal, held_out, measured, once_through, validating
 
 LONGEST = 5.0   # seconds that held-out data are looked through
@@ -28,9 +30,10 @@ OWN = "validate=... may do anything, so only a real run of it tells"
 
 
 class Watching(Watch):
-    """The tracker looks on at a validation; of batches, at those that are larger than all before. `also`: what else stands meanwhile."""
+    """The tracker looks on at a validation; of batches, at those that are larger than all before. `also` gives the batch of the last
+    step and its loss, which stand meanwhile."""
 
-    def __init__(self, run: Run, tracker: Tracker, also: Callable[[], Sequence[Any]]) -> None:
+    def __init__(self, run: Run, tracker: Tracker, also: Callable[[], tuple[Batch, Any]] = lambda: (None, None)) -> None:
         self.run, self.tracker, self.also = run, tracker, also
         self.begun, self.largest = False, -1   # bytes of a batch
 
@@ -41,7 +44,10 @@ class Watching(Watch):
                 self.begun = True
                 hold_run(self.run, self.tracker)
                 self.tracker.hold(kept_by(self.run.model))
-                self.tracker.hold(tensors(list(self.also())), "inputs")
+                batch, loss = self.also()
+                if not self.tracker.alive("inputs"):   # data that keep their batches have those of the first steps still, which count
+                    self.tracker.hold(tensors(batch), "inputs")
+                self.tracker.hold(tensors(loss))
             self.tracker.mark(VALIDATE)
             yield
             self.tracker.mark("")
@@ -135,14 +141,15 @@ def without_validation(job: Job) -> Job:
     return replace(job, held_out=None, metrics=None, validate=None, patience=0)
 
 
-def rehearse_validation(run: Run, job: Job, tracker: Tracker, also: Sequence[Any]) -> None:
-    """Validate once, on the largest held-out batch, where the tracker looks on."""
+def rehearse_validation(run: Run, job: Job, tracker: Tracker, last: Batch) -> None:
+    """Validate once, on the largest held-out batch, where the tracker looks on. `last`: the batch of the last step."""
     if not job.validates or not run.assignment.counts_steps:
         return
+    watch = Watching(run, tracker, lambda: (last, None))
     if job.validate is not None:
         tracker.log.unvalidated = OWN
-        return
-    watch = Watching(run, tracker, lambda: also)
+        with validating(run, job, watch):
+            return
     found = looked_through(job, run.assignment.asynchronous)
     float(job.weight(found.largest))
     device = next(run.model.parameters()).device
@@ -158,3 +165,20 @@ def rehearse_validation(run: Run, job: Job, tracker: Tracker, also: Sequence[Any
             tracker.log.unvalidated = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:120]}"
     if names:
         check_goal(job, names)
+
+
+def own_validation(log: Log) -> int:
+    """Bytes of tensors that the job's own validation made at most, above what it found."""
+    found = validation(log)
+    return max(stretch.top for stretch in found) - found[0].end if found else 0
+
+
+def with_own(log: Log, size: int) -> Log:
+    """The log of a rehearsal in which the job's own validation makes tensors of so many bytes."""
+    place = next((number for number, (_, moment) in enumerate(log.marks) if moment.phase == VALIDATE), None)
+    if place is None or not size:
+        return log
+    position, serial = log.marks[place + 1][0], 1 + max((event.storage for event in log.events), default=0)
+    made = [Event(serial, size), Event(serial, -size)]
+    marks = [(where + len(made) if number > place else where, moment) for number, (where, moment) in enumerate(log.marks)]
+    return replace(log, events=[*log.events[:position], *made, *log.events[position:]], marks=marks, unvalidated="")

@@ -56,7 +56,8 @@ def real_steps(rehearsals: Rehearsals, plain: Log, variants: Iterable[Technique]
     anchors = {
         key: Anchor(
             one.times, one.paces, one.adding, one.probes, sized.times["step"],
-            timed.steps[""].process, tensors, sized.overheads, sized.filled, pieces, bool(extra))
+            timed.steps[""].process, tensors, sized.overheads, sized.filled, pieces, bool(extra),
+            validation_seconds=one.validation_seconds, validation_bytes=sized.validation_bytes)
         for key, one in timed.steps.items() if not one.error
     }
     failed = {key: one.error for key, one in timed.steps.items() if one.error}

@@ -67,7 +67,7 @@ def tracked(job: Job, techniques: Iterable[Technique], model: nn.Module, batches
     tracker.log.stored = stored(run)
     generators = generators_of(model)
     before, sent = traffic(run), run.mesh.sent
-    last: list[Any] = []   # the batch and the loss of the step that is done: they stand as long as nothing follows
+    last: list[Batch] = []   # the batch of the step that is done: it stands, as its loss does, until the next step
     source = remembered(batches if batches is not None else planned_batches(job, run.assignment), last)
     for _ in tracked_steps(run, islice(source, STEPS), tracker):
         tracker.log.moved.append(traffic(run) - before)
@@ -75,7 +75,7 @@ def tracked(job: Job, techniques: Iterable[Technique], model: nn.Module, batches
         before, sent = traffic(run), run.mesh.sent
     tracker.log.draws |= not all(one.same() for one in generators)   # the tracker sees what torch draws, and nothing else
     if last:
-        rehearse_validation(run, job, tracker, last)
+        rehearse_validation(run, job, tracker, last[0])
     return tracker.log
 
 

@@ -43,6 +43,8 @@ class Anchor:
     pieces: int = 1                   # pieces that the anchor step was run in, where the whole batch was too much
     eased: bool = False               # whether it needed techniques to fit this machine
     sampled: bool = False             # whether it was put together from one block of each kind
+    validation_seconds: float = 0.0   # of the job's own validation, where it has one,
+    validation_bytes: int = 0         # and bytes of tensors that it makes, at most
 
 
 def plain_ledger(job: Job, log: Log, half: Log | None, hardware: Hardware, anchor: Anchor | None,
@@ -90,11 +92,13 @@ def validation_part(job: Job, log: Log, blocks: Iterable[Block], hardware: Hardw
     forward, flops = sum(block.forward for block in blocks), sum(block.flops for block in blocks)   # those of the log's steps together
     steps = sum(moment.phase == "update" for _, moment in log.marks)
     speed = flops / steps / forward if forward and flops else hardware.flops
-    much = looked_through(job).all
+    much = looked_through(job).all if job.held_out is not None else 1.0
+    own = anchor if job.validate is not None else None
     base = min(anchor.overheads.values()) if anchor is not None else 0
     above = max((size for name, size in anchor.overheads.items() if name.startswith(f"{VALIDATE} ")), default=base) if anchor else 0
-    return Validation(max(stretch.top for stretch in found) - sum(standing(log).values()), max(above - base, 0),
-                      log.validation_flops / speed * much, much)
+    top = max(stretch.top for stretch in found) if own is None else found[0].end + own.validation_bytes
+    seconds = log.validation_flops / speed * much if own is None else own.validation_seconds
+    return Validation(top - sum(standing(log).values()), max(above - base, 0), seconds, much)
 
 
 def with_process(ledger: Ledger, tensors: int, hardware: Hardware, anchor: Anchor | None) -> Ledger:

@@ -86,6 +86,8 @@ class AnchorStep:
     probes: Mapping[str, float] = field(default_factory=dict)      # seconds of what techniques asked for, by their name for it
     overheads: Mapping[str, int] = field(default_factory=dict)     # bytes of the process above its tensors by "phase place"
     filled: float = 1.0                                            # share of libraries' workspaces that is written to
+    validation_seconds: float = 0.0                                # of the job's own validation, where it has one
+    validation_bytes: int = 0                                      # of tensors that it makes, at most
     error: str = ""                                                # why the step failed; then nothing else is known
 
 

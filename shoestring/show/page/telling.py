@@ -119,6 +119,11 @@ def sentences(event: Entries) -> Iterator[str]:
         yield how
     elif kind == "saved":
         yield f"Saved a checkpoint at step {step:,}, {known(event, 'bytes')} in {known(event, 'seconds')}"
+    elif kind == "validated":
+        metrics = event.get("metrics")
+        found = metrics.items() if isinstance(metrics, Mapping) else ()
+        told = ", ".join(f"{name} {NONE if number(value) is None else f'{number(value):.4g}'}" for name, value in found)
+        yield said(f"Validated after step {step:,}: {told}{', the best so far' * bool(event.get('best'))}", 600)
     elif kind == "adopted":
         changes = found if isinstance(found, list | tuple) else list(found) if isinstance(found, Mapping) else [found or ""]
         yield said("Goes on with changes: ") + said("; ".join(str(change) for change in changes), 600)
