@@ -96,7 +96,8 @@ def test_epochs_validations_and_warnings_are_shown_without_remains(tmp_path: Pat
 def test_a_run_that_goes_on_has_the_same_time_left_in_terminal_and_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shoestring.commands.progress.screen", lambda stream: Screen(120))
     events = Events(tmp_path)
-    for event in (Begun(steps=90, step=0), *(step(number, 1.0 + number % 3) for number in range(1, 31)), Validated(20, 1, {"loss": 2.0}, 6.0)):
+    steps = [step(number, 1.0 + number % 3) for number in range(1, 31)]
+    for event in (Begun(steps=90, step=0), *steps, Validated(20, 1, {"loss": 2.0}, 6.0)):
         events.add(event)
     show = shower(tmp_path, stream := Terminal(), epochs=0)
     for event in (Begun(steps=90, step=25), step(26, 40.0), step(27, 3.0)):

@@ -1,4 +1,4 @@
-"""Functions of a Job that can't be called as they will be are told of when it is made; a loss that mistakes the batch, when it is called."""
+"""Functions of a Job that can't be called as they will be are told of when it is made; a loss that mistakes the batch, in its first call."""
 from __future__ import annotations
 
 from typing import Any
@@ -10,13 +10,13 @@ from torch import nn
 from shoestring import Job, Mistake
 from shoestring.core.called import guarded
 
-GOOD: dict[str, Any] = {"model": lambda: nn.Linear(8, 3), "data": lambda: []}
+GOOD: dict[str, Any] = {"model": lambda: nn.Linear(8, 3), "data": list}
 WRONG = [
     ("loss", lambda output: output, r"loss in the Job is a function of \(output\).*called as loss\(output, batch\); write loss=lambda"),
     ("loss", 3, "loss in the Job is a int, not a function"),
     ("model", nn.Linear(8, 3), r"model in the Job is a model, and a function that makes it is needed, .*write model=lambda: MyModel\(\)"),
     ("forward", lambda model, x, y: x, r"called as forward\(model, batch\)"),
-    ("validate", lambda: {}, r"called as validate\(model\)"),
+    ("validate", lambda: {"a": 1}, r"called as validate\(model\)"),
 ]
 
 

@@ -14,8 +14,8 @@ from tests.tasks import train_task
 
 def test_a_killed_worker_is_told_with_what_that_may_mean_and_where_the_run_stands(tmp_path: Path) -> None:
     task = train_task(tmp_path / "job.py", 3, folder=tmp_path)
-    with pytest.raises(Crashed, match=r"died with SIGKILL: it was killed from outside, by a person, .* \(dmesg would tell\)\. It had saved no "
-                                      r"checkpoint yet: the same command with --run .* begins anew"):
+    with pytest.raises(Crashed, match=r"died with SIGKILL: it was killed from outside, by a person, .* \(dmesg would tell\)\. It had "
+                                      r"saved no checkpoint yet: the same command with --run .* begins anew"):
         ended_silently(-signal.SIGKILL, [], False, stands(task))
     assert "somebody" not in ending_text(-signal.SIGKILL) and stands(train_task(tmp_path / "job.py", 3)) == ""
 
