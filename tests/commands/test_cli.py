@@ -117,6 +117,7 @@ def test_a_budget_that_nothing_meets_is_refused_with_the_least_that_works(net: P
     pytest.param(["plan", "NET", "--use", "Accumulate(pieces=1000)"], "a piece needs a sample", marks=pytest.mark.slow),
     (["plan", "NET", "--plan", "missing.json"], "there is no plan file"),
     (["trian", "NET"], "did you mean train?"),
+    (["train", "NET", "--run", "/sys/shoestring"], "'/sys/shoestring' can't be used ("),
     (["plan", "NET", "--widht", "3"], "did you mean --width?"),
     (["train", "NET", "--memroy", "3GiB"], "did you mean --memory?"),
     (["train", "--memroy", "3GiB", "NET"], "did you mean --memory?"),

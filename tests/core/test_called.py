@@ -1,4 +1,4 @@
-"""Functions of a Job that can't be called as they will be are told of when it is made; a loss that mistakes the batch, in its first call."""
+"""A Job's functions that can't be called as they will be are told of when it is made; a loss that mistakes the batch, in its first call."""
 from __future__ import annotations
 
 from typing import Any
