@@ -110,7 +110,7 @@ def test_a_budget_that_nothing_meets_is_refused_with_the_least_that_works(net: P
     (["plan", "NET", "--widht", "3"], "--width"),
     (["plan", "NET", "--width", "wide"], "whole number"),
     (["plan", "nothing.py"], "neither a file nor a built-in job"),
-    (["plan", "NET", "--use", "Checkpont(every=2)"], "no technique is called 'Checkpont'"),
+    (["plan", "NET", "--use", "Checkpont(every=2)"], "did you mean Checkpoint?"),
     (["plan", "NET", "--use", "Checkpoint(evry=2)"], "it has every, groups, schedule"),
     (["plan", "NET", "--use", "Checkpoint(every=2"], "is not a technique"),
     (["plan", "NET", "--use", "StepInBackward()", "--use", "Accumulate(pieces=2)"], "can't be combined"),
