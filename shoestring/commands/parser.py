@@ -3,12 +3,21 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 
 from shoestring.core.errors import Mistake
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, NoReturn
+
+
+SAID = (   # how argparse says it, and how we do
+    (r"^argument (--?[\w-]+)(?:/\S+)?: expected one argument$", r"\1 needs a value"),
+    (r"^argument (--?[\w-]+)(?:/\S+)?: invalid int value: (.+)$", r"\1 takes a whole number, and \2 is none"),
+    (r"^argument (--?[\w-]+)(?:/\S+)?: invalid choice: (\S+) \(choose from (.+)\)$", r"\1 takes one of \3, and \2 is none of them"),
+    (r"^the following arguments are required: ", "what is missing: "),
+)
 
 
 class Formatter(argparse.HelpFormatter):
@@ -41,6 +50,9 @@ class Parser(argparse.ArgumentParser):
         return action
 
     def error(self, message: str) -> NoReturn:
+        """argparse's messages as we would say them; those that are clear enough stay."""
+        for pattern, ours in SAID:
+            message = re.sub(pattern, ours, message)
         raise Mistake(f"{message}; see {self.prog} --help")
 
 

@@ -9,11 +9,12 @@ from shoestring.commands.output import screen
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from shoestring.core.job import Job
     from shoestring.runs.event import Event, Stepped
     from shoestring.runs.resume import Opened
+    from shoestring.show.terminal import Progress
 
 
 @contextmanager
@@ -30,8 +31,8 @@ def telling(options: Namespace) -> Iterator[Callable[[str, float | None], None]]
             return
         so_far = time.monotonic() - begun
         of = f" of about {about(expected)}" if expected and so_far < expected else " so far"
-        passed = f" ({about(so_far)}{of})" if so_far > 1 else f" (about {about(expected)})" if expected else ""
-        text = f"planning: {what} …{passed}"
+        passed = f", {about(so_far)}{of}" if so_far > 1 else f", about {about(expected)}" if expected else ""
+        text = f"planning{passed}: {what} …"   # the time first: the end may be cut
         width = screen(line.stream).width
         line.show(text if width is None else text[:width - 1])
 
@@ -54,8 +55,11 @@ class Shower:
         self.validations = [(one.step, one.seconds) for one in history.validated]
         self.metrics = dict(history.validated[-1].metrics) if history.validated else {}
         self.rounds = list(history.steps.epoch)   # of the data, that were over after every step
+        self.told: Progress | None = None         # what the line says
 
     def __call__(self, event: Event) -> None:
+        from dataclasses import replace
+
         from shoestring.runs.event import Begun, Died, Reformed, Stepped, Validated, Warned
 
         if isinstance(event, Stepped):
@@ -63,7 +67,9 @@ class Shower:
         elif isinstance(event, Validated):
             self.validations.append((event.step, event.seconds))
             self.metrics = dict(event.metrics)
-            if not self.line.moves and not self.options.json:
+            if self.told is not None and self.line.moves:
+                self.show(replace(self.told, metrics=self.metrics))
+            elif not self.options.json:
                 self.line.say(validation_text(event.step, event.metrics, event.best))
         elif isinstance(event, Warned):
             self.line.say(f"warning: {event.text}")
@@ -84,23 +90,27 @@ class Shower:
     def stepped(self, event: Stepped) -> None:
         """The line moves with every step; on a pipe, every tenth has its own."""
         from shoestring.runs.time_left import time_left
-        from shoestring.show.terminal import Progress, progress
+        from shoestring.show.terminal import Progress
 
         self.seconds.append(event.seconds)
         epoch = self.rounds[-1] + 1 if self.rounds else 1
         self.rounds.append(event.epoch)
         if self.options.json or not (self.line.moves or event.step % 10 in (0, 1) or event.step == self.steps):
             return
-        told = Progress(event.step, self.steps, event.loss, event.most, self.budget,
-                        time_left(event.step, self.steps, self.seconds, self.validations),
-                        epoch if self.job.epochs or epoch > 1 else 0, self.job.epochs, event.rate, self.metrics)
+        self.show(Progress(event.step, self.steps, event.loss, event.most, self.budget,
+                           time_left(event.step, self.steps, self.seconds, self.validations),
+                           epoch if self.job.epochs or epoch > 1 else 0, self.job.epochs, event.rate, self.metrics))
+
+    def show(self, told: Progress) -> None:
+        from shoestring.show.terminal import progress
+
+        self.told = told
         self.line.show(progress(told, screen(self.line.stream)))
 
 
-def validation_text(step: int, metrics: object, best: bool) -> str:
+def validation_text(step: int, metrics: Mapping[str, float], best: bool) -> str:
     """What a validation found, in a line."""
     from shoestring.show.terminal import number_text
 
-    assert isinstance(metrics, dict), "by name"
     found = ", ".join(f"{name} {number_text(value)}" for name, value in metrics.items())
     return f"held out, after step {step}: {found}{' (the best so far)' if best else ''}"

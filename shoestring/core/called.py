@@ -33,8 +33,8 @@ def check_calls(functions: Mapping[str, Any]) -> None:
             continue
         called = f"it is called as {name}({', '.join(arguments)})"
         if name == "model" and isinstance(function, nn.Module):
-            raise Mistake(f"model in the Job is a model, and a function that makes it is needed, so that planning can make it without memory: "
-                          f"{called}; write {example}")
+            raise Mistake(f"model in the Job is a model, and a function that makes it is needed, so that planning can make it without "
+                          f"memory: {called}; write {example}")
         if not callable(function):
             raise Mistake(f"{name} in the Job is a {type(function).__name__}, not a function: {called}; write {example}")
         try:

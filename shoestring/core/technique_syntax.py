@@ -4,6 +4,7 @@ from __future__ import annotations
 import ast
 
 from shoestring.core.errors import Mistake
+from shoestring.core.suggest import did_you_mean
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,10 +31,10 @@ def call_of(written: str) -> tuple[str, dict[str, Any]]:
 
 def check_name(name: str, known: Collection[str]) -> None:
     if name not in known:
-        raise Mistake(f"no technique is called {name!r}; there are {', '.join(sorted(known))}")
+        raise Mistake(f"no technique is called {name!r}; there are {', '.join(sorted(known))}{did_you_mean(name, known)}")
 
 
 def check_knobs(name: str, knobs: Iterable[str], known: list[str]) -> None:
     for knob in knobs:
         if knob not in known:
-            raise Mistake(f"{name} has no knob {knob!r}; it has {', '.join(known) or 'none'}")
+            raise Mistake(f"{name} has no knob {knob!r}; it has {', '.join(known) or 'none'}{did_you_mean(knob, known)}")

@@ -66,7 +66,9 @@ def differences(before: Request, now: Request, usual: Mapping[str, Any] | None =
     then, after = before.flags, flags_together(before.flags, now.flags)
     for name in sorted({*then, *after}):
         was, is_now = (flags.get(name, otherwise.get(name, OWN) if same else OWN) for flags in (then, after))
-        if was != is_now:
+        if name in then and name not in after:
+            found.append(f"--{name} was {was} and does not count any more, because --{ENDS[name]} is given alone")
+        elif was != is_now:
             found.append(f"--{name} changed: {was} before, now {is_now}")
     for name, was, now_is, given in (
             ("memory", before.memory, now.memory, now.memory is not None),

@@ -248,8 +248,8 @@ def variants(told: Progress) -> Iterator[list[str]]:
     yield [drawn(8, place + epoch), loss, *tried, bytes_text(told.used), *left]
     yield [place + epoch, loss, *tried, bytes_text(told.used), *left]
     yield [place + epoch, loss, *tried, *left]
-    if not tried:
-        yield [drawn(8, place + epoch), loss, *left]
+    yield [drawn(8, place + epoch), loss, bytes_text(told.used), *left]
+    yield [place + epoch, loss, bytes_text(told.used), *left]
     yield [place + epoch, loss, *left]
     yield [place, loss, *left]
     yield [place, loss]

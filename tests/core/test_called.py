@@ -1,4 +1,4 @@
-"""Functions of a Job that can't be called as they will be are told of when it is made; a loss that mistakes the batch, when it is called."""
+"""A Job's functions that can't be called as they will be are told of when it is made; a loss that mistakes the batch, in its first call."""
 from __future__ import annotations
 
 from typing import Any
@@ -16,7 +16,7 @@ WRONG = [
     ("loss", 3, "loss in the Job is a int, not a function"),
     ("model", nn.Linear(8, 3), r"model in the Job is a model, and a function that makes it is needed, .*write model=lambda: MyModel\(\)"),
     ("forward", lambda model, x, y: x, r"called as forward\(model, batch\)"),
-    ("validate", dict, r"called as validate\(model\)"),
+    ("validate", lambda: {"a": 1}, r"called as validate\(model\)"),
 ]
 
 

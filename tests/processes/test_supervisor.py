@@ -125,7 +125,7 @@ def test_without_a_new_step_it_is_given_up_and_with_one_it_is_not(tmp_path: Path
         made.goes_to(1)
         made.dies(KILLED)
         made.dies(KILLED)
-        with pytest.raises(Crashed, match="in 3 tries no new step was done after step 1: it was killed from outside.*; there is no checkpoint yet"):
+        with pytest.raises(Crashed, match=r"in 3 tries no new step was done after step 1: it was killed .*; there is no checkpoint yet"):
             made.dies(KILLED)
     with group(tmp_path / "never", restarts=0) as made, pytest.raises(Crashed, match="the 0 restarts that --restarts allows are used up"):
         made.dies(KILLED)

@@ -110,7 +110,7 @@ class AnchorTask(JobTask[AnchorResult]):
 
     @property
     def doing(self) -> str:
-        return "measuring where the memory of a real step goes" if self.memory else "timing a real step"
+        return "measuring the memory of a real step" if self.memory else "timing a real step"
 
 
 @dataclass(frozen=True)
