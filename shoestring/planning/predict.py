@@ -157,8 +157,8 @@ class Predictor:
             most = max(stretch.top + anchor.overheads.get(" ".join(stretch.moment), base)
                        for stretch in list(stretches(filled(log, anchor.filled), paged))[1:])
             return (most + belonging) * MARGIN, "from the anchor step and every tensor's pages"
-        if not one.techniques and not anchor.eased:
-            return anchor.process * self.margin, "from the anchor step"
+        if not one.techniques and not anchor.eased and self.rehearsals.job.largest is None:
+            return anchor.process * MARGIN, "from the anchor step"
         if not self.has_room(log):
             return one.known["process_bytes"], "estimated: this machine has no room to try it"
         tried = self.trial(one.techniques, self.trial_steps)
