@@ -32,6 +32,7 @@ Combination = Candidate[TrainingTechnique, Ledger]
 
 SLACK = 1.05           # what a device's own allocator takes above the tensors, where that can't be measured
 MARGIN = 1.02          # on the predicted process: better two percent too much than a run over its budget
+VARIED_MARGIN = 1.04   # the same, of one that was tried with batches of several sizes under an allocator that follows no rule
 TRIAL_STEPS = 4
 VARIED_STEPS = 6       # more, where batches are of several sizes: what an allocator keeps back depends on what came before
 GROUP_STEPS = 8        # of a trial by all workers, which are timed too
@@ -190,12 +191,12 @@ class Predictor:
             most = max(stretch.top + overhead(anchor.overheads, stretch.moment, base)
                        for stretch in list(stretches(filled(log, anchor.filled), paged))[1:])
             return (most + belonging) * MARGIN, "from the anchor step and every tensor's pages"
-        if not one.techniques and not anchor.eased:
+        if not one.techniques and not anchor.eased and self.rehearsals.job.largest is None:
             return anchor.process * MARGIN, "from the anchor step"
         if not self.has_room(log):
             return one.known["process_bytes"], "estimated: this machine has no room to try it"
         tried = self.trial(one.techniques, self.trial_steps)
-        return (tried.process_bytes + belonging) * MARGIN, f"from a trial of {self.trial_steps} steps"
+        return (tried.process_bytes + belonging) * self.margin, f"from a trial of {self.trial_steps} steps"
 
     def needs_trial(self, one: Combination) -> bool:
         """Whether its process follows no rule, so that only a trial tells how large it is."""
@@ -218,6 +219,11 @@ class Predictor:
         return self.rehearsals.worker(task, {**self.rehearsals.hardware.environment, **environment(techniques)})
 
     @property
+    def margin(self) -> float:
+        """On a process that follows no rule. Where sizes vary, what the allocator keeps back depends on the order in which they come."""
+        return MARGIN if self.rehearsals.job.largest is None else VARIED_MARGIN
+
+    @property
     def trial_steps(self) -> int:
         """Of a trial by one worker: where sizes vary, some of the batches as they come follow the largest."""
         return TRIAL_STEPS if self.rehearsals.job.largest is None else TRIAL_STEPS + VARIED_STEPS
@@ -229,7 +235,7 @@ class Predictor:
         for _ in range(AGAIN):
             if budget.broken(plan.numbers()) or not budget.broken({"process_bytes": SPREAD * plan.process_bytes}):
                 break
-            more = int(self.trial(plan.techniques, self.trial_steps).process_bytes * MARGIN)
+            more = int(self.trial(plan.techniques, self.trial_steps).process_bytes * self.margin)
             plan = replace(plan, process_bytes=max(plan.process_bytes, more))
         return plan
 

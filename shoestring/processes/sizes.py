@@ -1,7 +1,7 @@
 """Sizes of batches while training: a batch larger than what was planned for is told of before its step, and which steps are tracked.
 
-The first two steps are tracked, and every one whose batch is larger than those of all tracked before, so that what is measured is what the
-largest batch needs.
+The first two steps are tracked, and every one whose batch is larger than those of all tracked before but the first, so that what is
+measured is what the largest batch needs.
 """
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ class Sizes:
         self.check(size, step)
         if self.count >= TRACKED and any(one.covers(size) for one in self.tracked):
             return False
-        self.tracked = largest_of([*self.tracked, size])
+        if step > 1:   # the first step of a run has no optimizer state yet, and needs less than others of its size
+            self.tracked = largest_of([*self.tracked, size])
         self.count += 1
         return True
 

@@ -120,6 +120,9 @@ class Stopped(Event):
     text: str = ""
 
 
+DATA_ENDED = "data ended"   # why a run is over whose data ended before its steps; the same word as in course.py, which needs torch
+
+
 @dataclass(frozen=True)
 class Finished(Event):
     """Training is over and the last weights are saved."""

@@ -172,6 +172,10 @@ class Recorder:
         """The last step is done, the data ended, or a signal came: finish the checkpoint and say how it ended. Gives why the last
         weights of a run that is done could not be saved; empty if they are."""
         feed, why = course.feed, course.over(self.step) or (DATA_ENDED if course.feed.ended else "")
+        if why == DATA_ENDED:
+            asked = f"{course.job.epochs} epochs" if course.job.epochs else f"{course.job.steps} steps"
+            self.tell(Warned(f"the data ended after step {self.step}, and {asked} were asked for: they are an iterator, or empty when gone "
+                             f"through again. Give data that can be gone through again (a list, a DataLoader, a data set), or fewer steps"))
         if why == DATA_ENDED and course.job.validates and course.validated_at != self.step:
             self.validate(run, course)
         self.saver.wait()

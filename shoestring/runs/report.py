@@ -5,7 +5,8 @@ It is the same value while the run goes on and when it is over: the live page is
 
     name, run             of the folder
     job, flags, budget    what was asked for; budget has `memory`
-    state                 planning, training, stopped, finished, failed (it said why) or died (it said nothing)
+    state                 planning, training, stopped, finished, data ended (before the steps that it wanted), failed (it said why) or
+                          died (it said nothing)
     pid                   who trains there now, or None
     text                  why it failed, stopped or died, and where it stands
     step, steps           where it is, and where it wants to be
@@ -35,7 +36,7 @@ from shoestring.core.exactness import Exactness, stated_in
 from shoestring.core.figures import Figures
 from shoestring.core.units import seconds_text
 from shoestring.planning.quantities import compared, plan_summary
-from shoestring.runs.event import Begun, Event, Failed, Finished, Saved, Stopped, Validated, Warned
+from shoestring.runs.event import DATA_ENDED, Begun, Event, Failed, Finished, Saved, Stopped, Validated, Warned
 from shoestring.runs.events import NAME, record_of
 from shoestring.runs.folder import Folder, Unusable, holder
 from shoestring.runs.history import History, best_of, measured, metrics_of
@@ -50,7 +51,7 @@ class Report:
     request: Request | None          # None: it can't be read
     plan: Mapping[str, Any]          # what plan.json says; empty while it plans
     ended: Mapping[str, Any]         # what report.json says of a run that is finished; else empty
-    state: str                       # planning, training, stopped, finished, failed or died
+    state: str                       # planning, training, stopped, finished, data ended, failed or died
     pid: int | None                  # who trains there now
     text: str                        # why it failed, stopped or died, and where it stands
     step: int                        # where it is,
@@ -172,9 +173,11 @@ def report_of(path: Path, history: History | None = None) -> Report:
     steps, doing, pid = history.steps, history.doing, holder(path)
     alive = "training" if isinstance(doing, Begun) else "planning"
     state = doing.kind if isinstance(doing, ENDS) else alive if pid is not None else "died"
+    if isinstance(doing, Finished) and doing.ended == DATA_ENDED:
+        state = DATA_ENDED
     damage += [history.wrong] * bool(history.wrong) + lost(history.damaged + (pid is None and history.rest > 0))
     return Report(
-        path, request, plan_summary(plan), ended if state == "finished" else {}, state, pid,
+        path, request, plan_summary(plan), ended if isinstance(doing, Finished) else {}, state, pid,
         text_of(state, history, pid), steps.number[-1] if steps else 0, history.wanted, list(steps.loss), list(steps.seconds),
         [(when - (history.begun or 0.0), size) for when, size in zip(steps.time, steps.process, strict=True)], measured(history),
         tuple(damage), tuple(history.saved), (*history.others, *(Warned(one, time=history.last or time.time()) for one in damage)),

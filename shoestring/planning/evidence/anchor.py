@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 from statistics import median
 from typing import Any
 
@@ -35,6 +35,7 @@ from shoestring.validation import Watch, check_goal, validated
 
 TIMED = 5        # steps whose median counts, at most
 ENOUGH = 1.5     # seconds of such steps; of long ones, two are enough
+VARIED = 8       # steps with batches as they come, where they are of several sizes
 ENDLESS = 4.0    # seconds: of steps longer than this, the first one is enough
 
 
@@ -186,8 +187,9 @@ def anchored(job: Job, techniques: tuple[Technique, ...], model: nn.Module, memo
     smaller = {number: part for number, part in smaller.items() if can_run(run, part)}
     if not endless:
         times, *others = step_times(run, [feed, *smaller.values()], count)
-    if usual:
-        step_times(run, [largest], 2)
+    if usual:   # the largest among others: what the allocator keeps back of those is there too
+        for _ in steps(run, chain(islice(planned_batches(replace(job, largest=None)), VARIED), largest)):
+            pass
     result: dict[str, Any] = {"times": times, "process": status("VmHWM"), "reserved": status("VmPeak") - status("VmHWM")}
     result["paces"] = [(number, pace(times, other, number)) for number, other in zip(smaller, others, strict=True)] if smaller else []
     result["adding"] = fastest(lambda: [p.grad.add_(p.grad) for p in model.parameters() if p.grad is not None and not p.grad.is_sparse])

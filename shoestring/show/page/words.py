@@ -15,7 +15,7 @@ from shoestring.runs import time_left
 from shoestring.show.page.render import NONE, said
 
 STATES = {"planning": "Planning", "training": "Training", "finished": "Finished", "stopped": "Stopped", "failed": "Failed",
-          "died": "Died"}
+          "died": "Died", "data ended": "Data ended"}
 ENDED_EARLY = ("stopped", "failed", "died")
 Entries = Mapping[str, Any]   # a report or a part of it by its keys (see runs.report); any may be missing, and hold anything
 
