@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from pathlib import Path
 
+    from shoestring.runs.checkpoints import Checkpoint
     from shoestring.runs.folder import Folder
 
 name = "export"
@@ -49,18 +50,39 @@ def weights(options: Namespace, folder: Folder, target: Path) -> int:
     import json
 
     from shoestring.jobfile import loaded_job
-    from shoestring.runs.export import checkpoint_of, export_hugging_face, export_weights, newer_weights
+    from shoestring.runs.export import checkpoint_of, export_hugging_face, export_weights, newer_weights, not_in_file
     from shoestring.runs.folder import source_of
 
     checkpoint = checkpoint_of(folder, options.step)
+    unnamed = ""
     if options.to == "safetensors":
-        made = export_weights(checkpoint, target)
+        names, unnamed = names_of_model(folder, checkpoint)
+        made = export_weights(checkpoint, target, names)
     else:
         request = folder.request()
         assert request is not None, "a run has a request"
         made = export_hugging_face(checkpoint, loaded_job(source_of(folder), dict(request.flags)), target)
-    more = "" if options.step is not None else newer_weights(folder, checkpoint)
+    newer = "" if options.step is not None else newer_weights(folder, checkpoint)
+    more = "; ".join(filter(None, (newer, not_in_file(checkpoint), unnamed)))
     warn([more] if more else [])
     told = {"path": str(made), "step": checkpoint.step} | ({"warning": more} if more else {})
     print(json.dumps(told) if options.json else f"written: {made}, the weights after step {checkpoint.step}")
     return DONE
+
+
+def names_of_model(folder: Folder, checkpoint: Checkpoint) -> tuple[frozenset[str] | None, str]:
+    """The names of the model's state_dict for a checkpoint of an earlier version, which does not tell them, and what is to be said where
+    the model can't be made."""
+    from shoestring.jobfile import loaded_job
+    from shoestring.runs.export import tells_names, weights_of_model
+    from shoestring.runs.folder import source_of
+
+    if tells_names(checkpoint):
+        return None, ""
+    try:
+        request = folder.request()
+        assert request is not None, "a run has a request"
+        return weights_of_model(loaded_job(source_of(folder), dict(request.flags)).model), ""
+    except Exception as error:   # whatever the job's own code raises
+        return None, (f"the checkpoint is of an earlier version and the job's model could not be made ({error}): buffers that are not in "
+                      f"its state_dict may be in the file; load it with strict=False")

@@ -3,17 +3,26 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
+
+from torch import nn
 
 from shoestring.core.errors import Mistake
 from shoestring.core.files import drafted, write_whole
 from shoestring.core.job import Job
+from shoestring.core.run import StoredTensor
 from shoestring.runs.checkpoints import Checkpoint, damage, newest_good, saved
 from shoestring.runs.folder import Folder, holder
 from shoestring.runs.history import History
 from shoestring.runs.report import report_of
 from shoestring.runs.tensors import write_tensors
+
+# What transformers calls the files of a tokenizer
+TOKENIZER = ("tokenizer*.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json", "vocab.txt", "vocab.json", "merges.txt",
+             "spiece.model", "sentencepiece*.model", "chat_template*")
 
 
 def checkpoint_of(folder: Folder, step: int | None) -> Checkpoint:
@@ -46,32 +55,94 @@ def newer_weights(folder: Folder, checkpoint: Checkpoint) -> str:
     return f"these are the weights after step {checkpoint.step}: the run {is_at} step {done.number[-1]}, which is not saved"
 
 
-def export_weights(checkpoint: Checkpoint, target: Path) -> Path:
-    """The weights alone, under the names of the model's state_dict, each stored once."""
+def export_weights(checkpoint: Checkpoint, target: Path, names: Collection[str] | None = None) -> Path:
+    """The weights alone, under exactly the names of the model's state_dict, tied ones under all their names, so that
+    `load_state_dict(load_file(path), strict=True)` works. `names`: those of the state_dict, where a checkpoint does not tell."""
     new(target)
     with drafted(target) as draft:
-        write_tensors(draft, checkpoint.all_weights(), {"format": "pt"})
+        write_tensors(draft, named_weights(checkpoint, names), {"format": "pt"})
     return target
 
 
-def export_hugging_face(checkpoint: Checkpoint, job: Job, target: Path) -> Path:
-    """A folder that `from_pretrained` reads: config.json and model.safetensors."""
-    import torch
+def named_weights(checkpoint: Checkpoint, names: Collection[str] | None = None) -> dict[str, StoredTensor]:
+    """The weights by all names of the model's state_dict, with what was trained beside them added."""
+    left_out = checkpoint.outline().get("left_out")
+    found = checkpoint.all_weights()
+    for alias, of in checkpoint.aliases().items():
+        found[alias] = found[of]
+    if left_out is None:   # by an earlier version
+        return {name: one for name, one in found.items() if names is None or name in names}
+    return {name: one for name, one in found.items() if name not in left_out}
 
-    with torch.device("meta"):
-        model: Any = job.model()
-    if not (hasattr(model, "config") and hasattr(model, "save_pretrained") and hasattr(model.config, "save_pretrained")):
-        raise Mistake(f"the job's model is a {type(model).__name__}, not a model of transformers: --to safetensors gives its weights")
+
+def not_in_file(checkpoint: Checkpoint) -> str:
+    """What is to be said of a state that has more than dense tensors; empty if it has not."""
+    other = list(checkpoint.outline()["model"])
+    return (f"{', '.join(other[:3])}{' and others' * (len(other) > 3)} of the model's state_dict can't be in a safetensors file, which "
+            f"has dense tensors only: load the others with strict=False") if other else ""
+
+
+def tells_names(checkpoint: Checkpoint) -> bool:
+    """Whether it says which of its tensors are in the model's state_dict; those of earlier versions do not."""
+    return "left_out" in checkpoint.outline()
+
+
+def model_of(factory: Callable[[], nn.Module]) -> Any:
+    """The job's model without its values, if it can be made so, else as it is made. Factories that call `from_pretrained` refuse torch's
+    meta device; on fake tensors they work."""
+    from shoestring.core import random_state
+    from shoestring.measure.fake import Stage
+
+    with random_state.kept():
+        try:
+            return Stage().model(factory)
+        except Exception:   # code that looks at values, or that torch can't fake
+            return factory()
+
+
+def weights_of_model(factory: Callable[[], nn.Module]) -> frozenset[str]:
+    """The names of its state_dict."""
+    return frozenset(model_of(factory).state_dict())
+
+
+def export_hugging_face(checkpoint: Checkpoint, job: Job, target: Path) -> Path:
+    """A folder that `from_pretrained` reads: config.json, model.safetensors, and the files of a tokenizer that came with the model."""
+    model = model_of(job.model)
+    check_is_hugging_face(model)
     new(target)
-    names = set(model.state_dict())
-    weights = {name: one for name, one in checkpoint.all_weights().items() if name in names}
+    found, shared = named_weights(checkpoint, set(model.state_dict())), checkpoint.aliases()
+    weights = {name: one for name, one in found.items() if name not in shared}   # once: from_pretrained ties them again
     model.config.architectures = [type(model).__name__]
+    dtypes = [one.dtype for one in weights.values() if one.dtype.is_floating_point]
+    model.config.dtype = dtypes[0] if dtypes else model.config.dtype   # as they are in the file: from_pretrained makes the model of it
     with drafted(target, folder=True) as draft:
         model.config.save_pretrained(draft)
         if getattr(model, "generation_config", None) is not None:
             model.generation_config.save_pretrained(draft)
         write_tensors(draft / "model.safetensors", weights, {"format": "pt"})
+        for path in tokenizer_files(Path(str(getattr(model.config, "name_or_path", "") or "."))):
+            shutil.copyfile(path, draft / path.name)
     return target
+
+
+def check_is_hugging_face(model: Any) -> None:
+    """Refuse a model that `from_pretrained` could not make again."""
+    def own(one: Any) -> bool:
+        return hasattr(one, "config") and hasattr(one, "save_pretrained") and hasattr(one.config, "save_pretrained")
+
+    if own(model):
+        return
+    inside = next((f"; its part {name} is one ({type(part).__name__}), whose weights are there under {name}.*"
+                   for name, part in model.named_modules() if own(part)), "")
+    raise Mistake(f"the job's model is a {type(model).__name__}, not a model of transformers, so from_pretrained could not make it again: "
+                  f"--to safetensors gives its weights{inside}")
+
+
+def tokenizer_files(folder: Path) -> list[Path]:
+    """The files of a tokenizer in the folder that a model was made from; none if it has none."""
+    if not (folder / "config.json").is_file() or not (folder / "tokenizer_config.json").is_file():
+        return []
+    return [path for name in TOKENIZER for path in sorted(folder.glob(name)) if path.is_file()]
 
 
 def export_steps(folder: Folder, kind: str, target: Path) -> tuple[Path, list[str]]:

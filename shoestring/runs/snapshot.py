@@ -42,7 +42,7 @@ def snapshot_of(run: Run, feed: Feed, step: int, best: tuple[float, int] | None)
     state = {
         "step": step, "model": other, "optimizer": optimizer_state(run), "feed": feed.state_dict(),
         "chances": gathered(run, random_state.state()), "parts": {name: part.state_dict() for name, part in run.state.items()},
-        "best": best, "on_disk": on_disk(run),
+        "best": best, "on_disk": on_disk(run), "left_out": left_out(run),
     }
     return Snapshot(step, weights, aliases, state)
 
@@ -111,6 +111,12 @@ def parted(run: Run) -> dict[str, Any]:
 def on_disk(run: Run) -> list[str]:
     """The parts whose state is a file that only they can read."""
     return [name for name, part in run.state.items() if part.on_disk]
+
+
+def left_out(run: Run) -> list[str]:
+    """The buffers that the model's state_dict leaves out: a run that goes on needs them, and other people's tools do not know them."""
+    state = run.model.state_dict()
+    return [name for name, _ in run.model.named_buffers(remove_duplicate=False) if name not in state]
 
 
 def in_memory(run: Run) -> dict[str, Any]:
