@@ -8,14 +8,15 @@ if TYPE_CHECKING:
     from shoestring.api import Step, fit, plan, train, verify
     from shoestring.core.errors import Mistake, OverBudget
     from shoestring.core.job import Job
+    from shoestring.core.weights import Weights
     from shoestring.optimizers import Lamb, Lars
     from shoestring.planning.plan import Plan
 
 __version__ = "0.1.0"
-__all__ = ["Job", "Lamb", "Lars", "Mistake", "OverBudget", "Plan", "Step", "fit", "plan", "train", "verify"]
+__all__ = ["Job", "Lamb", "Lars", "Mistake", "OverBudget", "Plan", "Step", "Weights", "fit", "plan", "train", "verify"]
 
 HOMES = {"Job": "core.job", "Lamb": "optimizers", "Lars": "optimizers", "Mistake": "core.errors", "OverBudget": "core.errors",
-         "Plan": "planning.plan", "Step": "api", "fit": "api", "plan": "api", "train": "api", "verify": "api"}
+         "Plan": "planning.plan", "Step": "api", "Weights": "core.weights", "fit": "api", "plan": "api", "train": "api", "verify": "api"}
 
 
 def __getattr__(name: str) -> Any:

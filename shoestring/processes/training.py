@@ -36,8 +36,9 @@ from shoestring.planning.evidence.tasks import JobTask, TrialResult, TrialTask, 
 from shoestring.processes.job_of_task import fresh_model, job_of
 from shoestring.processes.tasks import TrainResult, TrainTask
 from shoestring.runs.digest import weights_sha256
-from shoestring.runs.event import Event, Measured, Stepped
+from shoestring.runs.event import Event, Measured, Stepped, Warned
 from shoestring.runs.history import History, measured, measured_by
+from shoestring.runs.initial_weights import source
 from shoestring.runs.recorder import Meter, Recorder, Recording
 from shoestring.runs.tensors import pieces, write_tensors
 
@@ -78,6 +79,8 @@ class Training:
         self.course = Course(self.job, run, self.feed)
         self.run = replace(run, state={**run.state, "course": self.course})
         self.number = self.recorder.resume(self.run, self.feed) if self.recorder else 0   # the last step that is done
+        if self.recorder and not self.number and (found := source(self.run.model, self.job)) and found.note:
+            self.recorder.tell(Warned(found.note))
         self.losses: list[float] = []
         self.history = History()   # where no folder keeps it
         self.meter = Meter(self.run)
