@@ -19,8 +19,9 @@ help = "the weights or the course of a run in other people's formats"
 
 def flags(parser: ArgumentParser) -> None:
     parser.add_argument("run", help="folder of a run")
-    parser.add_argument("--to", required=True, choices=["safetensors", "hf", "csv", "json"],
-                        help="safetensors: the weights; hf: a folder for from_pretrained; csv: steps; json: all that happened")
+    parser.add_argument("--to", required=True, choices=["safetensors", "hf", "peft", "csv", "json"],
+                        help="safetensors: the weights; hf: a folder for from_pretrained; peft: what LowRank "
+                             "trained, as an adapter; csv: steps; json: all that happened")
     parser.add_argument("--out", metavar="PATH", help="where to (default: RUN/export.KIND)")
     parser.add_argument("--step", type=int, help="the checkpoint of this step (default: the newest good one)")
 
@@ -37,7 +38,8 @@ def run(options: Namespace) -> int:
     from shoestring.runs.folder import Folder
 
     folder = Folder(Path(options.run))
-    target = Path(options.out) if options.out else folder.path / ("export-hf" if options.to == "hf" else f"export.{options.to}")
+    usual = f"export-{options.to}" if options.to in ("hf", "peft") else f"export.{options.to}"   # a folder, or a file
+    target = Path(options.out) if options.out else folder.path / usual
     if options.to not in ("csv", "json"):
         return weights(options, folder, target)
     made, damage = export_steps(folder, options.to, target)
@@ -50,7 +52,7 @@ def weights(options: Namespace, folder: Folder, target: Path) -> int:
     import json
 
     from shoestring.jobfile import loaded_job
-    from shoestring.runs.export import checkpoint_of, export_hugging_face, export_weights, newer_weights, not_in_file
+    from shoestring.runs.export import checkpoint_of, export_hugging_face, export_peft, export_weights, newer_weights, not_in_file
     from shoestring.runs.folder import source_of
 
     checkpoint = checkpoint_of(folder, options.step)
@@ -61,7 +63,8 @@ def weights(options: Namespace, folder: Folder, target: Path) -> int:
     else:
         request = folder.request()
         assert request is not None, "a run has a request"
-        made = export_hugging_face(checkpoint, loaded_job(source_of(folder), dict(request.flags)), target)
+        job = loaded_job(source_of(folder), dict(request.flags))
+        made = (export_hugging_face if options.to == "hf" else export_peft)(checkpoint, job, target)
     newer = "" if options.step is not None else newer_weights(folder, checkpoint)
     more = "; ".join(filter(None, (newer, not_in_file(checkpoint), unnamed)))
     warn([more] if more else [])

@@ -11,6 +11,7 @@ from shoestring.memory.accumulate import Accumulate
 from shoestring.memory.allocator import Allocator, following
 from shoestring.memory.checkpoint import Checkpoint
 from shoestring.memory.fused import Fused
+from shoestring.memory.low_rank import LowRank
 from shoestring.memory.offload import OffloadOptimizer
 from shoestring.memory.precision import Precision
 from shoestring.memory.spill import Spill
@@ -24,6 +25,7 @@ from shoestring.parallel.local_steps import LocalSteps
 from shoestring.parallel.shard import Shard
 
 CATALOGUE: tuple[type[Technique], ...] = (
+    LowRank,
     Precision,
     Accumulate,
     Spill,

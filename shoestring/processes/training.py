@@ -22,7 +22,7 @@ from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.link import GroupDone, Link
-from shoestring.core.run import Run, gathered, kept, weights
+from shoestring.core.run import Run, digested, gathered, kept, weights
 from shoestring.core.training import TrainingTechnique, making
 from shoestring.core.units import bytes_text
 from shoestring.course import Course
@@ -201,7 +201,7 @@ def trained_model(job: Job, run: Run, file: str) -> tuple[str, str]:
     found = {name: value for name, value in weights(run).items() if hasattr(value, "dtype")}
     if run.link.rank and not kept(run):   # the first worker has the same weights and tells of them
         return "", ""
-    digest, shown = weights_sha256(found), ""
+    digest, shown = weights_sha256({name: value for name, value in digested(run).items() if hasattr(value, "dtype")}), ""
     absent = sum(prod(one.shape) * one.dtype.itemsize for one in kept(run).values())
     if job.show is not None and absent > SHOWN:
         shown = (f"(the job's show is left out: {bytes_text(absent)} of weights are on disk and would be read for every call "

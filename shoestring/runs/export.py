@@ -3,22 +3,26 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import shutil
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from shoestring.core.errors import Mistake
 from shoestring.core.files import drafted, write_whole
 from shoestring.core.job import Job
 from shoestring.core.run import StoredTensor
+from shoestring.memory.adapters import merged
 from shoestring.runs.checkpoints import Checkpoint, damage, newest_good, saved
 from shoestring.runs.folder import Folder, holder
 from shoestring.runs.history import History
 from shoestring.runs.report import report_of
 from shoestring.runs.tensors import write_tensors
+
+PEFT = "base_model.model."   # what PEFT has before every name of the model
 
 # What transformers calls the files of a tokenizer
 TOKENIZER = ("tokenizer*.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json", "vocab.txt", "vocab.json", "merges.txt",
@@ -70,9 +74,51 @@ def named_weights(checkpoint: Checkpoint, names: Collection[str] | None = None) 
     found = checkpoint.all_weights()
     for alias, of in checkpoint.aliases().items():
         found[alias] = found[of]
+    if (beside := low_rank(checkpoint)) is not None:
+        found = merged(found, beside)
     if left_out is None:   # by an earlier version
         return {name: one for name, one in found.items() if names is None or name in names}
     return {name: one for name, one in found.items() if name not in left_out}
+
+
+def low_rank(checkpoint: Checkpoint) -> dict[str, Any] | None:
+    """What LowRank trained beside the weights; None of a run without it."""
+    return checkpoint.state()["parts"]["low rank"] if "low rank" in checkpoint.outline()["parts"] else None
+
+
+def export_peft(checkpoint: Checkpoint, job: Job, target: Path) -> Path:
+    """A folder that `peft.PeftModel.from_pretrained` reads: what LowRank trained, for the model that it began from."""
+    state = low_rank(checkpoint)
+    if state is None:
+        raise Mistake("the run trained the model's weights themselves, and a PEFT adapter has low-rank updates of them, which "
+                      "--use 'LowRank(rank=8)' trains: --to safetensors gives the weights")
+    kinds = set(state["transposed"].values())
+    if len(kinds) > 1:
+        raise Mistake("the run has updates of linear layers and of transformers' Conv1D, whose weights lie in another order, and a PEFT "
+                      "adapter is for one of the two: --to safetensors gives the weights with their updates")
+    whole, weights = whole_modules(state), checkpoint.all_weights()
+    if unclear := [name for name in state["A"] if any(name.endswith(one) for one in whole)]:
+        raise Mistake(f"the run trained an update of {unclear[0]} and the whole of {', '.join(one or 'the model' for one in whole)}, which "
+                      f"PEFT can't tell apart by their names: --to safetensors gives the weights with their updates")
+    new(target)
+    tensors: dict[str, Tensor | StoredTensor] = {}
+    for kind in "AB":
+        tensors |= {f"{PEFT}{name}.lora_{kind}.weight": one for name, one in state[kind].items()}
+    tensors |= {PEFT + name: one for name, one in weights.items() if name.rpartition(".")[0] in whole}
+    base = getattr(getattr(model_of(job.model), "config", None), "name_or_path", "") or None
+    config = {
+        "peft_type": "LORA", "r": state["rank"], "lora_alpha": state["alpha"], "lora_dropout": 0.0, "bias": "none", "inference_mode": True,
+        "target_modules": "|".join(f"(?:{re.escape(name)})" for name in state["A"]), "fan_in_fan_out": kinds == {True},
+        "modules_to_save": whole or None, "base_model_name_or_path": base, "task_type": None, "init_lora_weights": True}
+    with drafted(target, folder=True) as draft:
+        (draft / "adapter_config.json").write_text(json.dumps(config, indent=2))
+        write_tensors(draft / "adapter_model.safetensors", tensors, {"format": "pt"})
+    return target
+
+
+def whole_modules(state: Mapping[str, Any]) -> list[str]:
+    """The modules that an adapter must have whole: those with a weight that was trained as it is, or with statistics."""
+    return sorted({name.rpartition(".")[0] for name in (*state["also"], *state["statistics"])})
 
 
 def not_in_file(checkpoint: Checkpoint) -> str:

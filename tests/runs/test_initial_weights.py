@@ -18,7 +18,6 @@ from shoestring.core import random_state
 from shoestring.runs.initial_weights import source, valued
 from tests.records import records
 
-
 pytestmark = pytest.mark.usefixtures("warm_workers")
 
 JOB = """
@@ -50,7 +49,7 @@ def on_meta() -> nn.Module:
 
 
 def job(weights: object, model: Callable[[], nn.Module] = Model) -> Job:
-    return Job(model=model, data=lambda: [], weights=weights)
+    return Job(model=model, data=list, weights=weights)
 
 
 def values(seed: int = 1) -> dict[str, Tensor]:
@@ -93,7 +92,8 @@ def test_a_file_a_folder_several_files_and_an_index_give_the_same_weights(stored
     several = [stored / "parts" / "one.safetensors", str(stored / "parts" / "two.safetensors")]
     index = stored / "parts" / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {name: "one.safetensors" if name in names[:3] else "two.safetensors" for name in names}}))
-    for given in (stored / "model.safetensors", str(stored / "model.safetensors"), stored, several, Weights(several), index, stored / "parts"):
+    whole = stored / "model.safetensors"
+    for given in (whole, str(whole), stored, several, Weights(several), index, stored / "parts"):
         found = loaded(given, model)
         assert all(torch.equal(found[name], value) for name, value in wanted.items()), given
         assert note(given) == "", "all was taken"
@@ -168,7 +168,8 @@ def test_what_does_not_fit_is_refused(stored: Path) -> None:
 
 def test_an_index_that_does_not_fit_its_files_is_refused(stored: Path) -> None:
     index = stored / "model.safetensors.index.json"
-    for text, said in (("[]", "is not an index"), ("{}", "is not an index"), ('{"weight_map": {"a": "gone.safetensors"}}', "is not beside it"),
+    for text, said in (("[]", "is not an index"), ("{}", "is not an index"),
+                       ('{"weight_map": {"a": "gone.safetensors"}}', "is not beside it"),
                        ('{"weight_map": {"a": "../model.safetensors"}}', "is not beside it"),
                        ('{"weight_map": {"a": "model.safetensors"}}', "says that a is in model.safetensors, and it is not there")):
         index.write_text(text)
