@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import shoestring
+from shoestring.core import random_state
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.run import Run, brought_home, digested, weights
@@ -41,9 +42,11 @@ from shoestring.planning.catalogue import CATALOGUE
 from shoestring.planning.conflicts import conflict
 from shoestring.planning.evidence.rehearse import prepared, rehearse, tracked
 from shoestring.planning.plan import Plan
+from shoestring.runs.checkpoints import draft, publish
 from shoestring.runs.digest import weights_sha256
 from shoestring.runs.export import checkpoint_of, export_peft
 from shoestring.runs.folder import Folder
+from shoestring.runs.snapshot import restore, snapshot_of
 from tests.models import job, seeded
 from tests.records import records
 
@@ -311,6 +314,41 @@ def test_updates_are_in_the_group_of_their_weight_and_every_kind_of_optimizer_ta
         assert not first.b.any() and second.b.any(), kind
         one = trained(replace(made, optimizer=two), LowRank(rank=2, where="2"))   # a group that is left empty
         assert adapters(one).updates["2"].b.any()
+
+
+@pytest.mark.parametrize("others", [(), (Checkpoint(every=1), Fused()), (Stream(),), (Precision("fp16"),)], ids=str)
+def test_a_run_put_back_goes_on_with_the_same_bits(others: tuple[Technique, ...], tmp_path: Path) -> None:
+    """With a block and its dropout that are trained as they are, so that Stream writes some of its weights."""
+    def block() -> nn.Module:
+        return nn.Sequential(nn.Linear(8, 2100), nn.Dropout(0.1), nn.Linear(2100, 8))
+
+    made = small(lambda: nn.Sequential(*(block() for _ in range(4)), nn.Linear(8, 4)))
+    plan = (LowRank(rank=2, also="1"), *others)
+
+    def begun(place: Path, resumed: bool = False) -> tuple[Run, Feed]:
+        place.mkdir(exist_ok=True)
+        random_state.seed(7)
+        return prepared(made, plan, seeded(made), place, resumed), Feed(made)
+
+    def some(run: Run, feed: Feed, count: int) -> list[float]:
+        return [float(loss) for loss, _ in zip(steps(run, feed), range(count), strict=False)]
+
+    whole, feed = begun(tmp_path / "whole")
+    losses = some(whole, feed, 4)
+    first, first_feed = begun(tmp_path / "a")
+    training = steps(first, first_feed)
+    found = [float(next(training)) for _ in range(2)]
+    shot = snapshot_of(first, first_feed, 2, None)
+    checkpoint, _ = publish(draft(tmp_path / "a" / "checkpoints", 2, shot.weights, shot.state, shot.aliases))
+    random_state.seed(99)
+    again, again_feed = begun(tmp_path / "a", resumed=True)
+    restore(checkpoint, again, again_feed)
+    assert found + some(again, again_feed, 2) == losses
+    assert weights_sha256(digested(again)) == weights_sha256(digested(whole)) and weights_sha256(weights(again)) == weights_sha256(
+        weights(whole))
+    other = prepared(made, (LowRank(rank=4, also="1"), *others), seeded(made), tmp_path / "a", True)
+    with pytest.raises(Mistake, match="the checkpoint has updates of rank 2"):
+        other.state["low rank"].load_state_dict(checkpoint.state()["parts"]["low rank"])
 
 
 # A run by the command, and what it leaves behind
