@@ -1,6 +1,7 @@
 """The library's door: plan, train, fit and verify, for people with their own script."""
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -41,7 +42,7 @@ from shoestring.planning.planner import Planner
 from shoestring.processes.group.launch import run_group, threads
 from shoestring.processes.launch import run_worker
 from shoestring.processes.tasks import LinkSpeedTask, TrainResult, TrainTask
-from shoestring.runs.initial_weights import valued
+from shoestring.runs.initial_weights import source, valued
 from shoestring.runs.tensors import TensorFile
 
 SHORT = {dtype: name for name, dtype in DTYPES.items()}   # of dtypes whose products may kill a process
@@ -121,6 +122,8 @@ def train(job: Job, plan: Plan | Outcome | Iterable[Technique] = (), model: nn.M
     if model is None:
         random_state.seed(job.seed)
         model = valued(job.model(), job).to("cuda" if torch.cuda.is_available() else "cpu")
+        if (found := source(model, job)) and found.note:
+            warnings.warn(f"the job's weights: {found.note}", stacklevel=2)
         random_state.seed(job.seed)
     for dtype in {parameter.dtype for parameter in model.parameters() if parameter.device.type == "cpu"}:
         if dtype in SHORT:   # Precision asks for itself

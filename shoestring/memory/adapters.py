@@ -49,16 +49,18 @@ class Adapters(Part):
         modules, self.left = chosen(run.model, where, set(self.whole))
         self.updates = {name: made(name, module, rank, run.seed) for name, module in modules.items()}
         self.needed = {parameter: parameter.requires_grad for parameter in run.model.parameters()}   # before
-        for name, parameter in run.model.named_parameters():
-            parameter.requires_grad_(name in self.whole)
-        replace_in(run.optimizer, {own_weight(one.module): (one.a, one.b) for one in self.updates.values()}, list(self.whole.values()))
+        whole = dict.fromkeys(self.whole.values())
+        for parameter in run.model.parameters():
+            parameter.requires_grad_(parameter in whole)
+        replace_in(run.optimizer, {own_weight(one.module): (one.a, one.b) for one in self.updates.values()}, list(whole))
         self.active, self.inside, self.watched = False, set[nn.Module](), set[str]()
 
     @property
     def trained(self) -> list[nn.Parameter]:
         """All that is trained."""
-        model = dict(self.model.named_parameters())   # a technique may have put others into their places
-        return [*(one for update in self.updates.values() for one in (update.a, update.b)), *(model[name] for name in self.whole)]
+        model = dict(self.model.named_parameters(remove_duplicate=False))   # a technique may have put others into their places
+        updates = [one for update in self.updates.values() for one in (update.a, update.b)]
+        return list(dict.fromkeys((*updates, *(model[name] for name in self.whole))))
 
     # Adding them
 
@@ -122,6 +124,7 @@ class Adapters(Part):
         buffers = {name: value for name, value in self.model.state_dict().items() if name not in weights and isinstance(value, Tensor)}
         return {"rank": self.rank, "alpha": self.alpha, "transposed": {name: one.transposed for name, one in self.updates.items()},
                 "also": list(self.whole), "buffers": list(buffers),
+                "tied": [name for name in self.whole if sum(one is weights[name] for one in weights.values()) > 1],
                 "statistics": [name for name, value in buffers.items() if value.is_floating_point()],
                 "A": {name: one.a.detach() for name, one in self.updates.items()},
                 "B": {name: one.b.detach() for name, one in self.updates.items()}}
@@ -173,7 +176,7 @@ class ByPassing(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        for leaf in (*args, *(kwargs or {}).values()):
+        for leaf in tree_leaves((args, kwargs or {})):
             found = self.weights.get(id(leaf))
             if found is not None and found[1] not in self.adapters.inside and any(isinstance(one, Tensor) for one in tree_leaves(result)):
                 raise Mistake(f"the model uses the weight of {found[0]} without calling that module, so its update would be left out: "
@@ -237,7 +240,8 @@ def also_trained(model: nn.Module, also: str) -> dict[str, nn.Parameter]:
     """The weights that are trained as they are: those that are named, or whose module is."""
     found: dict[str, nn.Parameter] = {}
     for pattern in filter(None, (one.strip() for one in also.split("|"))):
-        mine = {name: one for name, one in model.named_parameters() if fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")}
+        mine = {name: one for name, one in model.named_parameters(remove_duplicate=False)
+                if fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")}
         if not mine:
             names = ", ".join(list(dict(model.named_parameters()))[-4:])
             raise Mistake(f"LowRank(also={pattern!r}) is the name of no weight of the model, which has {names} and others")

@@ -79,8 +79,6 @@ class Training:
         self.course = Course(self.job, run, self.feed)
         self.run = replace(run, state={**run.state, "course": self.course})
         self.number = self.recorder.resume(self.run, self.feed) if self.recorder else 0   # the last step that is done
-        if self.recorder and not self.number and (found := source(self.run.model, self.job)) and found.note:
-            self.recorder.tell(Warned(found.note))
         self.losses: list[float] = []
         self.history = History()   # where no folder keeps it
         self.meter = Meter(self.run)
@@ -176,6 +174,8 @@ def made_run(job: Job, techniques: tuple[TrainingTechnique, ...], recorder: Reco
     resumed = recorder.look() if recorder else False
     with making(techniques):
         model = fresh_model(job)
+        if recorder and not resumed and (found := source(model, job)) and found.note:
+            recorder.tell(Warned(found.note))
         check_same_weights(model, job.link)
         with tracker:
             return prepared(job, techniques, model, recorder.folder.path if recorder else None, resumed)

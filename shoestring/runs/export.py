@@ -97,6 +97,9 @@ def export_peft(checkpoint: Checkpoint, job: Job, target: Path) -> Path:
         raise Mistake("the run has updates of linear layers and of transformers' Conv1D, whose weights lie in another order, and a PEFT "
                       "adapter is for one of the two: --to safetensors gives the weights with their updates")
     whole, weights = whole_modules(state), checkpoint.all_weights()
+    if state["tied"]:
+        raise Mistake(f"{state['tied'][0]} was trained as it is and is a weight of several modules, which a PEFT adapter would take apart: "
+                      f"--to safetensors gives the weights with their updates")
     if unclear := [name for name in state["A"] if any(name.endswith(one) for one in whole)]:
         raise Mistake(f"the run trained an update of {unclear[0]} and the whole of {', '.join(one or 'the model' for one in whole)}, which "
                       f"PEFT can't tell apart by their names: --to safetensors gives the weights with their updates")

@@ -408,6 +408,14 @@ def test_a_run_is_exported_with_its_updates_and_for_peft_and_is_refused_under_an
         export_peft(finished, calm("llama"), tmp_path / "none")
 
 
+def test_a_tied_weight_that_is_trained_as_it_is_may_be_given_by_any_of_its_names() -> None:
+    made = calm("gpt2")
+    for also in ("lm_head", "transformer.wte"):
+        run = prepared(made, (LowRank(rank=2, where="*.c_attn", also=also),), seeded(made))
+        assert len(adapters(run).trained) == 1 + 2 * len(adapters(run).updates) and len(adapters(run).state_dict()["tied"]) == 1
+        assert [name for name, one in run.model.named_parameters() if one.requires_grad] == ["transformer.wte.weight"]
+
+
 def test_the_digest_is_of_what_is_trained() -> None:
     made = calm("llama")
     run = trained(made, LowRank(rank=2, where="*.q_proj", also="lm_head"))

@@ -6,6 +6,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+import shoestring
 from shoestring import Job, Mistake, Weights
 from shoestring.core import random_state
 from shoestring.runs.initial_weights import source, valued
@@ -187,6 +189,13 @@ def test_a_pickle_is_refused_with_the_command_that_converts_it(stored: Path) -> 
     command = said.partition("Convert it once: python ")[2].partition(" and give ")[0]
     subprocess.run([sys.executable, *shlex.split(command)], check=True)
     assert all(torch.equal(loaded(stored)[name], value) for name, value in values().items())
+
+
+def test_a_script_is_warned_of_what_was_taken(stored: Path) -> None:
+    made = replace(job(Weights(stored, new="classifier.*"), lambda: Model(classes=5)), steps=1, data=lambda: [torch.ones(2, 4)] * 2,
+                   forward=lambda model, batch: model.classifier(batch), loss=lambda output, batch: output.sum())
+    with pytest.warns(UserWarning, match=r"6 weights are those of .*; new: classifier.weight, classifier.bias; left in the files: classif"):
+        list(shoestring.train(made))
 
 
 def test_what_was_taken_is_an_event_of_the_run_and_a_line_of_the_plan(tmp_path: Path) -> None:
