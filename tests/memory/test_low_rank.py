@@ -4,6 +4,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import traceback
 from dataclasses import replace
 from functools import cache
 from itertools import islice
@@ -19,8 +20,11 @@ from torch import Tensor, nn
 
 import shoestring
 from shoestring.core import random_state
+from shoestring.core.blame import blame
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
+from shoestring.core.link import Link
+from shoestring.core.mesh import on_one_axis
 from shoestring.core.run import Run, brought_home, digested, weights
 from shoestring.core.technique import parsed, text
 from shoestring.core.training import TrainingTechnique as Technique
@@ -37,6 +41,7 @@ from shoestring.memory.precision import Precision
 from shoestring.memory.spill import Spill
 from shoestring.memory.step_in_backward import StepInBackward
 from shoestring.memory.stream import Stream
+from shoestring.parallel.average import Average
 from shoestring.parallel.shard import Shard
 from shoestring.planning.catalogue import CATALOGUE
 from shoestring.planning.conflicts import conflict
@@ -290,6 +295,23 @@ def test_what_can_not_be_updated_is_refused_and_what_is_left_out_is_told() -> No
     made = calm("gpt2")
     told = adapters(prepared(made, (LowRank(),), seeded(made))).remark
     assert "lm_head shares its weight with another module" in told and "The SHA-256 of the weights is of what is trained" in told
+
+
+def test_a_layer_that_fails_under_an_update_is_the_jobs_and_not_ours() -> None:
+    made = small(lambda: nn.Sequential(nn.Sequential(nn.Linear(8, 8)), nn.Sequential(nn.Linear(9, 8))))
+    for plan in ((LowRank(),), (LowRank(), Checkpoint(every=1))):
+        with pytest.raises(RuntimeError) as found:
+            list(steps(prepared(made, plan, seeded(made)), islice(Feed(made), 1)))
+        told = blame(traceback.extract_tb(found.value.__traceback__))
+        assert not told.ours and "its model (linear.py" in told.place
+
+
+def test_workers_send_the_gradients_of_what_is_trained_and_of_nothing_else() -> None:
+    made = replace(calm("llama"), mesh=on_one_axis(Link(0, 2)))
+    run = prepared(made, (LowRank(rank=2),), seeded(made))
+    trained_bytes = sum(4 * parameter.numel() for parameter in adapters(run).trained)
+    sent = rehearse(made, (LowRank(rank=2), Average())).sent[-1]
+    assert trained_bytes <= sent <= trained_bytes + 2000, "and a few bytes a weight"
 
 
 def test_it_is_written_and_read_like_any_technique_and_never_chosen_by_itself() -> None:
