@@ -19,18 +19,19 @@ if TYPE_CHECKING:
     from shoestring.core.errors import Mistake, OverBudget
     from shoestring.core.job import Job
     from shoestring.core.schedule import PerEpoch, warmup_cosine, warmup_linear
+    from shoestring.core.weights import Weights
     from shoestring.optimizers import Lamb, Lars, decay_groups
     from shoestring.planning.outcome import Outcome
     from shoestring.planning.plan import Plan
 
 __version__ = "0.1.0"
-__all__ = ["Fitted", "Job", "Lamb", "Lars", "Mistake", "Outcome", "OverBudget", "PerEpoch", "Plan", "Step", "__version__", "decay_groups",
-           "fit", "plan", "train", "verify", "warmup_cosine", "warmup_linear"]
+__all__ = ["Fitted", "Job", "Lamb", "Lars", "Mistake", "Outcome", "OverBudget", "PerEpoch", "Plan", "Step", "Weights", "__version__",
+           "decay_groups", "fit", "plan", "train", "verify", "warmup_cosine", "warmup_linear"]
 
 HOMES = {"Job": "core.job", "Lamb": "optimizers", "Lars": "optimizers", "Mistake": "core.errors", "OverBudget": "core.errors",
          "Outcome": "planning.outcome", "PerEpoch": "core.schedule", "Plan": "planning.plan", "Step": "api", "Fitted": "api",
-         "decay_groups": "optimizers", "fit": "api", "plan": "api", "train": "api", "verify": "api", "warmup_cosine": "core.schedule",
-         "warmup_linear": "core.schedule"}
+         "Weights": "core.weights", "decay_groups": "optimizers", "fit": "api", "plan": "api", "train": "api", "verify": "api",
+         "warmup_cosine": "core.schedule", "warmup_linear": "core.schedule"}
 
 
 def __dir__() -> list[str]:

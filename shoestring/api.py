@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -53,7 +54,7 @@ from shoestring.processes.launch import run_worker
 from shoestring.processes.scripted import Scripted
 from shoestring.processes.tasks import LinkSpeedTask, TrainResult, TrainTask
 from shoestring.runs.cadence import Cadence
-from shoestring.runs.initial_weights import valued
+from shoestring.runs.initial_weights import source, valued
 from shoestring.runs.tensors import TensorFile
 
 SHORT = {dtype: name for name, dtype in DTYPES.items()}   # of dtypes whose products may kill a process
@@ -256,6 +257,8 @@ def trained_here(job: Job, plan: Plan | Outcome | Iterable[Technique], model: nn
     if model is None:
         random_state.seed(job.seed)
         model = valued(job.model(), job).to("cuda" if torch.cuda.is_available() else "cpu")
+        if (found := source(model, job)) and found.note:
+            warnings.warn(f"the job's weights: {found.note}", stacklevel=2)
         random_state.seed(job.seed)
     for dtype in {parameter.dtype for parameter in model.parameters() if parameter.device.type == "cpu"}:
         if dtype in SHORT:   # Precision asks for itself

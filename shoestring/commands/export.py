@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from pathlib import Path
 
+    from shoestring.runs.checkpoints import Checkpoint
     from shoestring.runs.folder import Folder
 
 name = "export"
@@ -18,8 +19,9 @@ help = "the weights or the course of a run in other people's formats"
 
 def flags(parser: ArgumentParser) -> None:
     parser.add_argument("run", help="folder of a run")
-    parser.add_argument("--to", required=True, choices=["safetensors", "hf", "csv", "json"],
-                        help="safetensors: the weights; hf: a folder for from_pretrained; csv: steps; json: all that happened")
+    parser.add_argument("--to", required=True, choices=["safetensors", "hf", "peft", "csv", "json"],
+                        help="safetensors: the weights; hf: a folder for from_pretrained; peft: what LowRank "
+                             "trained, as an adapter; csv: steps; json: all that happened")
     parser.add_argument("--out", metavar="PATH", help="where to (default: RUN/export.KIND)")
     parser.add_argument("--trained", action="store_true", help="the weights that were trained, where the run averaged them (Ema)")
     parser.add_argument("--step", type=int, help="the checkpoint of this step (default: the newest good one)")
@@ -40,7 +42,8 @@ def run(options: Namespace) -> int:
     from shoestring.runs.folder import Folder
 
     folder = Folder(Path(options.run))
-    target = Path(options.out) if options.out else folder.path / ("export-hf" if options.to == "hf" else f"export.{options.to}")
+    usual = f"export-{options.to}" if options.to in ("hf", "peft") else f"export.{options.to}"   # a folder, or a file
+    target = Path(options.out) if options.out else folder.path / usual
     if options.to not in ("csv", "json"):
         return weights(options, folder, target)
     made, damage = export_steps(folder, options.to, target)
@@ -53,19 +56,49 @@ def weights(options: Namespace, folder: Folder, target: Path) -> int:
     import json
 
     from shoestring.jobfile import loaded_job
-    from shoestring.runs.export import best_weights, checkpoint_of, export_hugging_face, export_weights, newer_weights
+    from shoestring.runs.export import (
+        best_weights,
+        checkpoint_of,
+        export_hugging_face,
+        export_peft,
+        export_weights,
+        newer_weights,
+        not_in_file,
+    )
     from shoestring.runs.folder import source_of
 
     checkpoint = best_weights(folder) if options.best else checkpoint_of(folder, options.step)
+    unnamed = ""
     if options.to == "safetensors":
-        made = export_weights(checkpoint, target, options.trained)
+        names, unnamed = names_of_model(folder, checkpoint)
+        made = export_weights(checkpoint, target, names, options.trained)
     else:
         request = folder.request()
         assert request is not None, "a run has a request"
-        made = export_hugging_face(checkpoint, loaded_job(source_of(folder), dict(request.flags)), target, options.trained)
-    more = "" if options.step is not None or options.best else newer_weights(folder, checkpoint)
+        job = loaded_job(source_of(folder), dict(request.flags))
+        made = (export_hugging_face if options.to == "hf" else export_peft)(checkpoint, job, target, options.trained)
+    newer = "" if options.step is not None or options.best else newer_weights(folder, checkpoint)
+    more = "; ".join(filter(None, (newer, not_in_file(checkpoint), unnamed)))
     warn([more] if more else [])
     told = {"path": str(made), "step": checkpoint.step} | ({"warning": more} if more else {})
     which = ", the best in validation" if options.best else ""
     print(json.dumps(told) if options.json else f"written: {made}, the weights after step {checkpoint.step}{which}")
     return DONE
+
+
+def names_of_model(folder: Folder, checkpoint: Checkpoint) -> tuple[frozenset[str] | None, str]:
+    """The names of the model's state_dict for a checkpoint of an earlier version, which does not tell them, and what is to be said where
+    the model can't be made."""
+    from shoestring.jobfile import loaded_job
+    from shoestring.runs.export import tells_names, weights_of_model
+    from shoestring.runs.folder import source_of
+
+    if tells_names(checkpoint):
+        return None, ""
+    try:
+        request = folder.request()
+        assert request is not None, "a run has a request"
+        return weights_of_model(loaded_job(source_of(folder), dict(request.flags)).model), ""
+    except Exception as error:   # whatever the job's own code raises
+        return None, (f"the checkpoint is of an earlier version and the job's model could not be made ({error}): buffers that are not in "
+                      f"its state_dict may be in the file; load it with strict=False")

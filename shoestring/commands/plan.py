@@ -11,6 +11,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
+    from shoestring.core.job import Job
+
 name = "plan"
 help = "what would it take: every technique costed, the best plan chosen and explained"
 
@@ -32,14 +34,30 @@ def run(options: Namespace) -> int:
     team(options)
     job = loaded(options, given.path, given.flags)
     chosen, outcome = planned(options, job, given.memory, options.hardware)
+    note = weights_note(job)
     if options.save:
         chosen.save(Path(options.save))
     if not outcome:
         outcome = {"chosen": chosen.as_json()}
+    if note:
+        outcome = {**outcome, "weights": note}
     if options.json:
         print(json.dumps(outcome))
     elif "plain" in outcome:
         print(plan_text(outcome, reasons(), screen(sys.stdout)))
     else:
         print(chosen)
+    if note and not options.json:
+        print(f"\nweights: {note}")
     return DONE
+
+
+def weights_note(job: Job) -> str:
+    """What of the files that the job's weights come from is taken and what not; empty if that is all of it."""
+    if not job.weights:
+        return ""
+    from shoestring.runs.export import model_of
+    from shoestring.runs.initial_weights import source
+
+    found = source(model_of(job.model), job)
+    return found.note if found else ""

@@ -108,7 +108,7 @@ class Shower:
         self.line.show(progress(told, screen(self.line.stream)))
 
 
-def validation_text(step: int, metrics: Mapping[str, float], best: bool) -> str:
+def validation_text(step: int, metrics: Mapping[str, float | None], best: bool) -> str:
     """What a validation found, in a line."""
     from shoestring.show.terminal import number_text
 

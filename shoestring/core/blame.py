@@ -96,7 +96,8 @@ def below(frames: Sequence[FrameSummary], inner: int) -> str:
 
 def is_watcher(frame: FrameSummary) -> bool:
     """Whether it is a mode of ours that passes an operation on."""
-    return frame.name == "__torch_dispatch__" and Path(frame.filename).resolve().is_relative_to(ROOT) and "func(" in (frame.line or "")
+    modes = ("__torch_dispatch__", "__torch_function__")
+    return frame.name in modes and Path(frame.filename).resolve().is_relative_to(ROOT) and "func(" in (frame.line or "")
 
 
 def line(frame: FrameSummary) -> str:

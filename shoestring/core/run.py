@@ -38,6 +38,7 @@ class Part:
     """
 
     of_technique: ClassVar[bool] = True   # a technique made it, so the report shows its state
+    beside_model: ClassVar[bool] = False   # it has weights that are trained beside the model's, and a run can't go on without them
     on_disk: ClassVar[bool] = False   # its state is a file that only it can read; a checkpoint says what lies where in it
 
     def state_dict(self) -> dict[str, Any]:
@@ -62,6 +63,17 @@ class Part:
     def kept(self) -> Mapping[str, StoredTensor]:
         """Weights of the model that it keeps elsewhere, by name."""
         return {}
+
+    def merged(self, weights: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The model's weights by name, with what it trains beside them."""
+        return weights
+
+    def told(self, weights: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Of the model's weights and what it has beside them, what the digest of a trained model is of."""
+        return weights
+
+    def finish(self) -> None:
+        """The run is over and the model's weights are in memory: leave there what it has beside them, and nothing else."""
 
     @property
     def averages(self) -> Mapping[str, Tensor]:
@@ -131,6 +143,7 @@ class Run:
     clip: float = 0.0                                   # largest global norm of the gradients; 0: no clipping
     steps: int = 0                                      # that it is to take
     folder: Path | None = None                          # where files can be kept that must survive a restart
+    seed: int = 0                                       # the job's
     resumed: bool = False                               # `folder` holds state to load instead of initialising
     noted: Noted = field(default_factory=Noted)         # what steps write and who tells of them reads
 
@@ -151,8 +164,19 @@ def kept(run: Run) -> dict[str, StoredTensor]:
 
 
 def weights(run: Run) -> dict[str, Any]:
-    """The model's state by name, as tensors and what is kept."""
-    return {**run.model.state_dict(), **kept(run)}
+    """The model's state by name, as tensors and what is kept, with what is trained beside it."""
+    found: Mapping[str, Any] = {**run.model.state_dict(), **kept(run)}
+    for part in run.state.values():
+        found = part.merged(found)
+    return dict(found)
+
+
+def digested(run: Run) -> dict[str, Any]:
+    """What the digest of a trained model is of: its state, or what of it a technique trains."""
+    found: Mapping[str, Any] = {**run.model.state_dict(), **kept(run)}
+    for part in run.state.values():
+        found = part.told(found)
+    return dict(found)
 
 
 def result(run: Run) -> dict[str, Any]:
@@ -181,6 +205,8 @@ def brought_home(run: Run) -> None:
     for name, parameter in run.model.named_parameters():
         if name in found:
             parameter.data = found[name].to(parameter.device)
+    for part in run.state.values():
+        part.finish()
 
 
 def plain_run(job: Job, model: nn.Module, blocks: Mapping[str, nn.Module]) -> Run:
@@ -207,4 +233,5 @@ def plain_run(job: Job, model: nn.Module, blocks: Mapping[str, nn.Module]) -> Ru
         run.optimizer.step()
 
     return Run(model, optimizer, blocks, job.forward, guarded(job.loss), job.weight, gradients, backward, update,
-               job.pieces, job.count, evaluate=job.forward, mesh=job.mesh, assignment=own_part(job.mesh), clip=job.clip, steps=job.steps)
+               job.pieces, job.count, evaluate=job.forward, mesh=job.mesh, assignment=own_part(job.mesh), clip=job.clip, steps=job.steps,
+               seed=job.seed)

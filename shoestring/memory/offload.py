@@ -90,7 +90,7 @@ class OffloadOptimizer(TrainingTechnique):
             return replace(run, optimizer=cast(torch.optim.Optimizer, HostOptimizer(run.optimizer)))
         names = {parameter: name for name, parameter in run.model.named_parameters()}
         large = {parameter: names[parameter] for group in run.optimizer.param_groups for parameter in group["params"]
-                 if parameter.requires_grad and parameter.numel() >= SMALL}
+                 if parameter.requires_grad and parameter in names and parameter.numel() >= SMALL}
         kind = next(run.model.parameters()).data.new_empty(0)
         store = DiskStore(run.folder / "moments.bin" if run.folder else None, kind)
         offloaded = OffloadedOptimizer(run.optimizer, store, large, coded=bool(self.moments))

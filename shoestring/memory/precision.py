@@ -168,7 +168,8 @@ def scaled(run: Run) -> Run:
         return run.gradients(replace(now, loss=lambda output, piece: now.loss(output, piece) * factor), batch) / factor
 
     def update(now: Run) -> None:
-        found = [parameter.grad for parameter in now.model.parameters() if parameter.grad is not None]
+        stepped = (parameter for group in now.optimizer.param_groups for parameter in group["params"])
+        found = [parameter.grad for parameter in dict.fromkeys((*now.model.parameters(), *stepped)) if parameter.grad is not None]
         finite = all_finite(found)
         if finite:
             for gradient in found:

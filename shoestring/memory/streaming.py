@@ -19,7 +19,7 @@ from shoestring.core.elementwise import ELEMENTWISE
 from shoestring.core.errors import Mistake
 from shoestring.core.private import own_parameters, storage_id_of
 from shoestring.core.run import Run
-from shoestring.measure.interception import Guard, patched
+from shoestring.measure.interception import Guard, instead, patched
 from shoestring.memory.disk_store import Buffer, DiskStore, OnDisk
 from shoestring.memory.offloaded_optimizer import SMALL, AccessOrder, BufferRing, OffloadedOptimizer
 from shoestring.memory.recompute import Recorder
@@ -72,7 +72,8 @@ class Streaming(OnDisk):
         split_weights = dict.fromkeys(self.split_modules.values())
         self.row_splits = {weight: RowSplit(weight, self.names[weight], self.store) for weight in split_weights}
         trained = {parameter: self.names[parameter] for group in run.optimizer.param_groups for parameter in group["params"]
-                   if parameter.requires_grad and (parameter.numel() >= SMALL or parameter in self.row_splits)}
+                   if parameter.requires_grad and parameter in self.names   # what is trained beside the model stays in memory
+                   and (parameter.numel() >= SMALL or parameter in self.row_splits)}
         rows = {weight: rows_at_once(weight) for weight in self.row_splits}
         self.offloaded = OffloadedOptimizer(run.optimizer, self.store, trained, rows, coded)
         self.store.open()
@@ -170,10 +171,11 @@ class Streaming(OnDisk):
 
             return called
 
-        whole = {unit.module: loading(unit, unit.module.forward) for unit in self.units.values()}
-        split = {module: self.row_splits[weight].forward_of(module) for module, weight in self.split_modules.items()}
-        with patched({**whole, **split}):
-            yield
+        with self.plain.usable():
+            whole = {unit.module: loading(unit, unit.module.forward) for unit in self.units.values()}
+            split = {module: instead(module, self.row_splits[weight].forward_of(module)) for module, weight in self.split_modules.items()}
+            with patched({**whole, **split}):
+                yield
 
     def forward(self, model: nn.Module, batch: Batch) -> Any:
         cached = torch.is_autocast_cache_enabled()

@@ -12,6 +12,7 @@ from shoestring.memory.allocator import Allocator, following
 from shoestring.memory.checkpoint import Checkpoint
 from shoestring.memory.ema import Ema
 from shoestring.memory.fused import Fused
+from shoestring.memory.low_rank import LowRank
 from shoestring.memory.offload import OffloadOptimizer
 from shoestring.memory.precision import Precision
 from shoestring.memory.spill import Spill
@@ -25,6 +26,7 @@ from shoestring.parallel.local_steps import LocalSteps
 from shoestring.parallel.shard import Shard
 
 CATALOGUE: tuple[type[Technique], ...] = (
+    LowRank,
     Precision,
     Accumulate,
     Spill,

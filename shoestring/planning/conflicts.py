@@ -28,6 +28,8 @@ CONFLICTS: dict[frozenset[str], str] = {
         "Stream updates a block when its gradient is there; Accumulate needs it to stay until the last piece",
     frozenset({"Shard", "Precision(fp16)"}):
         "fp16 must look at all gradients for overflow before any weight moves; with Shard every worker sees a part of them",
+    frozenset({"LowRank", "Shard"}):
+        "Shard divides the model's weights between workers, and LowRank trains updates beside them, too small to be divided: use Average",
     frozenset({"CompressGradients", "Precision(fp16)"}):
         "what a message leaves out is kept back at the loss scale of its step, and that scale changes",
     frozenset({"LocalSteps", "Precision(fp16)"}):

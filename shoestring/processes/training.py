@@ -24,7 +24,7 @@ from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.link import GroupDone, Link
-from shoestring.core.run import Run, gathered, kept, weights
+from shoestring.core.run import Run, digested, gathered, kept, weights
 from shoestring.core.training import TrainingTechnique, making
 from shoestring.core.units import bytes_text
 from shoestring.course import Course
@@ -43,6 +43,7 @@ from shoestring.processes.tasks import TrainResult, TrainTask
 from shoestring.runs.digest import weights_sha256
 from shoestring.runs.event import Event, Measured, Stepped, Warned
 from shoestring.runs.history import History, measured, measured_by
+from shoestring.runs.initial_weights import source
 from shoestring.runs.recorder import Meter, Recorder, Recording
 from shoestring.runs.tensors import pieces, write_tensors
 from shoestring.validation import Watch, validated
@@ -256,6 +257,8 @@ def made_run(job: Job, techniques: tuple[TrainingTechnique, ...], recorder: Reco
     with making(techniques):
         if model is None:
             model = fresh_model(job)
+            if recorder and not resumed and (found := source(model, job)) and found.note:
+                recorder.tell(Warned(found.note))
         else:
             random_state.seed(job.seed)
         check_same_weights(model, job.link)
@@ -283,7 +286,7 @@ def trained_model(job: Job, run: Run, file: str) -> tuple[str, str]:
     found = {name: value for name, value in weights(run).items() if hasattr(value, "dtype")}
     if run.link.rank and not kept(run):   # the first worker has the same weights and tells of them
         return "", ""
-    digest, shown = weights_sha256(found), ""
+    digest, shown = weights_sha256({name: value for name, value in digested(run).items() if hasattr(value, "dtype")}), ""
     absent = sum(prod(one.shape) * one.dtype.itemsize for one in kept(run).values())
     if job.show is not None and absent > SHOWN:
         shown = (f"(the job's show is left out: {bytes_text(absent)} of weights are on disk and would be read for every call "

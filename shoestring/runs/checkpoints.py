@@ -85,6 +85,10 @@ class Checkpoint:
         lying = Reader(self.path.parent.parent / stream["file"], stream["regions"]).weights(stream["weights"]) if stream else {}
         return {name: inside.later(name) for name in inside} | lying | ({} if trained else self.averages())
 
+    def aliases(self) -> dict[str, str]:
+        """Weights that are others by another name, with the name that they are kept under."""
+        return {name.removeprefix("alias "): of for name, of in self.weights().metadata.items() if name.startswith("alias ")}
+
 
 def draft(folder: Path, step: int, weights: Mapping[str, Tensor | StoredTensor], state: Mapping[str, Any],
           aliases: Mapping[str, str], kind: str = "step") -> Path:

@@ -3,17 +3,30 @@ from __future__ import annotations
 
 import csv
 import json
+import re
+import shutil
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor, nn
 
 from shoestring.core.errors import Mistake
 from shoestring.core.files import drafted, write_whole
 from shoestring.core.job import Job
+from shoestring.core.run import StoredTensor
+from shoestring.memory.adapters import merged
 from shoestring.runs.checkpoints import BEST, Checkpoint, damage, newest_good, saved
 from shoestring.runs.folder import Folder, holder
 from shoestring.runs.history import History, best_of
 from shoestring.runs.report import report_of
 from shoestring.runs.tensors import write_tensors
+
+PEFT = "base_model.model."   # what PEFT has before every name of the model
+
+# What transformers calls the files of a tokenizer
+TOKENIZER = ("tokenizer*.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json", "vocab.txt", "vocab.json", "merges.txt",
+             "spiece.model", "sentencepiece*.model", "chat_template*")
 
 
 def checkpoint_of(folder: Folder, step: int | None) -> Checkpoint:
@@ -64,32 +77,140 @@ def newer_weights(folder: Folder, checkpoint: Checkpoint) -> str:
     return f"these are the weights after step {checkpoint.step}: the run {is_at} step {done.number[-1]}, which is not saved"
 
 
-def export_weights(checkpoint: Checkpoint, target: Path, trained: bool = False) -> Path:
-    """The weights alone, under the names of the model's state_dict, each stored once; `trained`: not their averages."""
+def export_weights(checkpoint: Checkpoint, target: Path, names: Collection[str] | None = None, trained: bool = False) -> Path:
+    """The weights alone, under exactly the names of the model's state_dict, tied ones under all their names, so that
+    `load_state_dict(load_file(path), strict=True)` works. `names`: those of the state_dict, where a checkpoint does not tell;
+    `trained`: not their averages."""
     new(target)
     with drafted(target) as draft:
-        write_tensors(draft, checkpoint.all_weights(trained), {"format": "pt"})
+        write_tensors(draft, named_weights(checkpoint, names, trained), {"format": "pt"})
     return target
 
 
-def export_hugging_face(checkpoint: Checkpoint, job: Job, target: Path, trained: bool = False) -> Path:
-    """A folder that `from_pretrained` reads: config.json and model.safetensors."""
-    import torch
+def named_weights(checkpoint: Checkpoint, names: Collection[str] | None = None, trained: bool = False) -> dict[str, StoredTensor]:
+    """The weights by all names of the model's state_dict, with what was trained beside them added."""
+    left_out = checkpoint.outline().get("left_out")
+    found = checkpoint.all_weights(trained)
+    for alias, of in checkpoint.aliases().items():
+        found[alias] = found[of]
+    if (beside := low_rank(checkpoint)) is not None:
+        found = merged(found, beside)
+    if left_out is None:   # by an earlier version
+        return {name: one for name, one in found.items() if names is None or name in names}
+    return {name: one for name, one in found.items() if name not in left_out}
 
-    with torch.device("meta"):
-        model: Any = job.model()
-    if not (hasattr(model, "config") and hasattr(model, "save_pretrained") and hasattr(model.config, "save_pretrained")):
-        raise Mistake(f"the job's model is a {type(model).__name__}, not a model of transformers: --to safetensors gives its weights")
+
+def low_rank(checkpoint: Checkpoint) -> dict[str, Any] | None:
+    """What LowRank trained beside the weights; None of a run without it."""
+    return checkpoint.state()["parts"]["low rank"] if "low rank" in checkpoint.outline()["parts"] else None
+
+
+def export_peft(checkpoint: Checkpoint, job: Job, target: Path, trained: bool = False) -> Path:
+    """A folder that `peft.PeftModel.from_pretrained` reads: what LowRank trained, for the model that it began from."""
+    state = low_rank(checkpoint)
+    if state is None:
+        raise Mistake("the run trained the model's weights themselves, and a PEFT adapter has low-rank updates of them, which "
+                      "--use 'LowRank(rank=8)' trains: --to safetensors gives the weights")
+    kinds = set(state["transposed"].values())
+    if len(kinds) > 1:
+        raise Mistake("the run has updates of linear layers and of transformers' Conv1D, whose weights lie in another order, and a PEFT "
+                      "adapter is for one of the two: --to safetensors gives the weights with their updates")
+    whole, weights = whole_modules(state), checkpoint.all_weights(trained)
+    if state["tied"]:
+        raise Mistake(f"{state['tied'][0]} was trained as it is and is a weight of several modules, which a PEFT adapter would take apart: "
+                      f"--to safetensors gives the weights with their updates")
+    if unclear := [name for name in state["A"] if any(name.endswith(one) for one in whole)]:
+        raise Mistake(f"the run trained an update of {unclear[0]} and the whole of {', '.join(one or 'the model' for one in whole)}, which "
+                      f"PEFT can't tell apart by their names: --to safetensors gives the weights with their updates")
     new(target)
-    names = set(model.state_dict())
-    weights = {name: one for name, one in checkpoint.all_weights(trained).items() if name in names}
+    tensors: dict[str, Tensor | StoredTensor] = {}
+    for kind in "AB":
+        tensors |= {f"{PEFT}{name}.lora_{kind}.weight": one for name, one in state[kind].items()}
+    tensors |= {PEFT + name: one for name, one in weights.items() if name.rpartition(".")[0] in whole}
+    base = getattr(getattr(model_of(job.model), "config", None), "name_or_path", "") or None
+    config = {
+        "peft_type": "LORA", "r": state["rank"], "lora_alpha": state["alpha"], "lora_dropout": 0.0, "bias": "none", "inference_mode": True,
+        "target_modules": "|".join(f"(?:{re.escape(name)})" for name in state["A"]), "fan_in_fan_out": kinds == {True},
+        "modules_to_save": whole or None, "base_model_name_or_path": base, "task_type": None, "init_lora_weights": True}
+    with drafted(target, folder=True) as draft:
+        (draft / "adapter_config.json").write_text(json.dumps(config, indent=2))
+        write_tensors(draft / "adapter_model.safetensors", tensors, {"format": "pt"})
+    return target
+
+
+def whole_modules(state: Mapping[str, Any]) -> list[str]:
+    """The modules that an adapter must have whole: those with a weight that was trained as it is, or with statistics."""
+    return sorted({name.rpartition(".")[0] for name in (*state["also"], *state["statistics"])})
+
+
+def not_in_file(checkpoint: Checkpoint) -> str:
+    """What is to be said of a state that has more than dense tensors; empty if it has not."""
+    other = list(checkpoint.outline()["model"])
+    return (f"{', '.join(other[:3])}{' and others' * (len(other) > 3)} of the model's state_dict can't be in a safetensors file, which "
+            f"has dense tensors only: load the others with strict=False") if other else ""
+
+
+def tells_names(checkpoint: Checkpoint) -> bool:
+    """Whether it says which of its tensors are in the model's state_dict; those of earlier versions do not."""
+    return "left_out" in checkpoint.outline()
+
+
+def model_of(factory: Callable[[], nn.Module]) -> Any:
+    """The job's model without its values, if it can be made so, else as it is made. Factories that call `from_pretrained` refuse torch's
+    meta device; on fake tensors they work."""
+    from shoestring.core import random_state
+    from shoestring.measure.fake import Stage
+
+    with random_state.kept():
+        try:
+            return Stage().model(factory)
+        except Exception:   # code that looks at values, or that torch can't fake
+            return factory()
+
+
+def weights_of_model(factory: Callable[[], nn.Module]) -> frozenset[str]:
+    """The names of its state_dict."""
+    return frozenset(model_of(factory).state_dict())
+
+
+def export_hugging_face(checkpoint: Checkpoint, job: Job, target: Path, trained: bool = False) -> Path:
+    """A folder that `from_pretrained` reads: config.json, model.safetensors, and the files of a tokenizer that came with the model."""
+    model = model_of(job.model)
+    check_is_hugging_face(model)
+    new(target)
+    found, shared = named_weights(checkpoint, set(model.state_dict()), trained), checkpoint.aliases()
+    weights = {name: one for name, one in found.items() if name not in shared}   # once: from_pretrained ties them again
     model.config.architectures = [type(model).__name__]
+    dtypes = [one.dtype for one in weights.values() if one.dtype.is_floating_point]
+    model.config.dtype = dtypes[0] if dtypes else model.config.dtype   # as they are in the file: from_pretrained makes the model of it
     with drafted(target, folder=True) as draft:
         model.config.save_pretrained(draft)
         if getattr(model, "generation_config", None) is not None:
             model.generation_config.save_pretrained(draft)
         write_tensors(draft / "model.safetensors", weights, {"format": "pt"})
+        for path in tokenizer_files(Path(str(getattr(model.config, "name_or_path", "") or "."))):
+            shutil.copyfile(path, draft / path.name)
     return target
+
+
+def check_is_hugging_face(model: Any) -> None:
+    """Refuse a model that `from_pretrained` could not make again."""
+    def own(one: Any) -> bool:
+        return hasattr(one, "config") and hasattr(one, "save_pretrained") and hasattr(one.config, "save_pretrained")
+
+    if own(model):
+        return
+    inside = next((f"; its part {name} is one ({type(part).__name__}), whose weights are there under {name}.*"
+                   for name, part in model.named_modules() if own(part)), "")
+    raise Mistake(f"the job's model is a {type(model).__name__}, not a model of transformers, so from_pretrained could not make it again: "
+                  f"--to safetensors gives its weights{inside}")
+
+
+def tokenizer_files(folder: Path) -> list[Path]:
+    """The files of a tokenizer in the folder that a model was made from; none if it has none."""
+    if not (folder / "config.json").is_file() or not (folder / "tokenizer_config.json").is_file():
+        return []
+    return [path for name in TOKENIZER for path in sorted(folder.glob(name)) if path.is_file()]
 
 
 def export_steps(folder: Folder, kind: str, target: Path) -> tuple[Path, list[str]]:

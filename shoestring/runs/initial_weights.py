@@ -5,51 +5,149 @@ initialised one by one, in the order of the module tree, which is the order in w
 """
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.private import own_buffers, own_parameters, transformers_initialiser
-from shoestring.runs.tensors import TensorFile, Unreadable
+from shoestring.core.weights import Weights, as_weights, patterns
+from shoestring.runs.tensors import TensorFile
+from shoestring.runs.weight_files import opened
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the values of a model's weights come from."""
+
+    weights: Weights
+    taken: Mapping[str, tuple[TensorFile, str]]   # name in the model -> the file, and the name there
+    new: tuple[str, ...]                          # names in the model that stay as they were made
+    left: tuple[str, ...]                         # names in the files that the model does not have
+    stored: tuple[str, ...]                       # all names in the files
+
+    @property
+    def note(self) -> str:
+        """What of the files was taken and what not; empty if all was taken under its own name."""
+        given = self.weights
+        if not (self.new or self.left or given.remove_prefix or given.add_prefix):
+            return ""
+        parts = [f"{len(self.taken)} weights are those of {', '.join(given.files)}"]
+        if given.remove_prefix or given.add_prefix:
+            parts[0] += f" ({given.remove_prefix or 'no prefix'} there, {given.add_prefix or 'no prefix'} in the model)"
+        parts.append(f"new: {listed(self.new)}" if self.new else "none is new")
+        parts.append(f"left in the files: {listed(patterns(self.left, self.stored))}" if self.left else "nothing is left in the files")
+        return "; ".join(parts)
 
 
 def valued(model: nn.Module, job: Job) -> nn.Module:
     """The model with values for all its weights."""
-    if job.weights:
-        from_file(model, Path(job.weights))
+    found = source(model, job)
+    own = tensors_of(model)
+    taken = {id(own[name]) for name in found.taken} if found else set()
     for module in model.modules():
-        if any(value.is_meta for value in (*module.parameters(recurse=False), *module.buffers(recurse=False))):
+        mine = (*module.parameters(recurse=False), *module.buffers(recurse=False))
+        if any(value.is_meta and id(value) not in taken for value in mine):
             initialise(model, module)
+    if found:
+        load(model, found)
     return model
 
 
-def from_file(model: nn.Module, path: Path) -> None:
-    """Give the model the weights of a safetensors file, one at a time."""
-    try:
-        file = TensorFile(path)
-    except (OSError, Unreadable) as error:
-        raise Mistake(f"the job's weights {path} can't be read: {error}") from error
-    own = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers())
-    missing = [name for name in model.state_dict() if name not in file.entries
-               and not any(other in file.entries for other, value in own.items() if value is own.get(name))]
+def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    """The parameters and buffers of a model by all their names."""
+    return {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers())}
+
+
+def source(model: nn.Module, job: Job) -> Source | None:
+    """Where the job's weights come from; None if the model is made with them. Only headers of files are read."""
+    given = as_weights(job.weights)
+    if given is None:
+        return None
+    files = opened(given.files)
+    own, names = tensors_of(model), list(model.state_dict())
+    places: dict[str, tuple[TensorFile, str]] = {}
+    for name, file in files.items():
+        if (place := given.renamed(name)) in places:
+            raise Mistake(f"the job's weights: {places[place][1]} and {name} of {', '.join(given.files)} are both {place} in the model")
+        places[place] = file, name
+    taken = {name: places[name] for name in own if name in places and not given.is_new(name)}
+    ties: dict[int, list[str]] = {}   # the names of each weight: a tied one is there under any of them
+    for name in names:
+        ties.setdefault(id(own[name]) if name in own else id(name), []).append(name)
+    missing = [one[0] for one in ties.values() if not any(name in taken or given.is_new(name) for name in one)]
     if missing:
-        raise Mistake(f"{path} has no weights for {', '.join(missing[:3])}{' and others' * (len(missing) > 3)}: it is of another model")
-    for name, value in own.items():
-        if name not in file.entries:
-            continue
-        if file.entries[name].shape != tuple(value.shape):
-            raise Mistake(f"{name} has the shape {file.entries[name].shape} in {path} and {tuple(value.shape)} in the model")
-        found = file[name].to(value.dtype)
+        raise Mistake(incomplete(given, missing, list(ties.values()), list(files)))
+    check_shapes(given, own, taken)
+    unmatched = [pattern for pattern in given.new if not any(fnmatchcase(name, pattern) for name in own)]
+    if unmatched:
+        raise Mistake(f"the job's weights: new={unmatched[0]!r} is the name of no weight of the model, which has {', '.join(names[-3:])}")
+    used = {there for _, there in taken.values()}
+    return Source(given, taken, tuple(one[0] for one in ties.values() if not any(name in taken for name in one)),
+                  tuple(name for name in files if name not in used), tuple(files))
+
+
+def check_shapes(given: Weights, own: Mapping[str, Tensor], taken: Mapping[str, tuple[TensorFile, str]]) -> None:
+    differ = [name for name, (file, there) in taken.items() if file.entries[there].shape != tuple(own[name].shape)]
+    if differ:
+        file, there = taken[differ[0]]
+        as_new = replace(given, new=(*given.new, *patterns(differ, list(own))))
+        raise Mistake(f"{differ[0]} has the shape {file.entries[there].shape} in {file.path} and {tuple(own[differ[0]].shape)} in the "
+                      f"model; if it is to be new, write weights={as_new.written()}")
+
+
+def incomplete(given: Weights, missing: list[str], ties: list[list[str]], stored: list[str]) -> str:
+    """What to say where the model has weights that the files do not have: which, and what to write instead."""
+    where, names = ", ".join(given.files), [name for one in ties for name in one]
+    better = min((with_prefix(given, missing[0], name) for name in stored), key=lambda one: len(absent(one, ties, stored)), default=given)
+    still = absent(better, ties, stored)
+    if len(still) >= len(missing):
+        better, still = given, missing
+    if len(still) == len(ties):
+        return f"{where} has no weights for {shortened(missing)}, nor for any other of the model: it is of another model"
+    why = "its names differ by a prefix" if better is not given else "if they are to be new, and stay as they were made"
+    better = replace(better, new=(*better.new, *patterns(still, names)))
+    return f"{where} has no weights for {shortened(missing)}; {why}: write weights={better.written()}"
+
+
+def with_prefix(given: Weights, wanted: str, name: str) -> Weights:
+    """The weights as they would have to be written for a name of a file to be a name of the model."""
+    if name.endswith(f".{wanted}"):
+        return replace(given, remove_prefix=name.removesuffix(wanted), add_prefix="")
+    return replace(given, remove_prefix="", add_prefix=wanted.removesuffix(name)) if wanted.endswith(f".{name}") else given
+
+
+def absent(given: Weights, ties: list[list[str]], stored: list[str]) -> list[str]:
+    """Those of the model's weights that it leaves without a value."""
+    there = {given.renamed(name) for name in stored}
+    return [one[0] for one in ties if not any(name in there or given.is_new(name) for name in one)]
+
+
+def shortened(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:3])}{' and others' * (len(names) > 3)}"
+
+
+def listed(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:5])}{f' and {len(names) - 5} more' * (len(names) > 5)}"
+
+
+def load(model: nn.Module, found: Source) -> None:
+    """Give the model the weights, one at a time."""
+    own = tensors_of(model)
+    for name, (file, there) in found.taken.items():
+        read = file[there].to(own[name].dtype)
+        value = own[name]
         if not value.is_meta:
-            value.data.copy_(found)
+            value.data.copy_(read)
         elif isinstance(value, nn.Parameter):
-            replaced(model, value, nn.Parameter(found.clone(), value.requires_grad))
+            replaced(model, value, nn.Parameter(read.clone(), value.requires_grad))
         else:
             module, _, last = name.rpartition(".")
-            own_buffers(model.get_submodule(module))[last] = found.clone()
+            own_buffers(model.get_submodule(module))[last] = read.clone()
 
 
 def replaced(model: nn.Module, old: nn.Parameter, new: nn.Parameter) -> None:

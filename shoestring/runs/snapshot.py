@@ -43,7 +43,7 @@ def snapshot_of(run: Run, feed: Feed, step: int, best: tuple[float, int] | None)
     state = {
         "step": step, "model": other, "optimizer": optimizer_state(run), "feed": feed.state_dict(),
         "chances": gathered(run, random_state.state()), "parts": {name: part.state_dict() for name, part in run.state.items()},
-        "best": best, "on_disk": on_disk(run),
+        "best": best, "on_disk": on_disk(run), "left_out": left_out(run), "beside_model": beside_model(run),
     }
     return Snapshot(step, weights, aliases, state)
 
@@ -79,6 +79,9 @@ def restore(checkpoint: Checkpoint, run: Run, feed: Feed) -> dict[str, Any]:
     if differ := set(on_disk(run)) ^ set(state.get("on_disk", ())):
         raise Mistake(f"the checkpoint {checkpoint.path} was made by another plan, with other state on disk ({', '.join(sorted(differ))}): "
                       f"go on with the plan it was begun with, or give --fresh")
+    if differ := set(beside_model(run)) ^ set(state.get("beside_model", ())):
+        raise Mistake(f"the checkpoint {checkpoint.path} was made by another plan: {', '.join(sorted(differ))} is trained beside the "
+                      f"model's weights there or here, not in both: go on with the plan it was begun with, or give --fresh")
     for name, value in in_memory(run).items():
         if dense(value):
             source = weights.metadata.get(f"alias {name}", name)
@@ -146,6 +149,17 @@ def parted(run: Run) -> dict[str, Any]:
 def on_disk(run: Run) -> list[str]:
     """The parts whose state is a file that only they can read."""
     return [name for name, part in run.state.items() if part.on_disk]
+
+
+def beside_model(run: Run) -> list[str]:
+    """The parts with weights that are trained beside the model's."""
+    return [name for name, part in run.state.items() if part.beside_model]
+
+
+def left_out(run: Run) -> list[str]:
+    """The buffers that the model's state_dict leaves out: a run that goes on needs them, and other people's tools do not know them."""
+    state = run.model.state_dict()
+    return [name for name, _ in run.model.named_buffers(remove_duplicate=False) if name not in state]
 
 
 def in_memory(run: Run) -> dict[str, Any]:

@@ -22,10 +22,12 @@ from shoestring.core.exactness import Exactness
 from shoestring.core.technique import text
 from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.memory.accumulate import Accumulate
+from shoestring.memory.adapters import trained_of
 from shoestring.memory.allocator import Allocator, installed
 from shoestring.memory.checkpoint import Checkpoint
 from shoestring.memory.ema import Ema
 from shoestring.memory.fused import Fused
+from shoestring.memory.low_rank import LowRank
 from shoestring.memory.offload import OffloadOptimizer
 from shoestring.memory.precision import Precision
 from shoestring.memory.spill import Spill
@@ -40,7 +42,8 @@ from shoestring.parallel.shard import Shard
 from shoestring.planning.catalogue import CATALOGUE
 from shoestring.planning.plan import Plan
 from shoestring.runs.digest import weights_sha256
-from shoestring.runs.folder import holder
+from shoestring.runs.export import checkpoint_of, low_rank
+from shoestring.runs.folder import Folder, holder
 from shoestring.runs.tensors import TensorFile
 from tests.parallel.members import CONTEXT
 from tests.records import records
@@ -70,7 +73,7 @@ def job(steps: int = 6) -> Job:
 """
 QUICK: list[Technique] = [CompressGradients("powersgd")]
 ALL: list[Technique] = [
-    Precision("bf16"), Precision("fp16"), Precision("bf16", "bf16"), Accumulate(2), Spill(), Checkpoint(every=1),
+    LowRank(rank=4, also="3"), Precision("bf16"), Precision("fp16"), Precision("bf16", "bf16"), Accumulate(2), Spill(), Checkpoint(every=1),
     Checkpoint(schedule="((0,),1,2)"), Fused(), OffloadOptimizer(), OffloadOptimizer("host"), OffloadOptimizer(moments="8bit"), Stream(),
     Stream(moments="8bit"), StepInBackward(), Average(), Average(linear=True, warmup=3), Shard(1), Shard(2), Shard(3),
     *map(CompressGradients, KINDS), LocalSteps(h=2), LocalSteps(h=2, after=1), LocalSteps(h=2, outer=0.7), Asynchronous("server"),
@@ -103,6 +106,9 @@ def test_a_technique_is_trained_by_the_command_killed_resumed_and_exported(techn
     assert all(torch.tensor(report["losses"]).isfinite())
     weights = exported(tmp_path, "run", "--trained")
     assert all(one.isfinite().all() for one in weights.values())
+    if isinstance(technique, LowRank):   # exported with their updates
+        checkpoint = checkpoint_of(Folder(tmp_path / "run"), None)
+        weights = trained_of(checkpoint.all_weights(), low_rank(checkpoint) or {})
     assert weights_sha256(weights) == report["weights_sha256"], "what is exported is what was trained"
     if not isinstance(technique, BY_TIME):
         undisturbed = Command(tmp_path, *words, "--run", "other").report()
