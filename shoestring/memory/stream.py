@@ -51,8 +51,6 @@ class Stream(TrainingTechnique):
         return (cls(), cls(moments="8bit"))
 
     def refusal(self, ledger: Ledger) -> str:
-        if ledger.has("clips"):
-            return "the job clips gradients by their global norm, which is known only when all of them are there"
         if ledger.has("can't be recomputed"):
             return ledger.findings.reasons["can't be recomputed"]
         if (reason := offload_refusal(ledger, bool(self.moments))):
