@@ -37,6 +37,7 @@ class Unit:
         self.evicted = False                     # it left memory since its backward began
         self.loaded = False                      # its parameters are views of the buffer
         self.dirty = False                       # they were stepped and not written yet
+        self.partial = False                     # its frozen weights are not in the buffer
 
     def lay_out(self, members: Mapping[str, nn.Parameter], region: str) -> None:
         """Let a region hold these weights."""

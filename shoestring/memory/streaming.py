@@ -71,6 +71,7 @@ class Streaming(OnDisk):
         self.recorder = Recorder({unit.name: unit.module for unit in units}, tuple((number,) for number in range(len(units))))
         self.backward = False     # one is running
         self.last = True          # of the batch's pieces
+        self.stepping = False     # by gradients that waited; frozen weights are not needed for that
         self.checked = False
         self.absent = {parameter: missing(parameter) for parameter in (*self.unit_of, *self.row_splits)}
         self.move_to_disk(write=not run.resumed)
@@ -116,7 +117,12 @@ class Streaming(OnDisk):
         for parameter in unit.members.values():
             parameter.data = self.absent[parameter]
         unit.evicted |= unit.replayed
-        unit.buffer, unit.loaded = None, False
+        unit.buffer, unit.loaded, unit.partial = None, False, False
+
+    def drop(self, unit: Unit) -> None:
+        """Have a unit out of memory before it is its turn."""
+        self.order.remove(unit)
+        self.evict(unit)
 
     def load(self, unit: Unit) -> None:
         """Have a unit's weights in memory, and those of the next unit being read."""
@@ -132,6 +138,8 @@ class Streaming(OnDisk):
             unit.buffer.wait()
             unit.loaded = True
             for one, parameter in unit.members.items():
+                if unit.partial and not parameter.requires_grad:
+                    continue
                 value = unit.in_buffer(one)
                 parameter.data = value if self.device.type == "cpu" else value.to(self.device, non_blocking=True)
         if self.backward:
@@ -139,10 +147,14 @@ class Streaming(OnDisk):
 
     def start_reading(self, unit: Unit) -> None:
         """Start to read a unit that is not in memory; mark it as the one used last."""
+        if unit.partial and not self.stepping:
+            self.drop(unit)
         if unit.buffer is None:
             buffer = self.take_buffer(unit)
+            unit.partial = self.stepping and len(unit.regions) > 1
             for region, begin in unit.regions.items():
-                self.store.read(region, buffer, begin)
+                if region == unit.name or not unit.partial:
+                    self.store.read(region, buffer, begin)
         else:
             self.order.remove(unit)
             self.order.append(unit)
@@ -278,6 +290,7 @@ class Streaming(OnDisk):
 
     def step_rest(self, factor: Tensor | None = None) -> None:
         """Step the weights whose gradients still wait: all of them if the job clips, and then by `factor` times their gradient."""
+        self.stepping = True
         for unit in self.units.values():
             rest = [parameter for parameter in unit.members.values() if parameter in self.waiting.waiting or parameter.grad is not None]
             if rest:
@@ -290,6 +303,9 @@ class Streaming(OnDisk):
                 self.step(parameter)
             if unit.dirty:   # also where some of its weights took no part
                 self.write_back(unit)
+            if unit.partial and rest:
+                self.drop(unit)
+        self.stepping = False
         for split in self.row_splits.values():
             split.step_rest(factor)
         self.waiting.waiting.clear()

@@ -5,8 +5,8 @@
     second pass, clipped   g  is read, scaled by min(clip / (|all| + 1e-6), 1), and steps its weight
 
 They pass a few chunks at a time through a ring of buffers, and each lies once on disk: they are gone when the step is over, so no
-checkpoint stands on them. Those of small weights stay in memory. The norm is that of `torch.nn.utils.clip_grad_norm_`: of every weight, in the order
-of the model, and then of these norms; its bits are the same, because the norm of one number is that number. Only a weight that is
+checkpoint stands on them. Those of small weights stay in memory. The norm is that of `torch.nn.utils.clip_grad_norm_`: of every weight, in
+the order of the model, and then of these norms; its bits are the same, because the norm of one number is that number. Only a weight that is
 never in memory whole (row_split.py) has the norm of its parts' norms, which is the same up to rounding.
 """
 from __future__ import annotations
