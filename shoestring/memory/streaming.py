@@ -57,6 +57,11 @@ class Streaming(OnDisk):
         rows = {weight: rows_at_once(weight) for weight in self.row_splits}
         self.offloaded = OffloadedOptimizer(run.optimizer, self.store, trained, rows, coded)
         self.clips = bool(run.clip)   # so no weight is stepped in backward
+        unknown = next((self.names[parameter] for parameter in self.trained if parameter not in self.offloaded.group_of), "")
+        if self.clips and unknown:
+            raise Mistake(f"{unknown} needs a gradient and the optimizer was not given it, so its gradients of all steps add up and count "
+                          f"in the norm that is clipped, which Stream does not do: freeze it (requires_grad_(False)), or let the optimizer "
+                          f"have it")
         large = {parameter: self.names[parameter] for parameter in (*self.unit_of, *self.row_splits)
                  if parameter.requires_grad and (parameter.numel() >= SMALL or parameter in self.row_splits)}
         self.waiting = WaitingGradients(self.store, large if self.clips or run.parts > 1 else {}, rows)
@@ -72,7 +77,7 @@ class Streaming(OnDisk):
         self.backward = False     # one is running
         self.last = True          # of the batch's pieces
         self.stepping = False     # by gradients that waited; frozen weights are not needed for that
-        self.checked = False
+        self.checked = set[str]()   # where the model was called and used nothing that is not there
         self.absent = {parameter: missing(parameter) for parameter in (*self.unit_of, *self.row_splits)}
         self.move_to_disk(write=not run.resumed)
         optimizer = cast(torch.optim.Optimizer, self.offloaded)
@@ -166,7 +171,7 @@ class Streaming(OnDisk):
         """While inside, the model can be called outside of a step, as often as one likes. The next step finds in memory what it would
         have found without that, so it moves the bytes that every step does."""
         found = list(self.order)
-        with self.aside(), self.loading():
+        with self.aside(), self.loading(), self.guard("outside of a step"):
             yield
             for unit in found:
                 self.start_reading(unit)
@@ -203,21 +208,21 @@ class Streaming(OnDisk):
         cached = torch.is_autocast_cache_enabled()
         torch.set_autocast_cache_enabled(False)   # it would keep a copy of every weight
         try:
-            with self.loading(), self.recorder.around(), self.guard():
+            with self.loading(), self.recorder.around(), self.guard("in a step"):
                 return self.plain.forward(model, batch)
         finally:
             torch.set_autocast_cache_enabled(cached)
 
     @contextmanager
-    def guard(self) -> Iterator[None]:
+    def guard(self, where: str) -> Iterator[None]:
         """The first time, notice code that uses a weight outside of the module it belongs to."""
-        if self.checked:
+        if where in self.checked:
             yield
             return
         absent = {storage_id_of(value): self.names[parameter] for parameter, value in self.absent.items()}
         with Guard(lambda leaf: absent.get(storage_id_of(leaf), ""), "plan without Stream"):
             yield
-        self.checked = True
+        self.checked.add(where)
 
     def gradients(self, now: Run, batch: Batch) -> Tensor:
         self.accesses.begin_step()
