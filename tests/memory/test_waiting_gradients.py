@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -175,7 +175,11 @@ def test_a_disk_that_fails_in_the_second_pass_says_so(tmp_path: Path, tiny: None
     monkeypatch.setattr(disk_store.os, "pwrite", real)
 
 
+READ_AHEAD_AND_THEN_FILLED = [*((number, True) for number in range(8)), (0, False), *((number, True) for number in range(4, 8)), (1, False)]
+
+
 @settings(max_examples=60, deadline=None)
+@example(READ_AHEAD_AND_THEN_FILLED)
 @given(st.lists(st.tuples(st.integers(0, 7), st.booleans()), min_size=1, max_size=60))
 def test_a_ring_gives_what_was_written_last_however_it_is_used(uses: list[tuple[int, bool]]) -> None:
     store = DiskStore(None, torch.empty(0))
