@@ -87,7 +87,7 @@ class Stream(TrainingTechnique):
         share = before.optimizer / whole * (eight_bits.SHARE if self.moments else 1.0) if whole else 0.0
         stepping = 1 + 2 * share + 2 * clips   # written weights, moments; clipped, weights and gradients are read once more
         waiting_gradients = 2 * (pieces - 1) + clips
-        reads = sum((1 + (block.backward_flops > 0)) * frozen[block.name] for block in again.blocks)
+        reads = sum((1 + (block.backward_flops > 0)) * frozen[block.name] for block in ledger.blocks)
         traffic = whole * (2 * pieces + waiting_gradients + stepping) + pieces * reads
         waiting = traffic * machine.per_byte_moved / machine.cores
         seconds = update.seconds + update.call_seconds
