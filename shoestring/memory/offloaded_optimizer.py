@@ -48,6 +48,15 @@ class AccessOrder:
         if self.now:
             self.before, self.now = self.now, []
 
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """While inside, what is asked for is outside of a step."""
+        before, self.outside = self.outside, True
+        try:
+            yield
+        finally:
+            self.outside = before
+
     def next_after(self, name: str, count: int) -> list[str]:
         """Note that `name` is asked for; the `count` names that followed it last time, or none if this step goes another way."""
         if self.outside:   # a forward, which goes the way that the step's forward went
@@ -101,14 +110,12 @@ class BufferRing:
     @contextmanager
     def aside(self) -> Iterator[None]:
         """While inside, regions are asked for outside of a step; the next step then finds what it would have found."""
-        before, self.accesses.outside = self.last[0], True
-        try:
+        before = self.last[0]
+        with self.accesses.aside():
             yield
-            self.coming.clear()
-            if before and before != self.last[0]:
-                self.last = (before, self.begin(before, self.store.regions[before].written))
-        finally:
-            self.accesses.outside = False
+        self.coming.clear()
+        if before and before != self.last[0]:
+            self.last = (before, self.begin(before, self.store.regions[before].written))
 
     def allocate(self) -> None:
         self.buffers = [self.store.buffer(self.size) for _ in range(BUFFERS)]

@@ -114,7 +114,7 @@ class RowSplit:
             return
         for number in range(len(self.spans)):
             gradient = self.waiting.read(self.weight, number)
-            self.step(number, gradient if factor is None else gradient.mul_(factor))
+            self.step(number, gradient if factor is None else gradient.mul_(factor.to(gradient.device)))
         self.offloaded.finish(self.weight)
 
     def begin_backward(self) -> bool:

@@ -179,14 +179,10 @@ class Streaming(OnDisk):
     @contextmanager
     def aside(self) -> Iterator[None]:
         """While inside, weights are asked for outside of a step."""
-        self.accesses.outside = True
-        try:
-            with ExitStack() as stack:
-                for ring in self.rings:
-                    stack.enter_context(ring.aside())
-                yield
-        finally:
-            self.accesses.outside = False
+        with self.accesses.aside(), ExitStack() as stack:
+            for ring in self.rings:
+                stack.enter_context(ring.aside())
+            yield
 
     @contextmanager
     def loading(self) -> Iterator[None]:
@@ -304,7 +300,7 @@ class Streaming(OnDisk):
                 if parameter in self.waiting.waiting:
                     parameter.grad = self.waiting.whole(parameter)
                 if factor is not None and parameter.grad is not None:
-                    parameter.grad.mul_(factor)
+                    parameter.grad.mul_(factor.to(parameter.grad.device))
                 self.step(parameter)
             if unit.dirty:   # also where some of its weights took no part
                 self.write_back(unit)
@@ -315,15 +311,15 @@ class Streaming(OnDisk):
             split.step_rest(factor)
         self.waiting.waiting.clear()
 
-    @torch.no_grad()
     def update(self, now: Run) -> None:
         """Step what was not stepped in backward: small weights outside of all units, and everything if the job clips."""
         if self.clips:
-            factor = self.waiting.factor(now.clip, self.trained)
-            for parameter in self.trained:
-                if parameter.grad is not None and parameter not in self.unit_of:
-                    parameter.grad.mul_(factor)
-            self.step_rest(factor)
+            with torch.no_grad():
+                factor = self.waiting.factor(now.clip, self.trained)
+                for parameter in self.trained:
+                    if parameter.grad is not None and parameter not in self.unit_of:
+                        parameter.grad.mul_(factor.to(parameter.grad.device))
+                self.step_rest(factor)
         self.plain.update(replace(now, clip=0.0))
 
     def write_back(self, unit: Unit) -> None:
@@ -373,15 +369,13 @@ class DiskTensor:
         split = self.streaming.row_splits.get(self.parameter)
         if split is not None:
             for number in range(len(split.spans)):
-                self.streaming.rings[0].accesses.outside = True
-                found = split.fetch(number)
-                self.streaming.rings[0].accesses.outside = False
+                with self.streaming.rings[0].accesses.aside():
+                    found = split.fetch(number)
                 yield found.cpu().reshape(-1)
             return
         unit = self.streaming.unit_of[self.parameter]
-        self.streaming.accesses.outside = True
-        self.streaming.load(unit)
-        self.streaming.accesses.outside = False
+        with self.streaming.accesses.aside():
+            self.streaming.load(unit)
         yield self.parameter.detach().cpu().contiguous().reshape(-1)
 
 
