@@ -140,6 +140,7 @@ class Run:
     # Asked after a step: all workers are at the same step and have the same weights, so they may agree on what to do (save, stop)
     synchronised: Callable[[], bool] = lambda: True
     last: bool = True                                   # no more gradients follow in this step
+    parts: int = 1                                      # pieces at most that a batch is computed in, one after the other
     clip: float = 0.0                                   # largest global norm of the gradients; 0: no clipping
     steps: int = 0                                      # that it is to take
     folder: Path | None = None                          # where files can be kept that must survive a restart

@@ -103,7 +103,7 @@ class Accumulate(TrainingTechnique):
                 total = total + run.gradients(part, piece)
             return total
 
-        return replace(run, gradients=gradients)
+        return replace(run, gradients=gradients, parts=run.parts * self.pieces)
 
 
 def scaled(loss: Callable[[Any, Batch], Tensor], share: float) -> Callable[[Any, Batch], Tensor]:

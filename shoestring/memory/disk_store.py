@@ -1,6 +1,7 @@
 """The disk store: a file that holds what does not fit in memory, in regions that are read ahead and written behind.
 
-    region    a name and a fixed number of bytes, in whole pages; it has two slots in the file
+    region    a name and a fixed number of bytes, in whole pages; it has two slots in the file, or one if it is never written again
+              after the first checkpoint (frozen weights) or no checkpoint stands on it (gradients that wait within a step)
     write     goes to the slot that no checkpoint stands on, so that a crash never meets a half-written state
     pin       a checkpoint was saved: what is current now is what it stands on
     check     every slot has a checksum (XXH3), made when it is written and compared whenever it is read
@@ -75,6 +76,8 @@ class Region:
     name: str
     offset: int                        # of its first slot; the second follows
     size: int                          # bytes of a slot
+    slots: int = 2                     # one: it is only written while no checkpoint stands on it
+    lasting: bool = True               # it outlives a step, so a checkpoint stands on it
     current: int = 0                   # the slot that was written last
     pinned: int | None = None          # the slot that the last checkpoint stands on
     checks: tuple[int, int] = (0, 0)   # checksum of each slot
@@ -99,10 +102,10 @@ class DiskStore:
         self.aside = ""                # what the file is called now, if it was found to be damaged
         self.threads: ThreadPoolExecutor | None = None
 
-    def reserve(self, name: str, size: int) -> None:
+    def reserve(self, name: str, size: int, slots: int = 2, lasting: bool = True) -> None:
         assert name not in self.regions, f"{name} is reserved already"
-        self.regions[name] = Region(name, self.end, pages(size))
-        self.end += 2 * pages(size)
+        self.regions[name] = Region(name, self.end, pages(size), slots, lasting)
+        self.end += slots * pages(size)
 
     def open(self) -> None:
         """Reserve the room on disk; refused with what is missing before anything is written."""
@@ -140,33 +143,34 @@ class DiskStore:
     def buffer(self, size: int) -> Buffer:
         return Buffer(size, self.kind)
 
-    def read(self, name: str, buffer: Buffer) -> None:
-        """Begin to bring a region into a buffer."""
+    def read(self, name: str, buffer: Buffer, begin: int = 0) -> None:
+        """Begin to bring a region into a buffer, from a byte of it on (a multiple of a page)."""
         region = self.regions[name]
         self.moved += region.size
         slot = region.current
         before = region.pending
-        self.request(buffer, before, lambda view: self.read_now(region, slot, view), region.size)
+        self.request(buffer, before, lambda view: self.read_now(region, slot, view), begin, region.size)
         region.pending = buffer.pending
 
-    def write(self, name: str, buffer: Buffer) -> None:
+    def write(self, name: str, buffer: Buffer, begin: int = 0) -> None:
         """Begin to bring a buffer into a region; the buffer must not change until then."""
         region = self.regions[name]
         self.moved += region.size
+        assert region.slots > 1 or region.pinned is None, f"{name} has one slot, and a checkpoint stands on it"
         slot = 0 if region.pinned is None else 1 - region.pinned
         region.current, region.written = slot, True
         region.version += 1
         before = region.pending
-        self.request(buffer, before, lambda view: self.write_now(region, slot, view), region.size)
+        self.request(buffer, before, lambda view: self.write_now(region, slot, view), begin, region.size)
         region.pending = buffer.pending
 
-    def request(self, buffer: Buffer, before: Future[None] | None, work: Callable[[memoryview], None], size: int) -> None:
+    def request(self, buffer: Buffer, before: Future[None] | None, work: Callable[[memoryview], None], begin: int, size: int) -> None:
         if self.imagined:
             return
         assert self.threads is not None, "the store is open"
         earlier = buffer.pending
         assert buffer.view is not None, "real bytes move in real memory"
-        view = buffer.view[:size]
+        view = buffer.view[begin: begin + size]
 
         def done() -> None:
             for other in (earlier, before):
@@ -207,7 +211,7 @@ class DiskStore:
 
     def cure(self, region: Region, slot: int) -> str:
         """What to do about a damaged slot. If the last checkpoint stands on it, there is none to go on from: the file is put aside."""
-        if region.pinned is None:
+        if all(other.pinned is None for other in self.regions.values()):
             return "the same command begins anew"
         if slot != region.pinned:
             return "the last checkpoint does not stand on that, and the same command goes on from there"
@@ -232,7 +236,7 @@ class DiskStore:
     def state_dict(self) -> dict[str, Any]:
         self.settle()
         return {region.name: [region.offset, region.size, region.current, region.checks[region.current]]
-                for region in self.regions.values() if region.written}
+                for region in self.regions.values() if region.written and region.lasting}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         here = {region.name: [region.offset, region.size] for region in self.regions.values()}
@@ -248,7 +252,7 @@ class DiskStore:
     def pin(self) -> None:
         """What `state_dict` gave last is safe in a checkpoint: from now on it is not written over."""
         for region in self.regions.values():
-            region.pinned = region.current if region.written else None
+            region.pinned = region.current if region.written and region.lasting else None
 
     def close(self, wait: bool = True) -> None:
         if self.threads is not None:
@@ -264,8 +268,8 @@ def require_room(directory: Path, size: int, there: int = 0) -> None:
     """Refuse to begin where `size` bytes of state do not fit; `there` of them are on the disk already."""
     free = shutil.disk_usage(directory).free
     if size - there > free:
-        raise Mistake(f"the state needs {bytes_text(size)} on the disk of {directory} (each number twice, so that a crash leaves "
-                      f"one whole) and {bytes_text(free)} are free: free some, or give a --run on another disk")
+        raise Mistake(f"the state needs {bytes_text(size)} on the disk of {directory} (what is trained is there twice, so that a "
+                      f"crash leaves one whole) and {bytes_text(free)} are free: free some, or give a --run on another disk")
 
 
 class OnDisk(Part):

@@ -35,17 +35,34 @@ def offload_refusal(ledger: Ledger, coded: bool) -> str:
 
 
 class AccessOrder:
-    """The order in which regions were asked for in the step before: what comes next in it is worth reading ahead."""
+    """The order in which regions were asked for in the step before: what comes next in it is worth reading ahead.
+
+    What is asked for outside of a step (a validation) is not part of that order.
+    """
 
     def __init__(self, guess: Sequence[str] = ()) -> None:
         self.before, self.now = list(guess), list[str]()   # names in the step before, and in this one so far
+        self.outside = False                               # of a step
 
     def begin_step(self) -> None:
         if self.now:
             self.before, self.now = self.now, []
 
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """While inside, what is asked for is outside of a step."""
+        before, self.outside = self.outside, True
+        try:
+            yield
+        finally:
+            self.outside = before
+
     def next_after(self, name: str, count: int) -> list[str]:
         """Note that `name` is asked for; the `count` names that followed it last time, or none if this step goes another way."""
+        if self.outside:   # a forward, which goes the way that the step's forward went
+            known = self.now or self.before
+            at = known.index(name) if name in known else len(known)
+            return known[at + 1: at + 1 + count]
         at = len(self.now)
         self.now.append(name)
         return self.before[at + 1: at + 1 + count] if self.before[at: at + 1] == [name] else []
@@ -76,10 +93,10 @@ class BufferRing:
         if buffer is None or version != regions[name].version:   # not foreseen, or written again since
             self.coming.clear()
             buffer = self.begin(name, regions[name].written)
+        self.last = (name, buffer)
         for other in ahead:
             if other not in self.coming:
                 self.coming[other] = (self.begin(other, regions[other].written), regions[other].version)
-        self.last = (name, buffer)
         buffer.wait()
         return buffer
 
@@ -90,14 +107,26 @@ class BufferRing:
         buffer.wait()
         return buffer
 
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """While inside, regions are asked for outside of a step; the next step then finds what it would have found."""
+        before = self.last[0]
+        with self.accesses.aside():
+            yield
+        self.coming.clear()
+        if before and before != self.last[0]:
+            self.last = (before, self.begin(before, self.store.regions[before].written))
+
     def allocate(self) -> None:
         self.buffers = [self.store.buffer(self.size) for _ in range(BUFFERS)]
 
     def begin(self, name: str, read: bool) -> Buffer:
         if not self.buffers:
             self.allocate()
+        self.given += self.buffers[self.given % BUFFERS] is self.last[1]   # that one is in use
         buffer = self.buffers[self.given % BUFFERS]
         self.given += 1
+        self.coming = {other: one for other, one in self.coming.items() if one[0] is not buffer}   # what was there is not any more
         if read:
             self.store.read(name, buffer)
         return buffer
@@ -191,7 +220,9 @@ class OffloadedOptimizer(OptimizerProxy):
                 self.optimizer.step()
 
     def step_one(self, parameter: nn.Parameter) -> None:
-        """Step a parameter as if there were no others."""
+        """Step a parameter as if there were no others; one that the optimizer was not given stays as it is."""
+        if parameter not in self.group_of:
+            return
         if parameter in self.chunks:
             self.step_parameter(parameter)
             return
@@ -270,6 +301,21 @@ def flattened(tensor: Tensor, stride: tuple[int, ...] | None = None) -> Tensor:
     if tensor.stride() != stride:
         tensor = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
     return tensor.detach().as_strided((tensor.numel(),), (1,), tensor.storage_offset())
+
+
+def dense(tensor: Tensor) -> bool:
+    """Whether a tensor's numbers fill a stretch of memory."""
+    size = 1
+    for stride, side in sorted((stride, side) for stride, side in zip(tensor.stride(), tensor.shape, strict=True) if side > 1):
+        if stride != size:
+            return False
+        size *= side
+    return True
+
+
+def strides_of(parameter: nn.Parameter) -> tuple[int, ...]:
+    """How a parameter, and so its gradient, is laid out where it fills a stretch of memory: as it is, or row by row."""
+    return parameter.stride() if dense(parameter) else torch.empty(parameter.shape, device="meta").stride()
 
 
 @contextmanager

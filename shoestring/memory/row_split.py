@@ -5,7 +5,8 @@
                                      dx = sum over the splits of dy[a:b] W[a:b]                       another order of that sum
 
 A weight may be used by several modules (a head tied to the embedding) or several times: its gradient waits on disk until the
-backward of its last use, which steps it row by row. The gradient's sum over uses is the same in any order of two.
+backward of its last use, which steps it row by row. The gradient's sum over uses is the same in any order of two. Where the step is taken
+later (more pieces of the batch follow, or the job clips), that sum is added to what waits in waiting_gradients.py.
 """
 from __future__ import annotations
 
@@ -19,6 +20,7 @@ from torch.nn import functional
 from shoestring.memory.disk_store import Buffer, DiskStore
 from shoestring.memory.offloaded_optimizer import CHUNK, BufferRing, OffloadedOptimizer
 from shoestring.memory.recompute import autocast_as, autocast_state
+from shoestring.memory.waiting_gradients import WaitingGradients
 
 VECTOR = 16   # numbers that kernels take at once
 
@@ -43,19 +45,25 @@ class RowSplit:
         self.rows = rows_at_once(weight)
         self.uses = 0             # forwards whose backward is still to come
         self.summed = False       # gradients of earlier uses wait on disk
+        self.complete = True      # this is the batch's last piece
+        self.steps = True         # and its gradient steps the weight at once
         self.device = weight.device
         for number, (begin, end) in enumerate(self.spans):
             size = (end - begin) * weight.shape[1] * weight.element_size()
-            store.reserve(f"{name}[{number}]", size)
-            store.reserve(f"gradient of {name}[{number}]", size)
+            store.reserve(f"{name}[{number}]", size, slots=2 if weight.requires_grad else 1)
+            if weight.requires_grad:
+                store.reserve(f"gradient of {name}[{number}]", size)
 
     @property
     def spans(self) -> list[tuple[int, int]]:
         count = self.weight.shape[0]
         return [(begin, min(begin + self.rows, count)) for begin in range(0, count, self.rows)]
 
-    def connect(self, weights: BufferRing, gradients: BufferRing, offloaded: OffloadedOptimizer) -> None:
-        self.weights, self.gradients, self.offloaded = weights, gradients, offloaded
+    def connect(self, weights: BufferRing, gradients: BufferRing, offloaded: OffloadedOptimizer, waiting: WaitingGradients) -> None:
+        self.weights, self.gradients, self.offloaded, self.waiting = weights, gradients, offloaded, waiting
+
+    def begin_step(self) -> None:
+        self.uses, self.summed = 0, False
 
     def part(self, buffer: Buffer, number: int) -> Tensor:
         begin, end = self.spans[number]
@@ -75,7 +83,7 @@ class RowSplit:
     def take_gradient(self, number: int, gradient: Tensor, last: bool) -> None:
         """Take the gradient of one use of a row range.
 
-        That of the last use, added to those before, steps the rows; others are written to disk.
+        That of the last use, added to those before, steps the rows or waits until it may; others are written to disk.
         """
         region = f"gradient of {self.name}[{number}]"
         held = None
@@ -86,10 +94,28 @@ class RowSplit:
         if not last:
             self.store.write(region, buffer)
             return
-        whole = gradient.to("cpu") if held is None else held
+        whole = (gradient.to("cpu") if held is None else held).contiguous()
+        if self.weight in self.waiting.spans:
+            self.waiting.add(self.weight, number, whole.view(-1), keep=not self.steps)
+            if self.complete and not self.steps:
+                self.waiting.note_norm(self.weight, whole)
+        if self.steps:
+            self.step(number, whole.view(-1))
+
+    def step(self, number: int, gradient: Tensor) -> None:
+        """Step a row range."""
         buffer = self.weights.fetch(f"{self.name}[{number}]")
-        self.offloaded.step_chunk(self.weight, number, self.part(buffer, number).view(-1), whole.contiguous().view(-1))
+        self.offloaded.step_chunk(self.weight, number, self.part(buffer, number).view(-1), gradient)
         self.store.write(f"{self.name}[{number}]", buffer)
+
+    def step_rest(self, factor: Tensor | None) -> None:
+        """Step by the gradient that waits, if there is one; times `factor`, if there is one."""
+        if self.weight not in self.waiting.waiting:
+            return
+        for number in range(len(self.spans)):
+            gradient = self.waiting.read(self.weight, number)
+            self.step(number, gradient if factor is None else gradient.mul_(factor.to(gradient.device)))
+        self.offloaded.finish(self.weight)
 
     def begin_backward(self) -> bool:
         """The backward of one use begins; whether it is the last use."""
@@ -97,7 +123,9 @@ class RowSplit:
         return self.uses == 0
 
     def end_backward(self, last: bool) -> None:
-        if last:
+        if last and self.weight in self.waiting.spans:
+            self.waiting.added(self.weight, keep=not self.steps)
+        if last and self.steps:
             self.offloaded.finish(self.weight)
         self.summed = not last
 

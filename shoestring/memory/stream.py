@@ -5,12 +5,18 @@
     moments      sum_i m_i  ->  a few chunks
     activations  sum_i a_i  ->  what goes into each block, and all of one: blocks are computed again in backward
     traffic      read w for the forward, w again and m for the backward; write w and m: 28 bytes a parameter with Adam in float32
+                 + write g, read g and w once more if the job clips by the global norm: 40
+                 + read w twice, write g and read it, for every piece of the batch more: 16
+                 frozen: read w for the forward, and for the backward where a gradient passes; never written: 4 or 8
     time         max(traffic / disk speed, compute), and what moving and checking take of the cores
 
 A block is read ahead of its forward and of its backward, in the order of the step before; its backward computes it again, and every
-parameter is stepped as soon as its gradient is there. An embedding or head larger than a block, or shared, is split by rows (row_split.py).
-What a checkpoint stands on is never written over (disk_store.py). What else is small stays in memory.
-Exact: the same kernels see the same numbers; only the sum over the splits of a large head has another order.
+parameter is stepped as soon as its gradient is there. Gradients that can't step yet, because more pieces of the batch follow or because
+the norm of all of them must be known first, wait on disk (waiting_gradients.py); a clipped step then brings every block through memory
+once more. An embedding or head larger than a block, or shared, is split by rows (row_split.py). What a checkpoint stands on is never
+written over (disk_store.py). What else is small stays in memory.
+Exact: the same kernels see the same numbers; only the sum over the splits of a large head has another order, and with clipping the norm
+of a split weight.
 Rajbhandari et al.: ZeRO-Infinity, 2021, arXiv 2104.07857; Pudipeddi et al.: L2L, 2020, arXiv 2002.05645.
 """
 from __future__ import annotations
@@ -51,8 +57,6 @@ class Stream(TrainingTechnique):
         return (cls(), cls(moments="8bit"))
 
     def refusal(self, ledger: Ledger) -> str:
-        if ledger.has("clips"):
-            return "the job clips gradients by their global norm, which is known only when all of them are there"
         if ledger.has("can't be recomputed"):
             return ledger.findings.reasons["can't be recomputed"]
         if (reason := offload_refusal(ledger, bool(self.moments))):
@@ -62,7 +66,10 @@ class Stream(TrainingTechnique):
     def exactness(self, ledger: Ledger) -> Exactness:
         if self.moments:
             return Exactness.CHANGED
-        return Exactness.ROUNDING if any(block.gradient > 4 * CHUNK for block in ledger.blocks[1:] if not block.inside) else Exactness.BITS
+        trained, _ = weights_of(ledger)
+        # Heads are summed in another order by rows; embeddings are not, but the norm of one that is clipped is
+        outside = [block.name for block in ledger.blocks[0 if ledger.has("clips") else 1:] if not block.inside]
+        return Exactness.ROUNDING if any(trained[name] > 4 * CHUNK for name in outside) else Exactness.BITS
 
     def drift(self, ledger: Ledger) -> float:
         return eight_bits.DRIFT
@@ -73,23 +80,34 @@ class Stream(TrainingTechnique):
 
     def cost(self, ledger: Ledger) -> Ledger:
         again = Checkpoint(every=1).cost(replace(ledger, blocks=tuple(map(unspilled, ledger.blocks))))
-        inside = [block.gradient for block in again.blocks if block.inside]
-        most, whole = max(inside, default=0.0), again.block_gradients
-        before, update, machine = ledger.standing, ledger.update, ledger.machine
-        share = before.optimizer / before.parameters * (eight_bits.SHARE if self.moments else 1.0) if before.parameters else 0.0
-        traffic = whole * (3 + 2 * share)
+        trained, frozen = weights_of(ledger)
+        sizes = {block.name: trained[block.name] + frozen[block.name] for block in again.blocks}
+        most, whole = max((sizes[block.name] for block in again.blocks if block.inside), default=0.0), sum(trained.values())
+        before, update, machine, pieces, clips = ledger.standing, ledger.update, ledger.machine, ledger.pieces, ledger.has("clips")
+        share = before.optimizer / whole * (eight_bits.SHARE if self.moments else 1.0) if whole else 0.0
+        stepping = 1 + 2 * share + 2 * clips   # written weights, moments; clipped, weights and gradients are read once more
+        waiting_gradients = 2 * (pieces - 1) + clips
+        reads = sum((1 + (block.backward_flops > 0)) * frozen[block.name] for block in ledger.blocks)
+        traffic = whole * (2 * pieces + waiting_gradients + stepping) + pieces * reads
         waiting = traffic * machine.per_byte_moved / machine.cores
+        seconds = update.seconds + update.call_seconds
+        if clips:   # the update is a pass of its own
+            waiting += max(whole * stepping * machine.per_byte_streamed - seconds, 0.0)
         blocks = []
         for block in again.blocks:
-            backward = block.backward + (update.seconds + update.call_seconds) * block.gradient / (whole or 1.0)
-            waiting += max(block.gradient * machine.per_byte_streamed - block.forward, 0.0)
-            waiting += max(block.gradient * (2 + 2 * share) * machine.per_byte_streamed - backward, 0.0)
-            split = block.gradient if block.gradient > most else 0.0   # a weight that is never there whole
+            mine = trained[block.name]
+            backward = block.backward + (0.0 if clips else seconds * mine / (whole or 1.0) / pieces)
+            moved = sizes[block.name] + mine * (waiting_gradients + (0.0 if clips else stepping)) / pieces   # per piece, in backward
+            waiting += pieces * max(sizes[block.name] * machine.per_byte_streamed - block.forward, 0.0)
+            waiting += pieces * max(moved * machine.per_byte_streamed - backward, 0.0)
+            split = mine if mine > most else 0.0   # a weight that is never there whole
             blocks.append(replace(block, gradient=0.0, spike=max(block.spike - split, 0.0), backward=backward))
-        wide = max((block.gradient for block in again.blocks if not block.inside), default=0.0)
-        buffers = UNIT_BUFFERS * most + BUFFERS * min(4.0 * CHUNK, most) * share + 2 * BUFFERS * min(4.0 * CHUNK, wide) * (wide > most)
+        wide = max((sizes[block.name] for block in again.blocks if not block.inside), default=0.0)
+        chunk, rows = min(4.0 * CHUNK, most), min(4.0 * CHUNK, wide) * (wide > most)
+        waits = pieces > 1 or clips
+        buffers = UNIT_BUFFERS * most + BUFFERS * (chunk * share + 2 * rows + max(chunk, rows) * waits)
         return replace(again, blocks=tuple(blocks), standing=replace(before, parameters=buffers, optimizer=0.0, gradients=0.0),
-                       update=replace(update, seconds=0.0, rise=0.0), streamed=whole,
+                       update=replace(update, seconds=seconds if clips else 0.0, rise=most if clips else 0.0), streamed=sum(sizes.values()),
                        traffic=again.traffic + Traffic(traffic, traffic * machine.per_byte_streamed, waiting=waiting))
 
     def apply(self, run: Run) -> Run:
@@ -100,3 +118,14 @@ def unspilled(block: Block) -> Block:
     """A block that was spilled, as it is when it is computed again: then only what goes into it waits on disk."""
     return replace(block, kept=block.kept + block.spilled, rise=block.rise - block.ahead,
                    spike=block.spike - block.spilled - block.ahead, spilled=0.0, ahead=0.0)
+
+
+def weights_of(ledger: Ledger) -> tuple[dict[str, float], dict[str, float]]:
+    """Bytes of trained and of frozen weights by block. Of the frozen ones only the sum is known: blocks without a gradient have them, if
+    there are any."""
+    blocks = ledger.at_zero_batch if ledger.pieces > 1 else ledger.blocks   # in pieces, no block has its gradient any more
+    trained = {block.name: block.gradient for block in blocks}
+    frozen = max(ledger.standing.parameters - sum(trained.values()), 0.0)
+    inside = [block.name for block in blocks if block.inside]
+    holders = [name for name in inside if not trained[name]] or inside
+    return trained, {name: frozen / len(holders) if name in holders else 0.0 for name in trained}

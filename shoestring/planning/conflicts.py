@@ -24,8 +24,6 @@ CONFLICTS: dict[frozenset[str], str] = {
         "Stream keeps the moments on disk itself",
     frozenset({"Stream", "Checkpoint"}):
         "Stream computes every block again itself, when its weights are in memory",
-    frozenset({"Stream", "Accumulate"}):
-        "Stream updates a block when its gradient is there; Accumulate needs it to stay until the last piece",
     frozenset({"Shard", "Precision(fp16)"}):
         "fp16 must look at all gradients for overflow before any weight moves; with Shard every worker sees a part of them",
     frozenset({"LowRank", "Shard"}):
