@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil, isfinite
+from typing import cast
 
 from markupsafe import Markup
 
@@ -36,7 +37,7 @@ from shoestring.show.page.drawing import (
     upright,
 )
 from shoestring.show.page.render import render
-from shoestring.show.page.words import number, tidy
+from shoestring.show.page.words import all_numbers, number, tidy
 
 FEW, MOST = 240, 500   # points of a line in the picture, and in what the script is told
 MOST_BORDERS = 60      # ends of epochs
@@ -65,9 +66,16 @@ class Line:
         if len(self.x) <= most:
             return self
         x = [group[-1] for group in groups(self.x, most)]
-        known = [[value for value in group if value is not None and isfinite(value)] for group in groups(self.y, most)]
+        known = cast(Sequence[Sequence[float]], groups(self.y, most))
+        if not all_numbers(self.y):
+            known = [[value for value in group if number(value) is not None] for group in known]
         return Line(self.name, self.tone, x, [mean(group) if group else None for group in known],
                     [min(group, default=None) for group in known], [max(group, default=None) for group in known], self.dots, self.best)
+
+    @property
+    def known(self) -> bool:
+        """Whether there is a value."""
+        return any(number(value) is not None for value in self.y)
 
     @property
     def points(self) -> list[Point]:
@@ -108,7 +116,7 @@ class Chart:
 
     def drawn(self, template: str = "chart.html") -> Markup:
         """The picture, and what the script needs to know; nothing where there is no value."""
-        if not any(line.points for line in self.lines):
+        if not any(line.known for line in self.lines):
             return Markup()
         legend = [(line.tone, line.name) for line in self.lines] if len(self.lines) > 1 or self.named else []
         return render(template, title=self.title, note=self.note, plot=self.plot, legend=legend, frame=FRAME, data=self.as_json(),
@@ -123,7 +131,7 @@ class Chart:
 
     @property
     def plot(self) -> Plot:
-        lines = [line.fewer(FEW) for line in self.lines if line.points]
+        lines = [line.fewer(FEW) for line in self.lines if line.known]
         values = [value for line in lines for _, value in line.points]
         last = max([line.x[-1] for line in lines] + list(self.span or ()))
         first = 0.0 if self.across == "time" else min([line.x[0] for line in lines] + list(self.span or ()))

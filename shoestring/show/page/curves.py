@@ -14,6 +14,7 @@ from shoestring.show.page.times import clock_of
 from shoestring.show.page.words import (
     Entries,
     about,
+    all_numbers,
     counted,
     dicts,
     figure_of,
@@ -52,7 +53,8 @@ def step_line(story: Entries, key: str, name: str, tone: str) -> Line:
     values, steps = listed(story.get(key)), numbers_of_steps(story)
     count = min(len(values), len(steps)) if steps else len(values)
     steps = steps or list(range(1, count + 1))
-    return Line(name, tone, steps[:count], [value if number(value) is not None else None for value in values[:count]])
+    values = values[:count]
+    return Line(name, tone, steps[:count], values if all_numbers(values) else [number(value) for value in values])
 
 
 def borders(story: Entries) -> list[tuple[float, float]]:

@@ -11,10 +11,11 @@ from shoestring.show.page.style import STYLE
 from shoestring.web.guard import hash_of
 
 
-def script(name: str) -> str:
-    """A file of script/, as it goes into a page: without the comments and the spaces at the beginning of lines."""
-    text = (Path(__file__).parent / "script" / name).read_text(encoding="utf-8")
-    return re.sub(r"^\s*(//.*)?\n|^ +", "", re.sub(r"   // .*$", "", text, flags=re.MULTILINE), flags=re.MULTILINE)
+def script(*names: str) -> str:
+    """Files of script/ as one script for a page, without their comments and the spaces at the beginning of lines."""
+    text = "".join((Path(__file__).parent / "script" / name).read_text(encoding="utf-8") for name in names)
+    shorter = re.sub(r"^\s*(//.*)?\n|^ +", "", re.sub(r"   // .*$", "", text, flags=re.MULTILINE), flags=re.MULTILINE)
+    return f'(() => {{"use strict";\n{shorter}}})();\n'
 
 
 CHARTS = script("charts.js")

@@ -3,9 +3,9 @@ from __future__ import annotations
 
 from markupsafe import Markup
 
-from shoestring.show.page.document import CHARTS, document, script
+from shoestring.show.page.document import document, script
 
-SCRIPT = CHARTS + script("runs.js") + script("live.js")
+SCRIPT = script("charts.js", "runs.js", "live.js")
 
 
 def live(title: str, content: Markup, events: str, name: str = "") -> str:

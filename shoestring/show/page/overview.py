@@ -83,7 +83,7 @@ def summary(story: Entries, name: str) -> Summary:
     """One run in a row: its state and why, where it stands, its flags and its figures."""
     stands, losses, found = standing(story), numbers(story.get("losses")), clock_of(story)
     best = inner(story, "best")
-    line = step_line(story, "losses", name, "forward").fewer(120)
+    line = step_line(story, "losses", name, "forward").fewer(60)
     return Summary(
         name, state_of(story), stands.tone, stands.word, shorter(stands.why), str(job_text(story)),
         stand(story), warnings_in(story), bar(story, stands.tone),
@@ -99,7 +99,7 @@ def shorter(text: str) -> str:
     """The first sentence of why, cut at a word.
 
     >>> shorter("It died. It was at step 3."), shorter("word " * 40)[-8:]
-    ('It died.', 'word wo…')
+    ('It died.', 'd word …')
     """
     first = re.split(r"(?<=\.) |\n", text, maxsplit=1)[0]
     return first if len(first) <= SHORT else first[:SHORT] + "…"
@@ -188,4 +188,4 @@ def curves(story: Entries) -> str:
         *(("held-out loss" if name == HELD_OUT else name, metric_line(story, name, "")) for name in metric_names(story)),
         ("learning rate", step_line(story, "rates", "", "")), ("gradient norm", step_line(story, "norms", "", "")),
         ("memory", process_line(story)))
-    return "{" + ",".join(f"{json.dumps(name)}:{line.fewer(MOST).as_json()}" for name, line in found if line.points) + "}"
+    return "{" + ",".join(f"{json.dumps(name)}:{line.fewer(MOST).as_json()}" for name, line in found if line.known) + "}"

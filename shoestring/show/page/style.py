@@ -52,7 +52,7 @@ h1 .failed,h1 .died,h1 .diverged,.failed.pill,.died.pill,.diverged.pill{color:va
 h1 .warned,.warned.pill{color:var(--amber);background:var(--amber-well)}
 @media(prefers-reduced-motion:no-preference){.training.pill::before,.planning.pill::before{animation:breathe 2.4s ease-in-out infinite}}
 @keyframes breathe{50%{opacity:.25}}
-.verdict,h1.verdict{font-size:clamp(1.25rem,1.1rem + .7vw,1.625rem);font-weight:650;line-height:1.2;letter-spacing:-.018em;
+.verdict,h1.verdict{font-size:clamp(1.25rem,1.1rem + .6vw,1.5rem);font-weight:650;line-height:1.2;letter-spacing:-.018em;
 margin:.75rem 0 1.25rem;max-width:44em;text-wrap:balance;overflow-wrap:break-word;font-variant-numeric:tabular-nums}
 .note{color:var(--soft);font-size:.875rem;max-width:40rem;margin-bottom:.75rem}
 .banner{background:var(--well);border-left:3px solid var(--gray);border-radius:0 6px 6px 0;padding:.875rem 1.125rem;
@@ -96,6 +96,7 @@ padding:.2rem .625rem;cursor:pointer;max-width:100%}
 .legend button[aria-pressed=false]{opacity:.45;text-decoration:line-through}
 svg text{font:12px system-ui,-apple-system,"Segoe UI",Roboto,sans-serif;fill:var(--soft);font-variant-numeric:tabular-nums}
 @media(max-width:30rem){svg text{font-size:13.5px}}
+.stage svg text{font-size:12px}
 svg rect,svg circle{fill:var(--tone)}
 svg .grid{stroke:var(--line)}
 svg .curve{fill:none;stroke:var(--tone);stroke-width:2;stroke-linejoin:round;stroke-linecap:round}

@@ -1,8 +1,6 @@
 // Makes the pictures of a page charts to work with: values under the pointer, zoom, a logarithmic scale, smoothing, lines on and off.
 // A chart is a <figure data-chart="JSON">, told as show/page/charts.py tells it; without this script its picture stays. No library, no
 // eval, no style attribute: the page's content policy allows none.
-"use strict";
-
 const charts = new Map();    // by figure
 const settings = new Map();  // by a chart's key: {log, smooth, hidden}, so that they outlive a live page's updates
 const zooms = new Map();     // by what is below: [from, to]; charts with the same axis zoom together
@@ -26,7 +24,7 @@ const element = (name, attributes = {}, ...children) => {
 const plainText = value => {
   const size = Math.abs(value);
   if (value === 0) return "0";
-  if (size < 1e-4 || size >= 1e7) return value.toExponential(3);
+  if (size < 1e-4 || size >= 1e7) return value.toExponential(3).replace(/\.?0+e/, "e");
   return size >= 10000 ? Math.round(value).toLocaleString("en") : String(Number(value.toPrecision(4)));
 };
 const bytesText = size => {
@@ -187,7 +185,7 @@ class Chart {
 
   draw() {
     this.width = this.stage.clientWidth || 440;
-    this.height = this.figure.classList.contains("tall") ? (this.width < 560 ? 260 : 320) : 220;
+    this.height = this.figure.classList.contains("tall") ? (innerWidth < 560 ? 260 : 320) : 220;
     const lines = this.shown(), all = lines.length ? lines : [{x: [0, 1], y: [null, null], raw: [], name: "", tone: "other"}];
     const s = this.scales(all);
     const texts = s.marks.map(mark => valueText(this.data.unit === "bytes" ? "bytes" : "", mark).replace(/\.0+(?= )/, "").replace(/^0 .*/, "0"));
