@@ -198,7 +198,8 @@ def test_every_state_fits_the_screen(browser: Any, run: Path, tmp_path: Path, wi
 @pytest.mark.parametrize("width", WIDTHS)
 def test_words_in_drawings_never_overlap(browser: Any, width: int, script: bool) -> None:
     with tab(browser, width, script=script) as opened:
-        for count, scale in ((2, 1.0), (9, 1e-7), (11, 5e7), (99, 0.1), (102, 3.0), (1234, 1e-3), (10_400, 60.0), (100_000, 30_000.0)):
+        for count, scale in ((2, 1.0), (9, 1e-7), (11, 5e7), (99, 0.1), (102, 3.0), (990, 1.0), (1234, 1e-3), (10_400, 60.0),
+                             (100_000, 30_000.0)):
             values = [scale * (1 + 0.1 * (place % 3)) for place in range(count)]
             samples = [[scale * place, (3 + place) << 20] for place in range(count)]
             opened.set_content(report({"state": "training", "step": count, "steps": 2 * count, "losses": values, "seconds": values,

@@ -71,7 +71,8 @@ def losses(story: Entries) -> Markup:
     note += f" {len(found) - len(known):,} losses were not numbers." if len(known) < len(found) else ""
     best = inner(story, "best")
     note += f" Best validation at step {whole(best, 'step'):,}." if number(best.get("step")) is not None else ""
-    return Chart("loss", "Loss", note.strip(), tuple(lines), rows="loss", tools=True, named=True, borders=borders(story)).drawn()
+    return Chart("loss", "Loss", note.strip(), tuple(lines), rows="loss", tools=True, named=bool(names),
+                 borders=borders(story)).drawn()
 
 
 def metrics(story: Entries) -> list[Markup]:

@@ -117,7 +117,7 @@ def tiles(story: Entries) -> Iterator[Tile]:
     found = clock_of(story)
     trained = found.trained if found else None
     if state_of(story) == "training" and left is not None:
-        yield Tile("Time left", about(left), f"about; {about(trained)} so far" if trained is not None else "about")
+        yield Tile("Time left, about", about(left), f"{about(trained)} so far" if trained is not None else "")
     elif trained:
         yield Tile("Training time", about(trained), f"and {about(found.planning)} of planning" if found and found.planning >= 0.5 else "")
 
