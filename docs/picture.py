@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 JOB = '''"""Handwritten digits: held-out accuracy after every epoch, a rate that warms up and falls, clipped gradients."""
 import torch
 from shoestring import Job
-from shoestring.jobs.digits import digits
+from shoestring.jobs.digits import Residual, digits
 from torch import nn
 
 
@@ -24,10 +24,10 @@ def part(begin, end):
     return torch.utils.data.Subset(digits(), range(begin, end))
 
 
-def job(width: int = 2048, layers: int = 3, batch: int = 32, rate: float = 5e-4, epochs: int = 10):
-    hidden = lambda: [layer for _ in range(layers) for layer in (nn.LayerNorm(width), nn.Linear(width, width), nn.GELU(), nn.Dropout(0.2))]
+def job(width: int = 48, depth: int = 8, batch: int = 128, rate: float = 2e-3, epochs: int = 10):
     return Job(
-        model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, width), *hidden(), nn.Linear(width, 10)),
+        model=lambda: nn.Sequential(nn.Conv2d(1, width, 3, padding=1), *(Residual(width) for _ in range(depth)),
+                                    nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.3), nn.Linear(width, 10)),
         data=lambda: part(0, 1400), batch=batch, epochs=epochs, clip=1.0,
         optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=rate),
         schedule=lambda optimizer, steps: torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, steps + 1),

@@ -59,6 +59,8 @@ def test_the_reason_of_the_end_has_its_own_word_and_colour(ended: str, tone: str
     wanted = 400 if tone == "finished" else 900
     text = plain_text(content(told("finished", ended=ended, events=[{"event": "begun", "time": 1.6e9 + 5, "steps": wanted, "step": 0}])))
     assert f'<span class="pill {tone}">{word}</span>' in text and headline in text
+    if ended == "data ended":   # also where it is the state itself
+        assert plain_text(content(told("data ended", step=400, events=[]))).count("Data ended") == 2
 
 
 def test_rows_of_failed_runs_say_why() -> None:

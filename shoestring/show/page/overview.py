@@ -18,7 +18,7 @@ from shoestring.show.page.charts import MOST, Chart, Line
 from shoestring.show.page.curves import HELD_OUT, metric_line, metric_names, process_line, step_line
 from shoestring.show.page.drawing import Strip, strip
 from shoestring.show.page.render import NONE, render
-from shoestring.show.page.standing import NO_BETTER, counted_steps, headline, standing, taken_steps
+from shoestring.show.page.standing import NO_BETTER, counted_steps, headline, standing, taken_steps, why_ended
 from shoestring.show.page.times import clock_of
 from shoestring.show.page.words import (
     STATES,
@@ -108,8 +108,8 @@ def shorter(text: str) -> str:
 def stand(story: Entries) -> str:
     """Where it stands, in few words."""
     told = headline(story)
-    early = str(story.get("ended") or "").startswith(NO_BETTER)
-    done = counted_steps(story) + (f": {story['ended']}" if early else "")
+    ended = why_ended(story)
+    done = counted_steps(story) + (f": {ended}" if ended.startswith(NO_BETTER) else "")
     return done if state_of(story) == "finished" else told.rstrip(".")
 
 
@@ -132,7 +132,7 @@ def overview(runs: Sequence[Summary]) -> Markup:
     """What stands inside <main>, given all runs."""
     shown = sorted(runs, key=lambda one: one.state not in GOING_ON)[:MOST_RUNS]
     words = [one.word.lower() for one in runs if one.word]
-    order = [*(word.lower() for word in STATES.values()), "diverged", "data ended", "ended early"]
+    order = [*(word.lower() for word in STATES.values()), "ended early", "diverged"]
     counts = ", ".join(f"{words.count(word)} {word}" for word in order if word in words)
     found, same = columns(shown)
     rows = [replace(one, cells=tuple(column.cell(one) for column in found)) for one in shown]

@@ -48,7 +48,7 @@ def standing(story: Entries) -> Standing:
         return Standing(state, STATES[state], text)
     if found := diverged(story):
         return Standing("diverged", "Diverged", f"{found} {text}".strip())
-    ended = str(story.get("ended") or "")
+    ended = why_ended(story)
     if state == "finished" and ended == DATA_ENDED:
         return Standing("data-ended", "Data ended", f"The data ended after {counted_steps(story)}. To go through them again, give data "
                         "that can be iterated more than once, such as a list or a DataLoader.")
@@ -79,6 +79,10 @@ def diverged(story: Entries) -> str:
         ends = "stands" if state_of(story) == "training" else "ended"
         return f"The loss {ends} at {loss_text(now)}, far above the {loss_text(before)} it began with."
     return ""
+
+
+def why_ended(story: Entries) -> str:
+    return DATA_ENDED if story.get("state") == DATA_ENDED else str(story.get("ended") or "")
 
 
 def wanted_steps(story: Entries) -> int:
@@ -134,7 +138,7 @@ def verdict(story: Entries) -> str:
     """
     used = figure_of(story, "measured", "process_bytes")
     budget, plain = figure_of(story, "budget", "memory"), figure_of(story, "plain", "process_bytes")
-    steps, ended = taken_steps(story), str(story.get("ended") or "")
+    steps, ended = taken_steps(story), why_ended(story)
     if not steps and used is None:
         return "Nothing was measured in this run."
     sentence = f"Trained {counted_steps(story)}" if steps else "Trained"
@@ -149,6 +153,6 @@ def verdict(story: Entries) -> str:
         sentence += f" inside {bytes_text(budget)}" if used <= budget else over
     elif used is not None or budget is not None:
         sentence += f" in {bytes_text(used)}" if used is not None else f" with a budget of {bytes_text(budget or 0)}"
-    if plain is not None and (used is None or plain > used):
+    if plain is not None and used is not None and plain > used and story.get("techniques"):   # else there is nothing to boast of
         sentence += f"; plain training would have needed {bytes_text(plain)}"
     return sentence + "."

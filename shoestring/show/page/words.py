@@ -14,7 +14,7 @@ from markupsafe import Markup
 from shoestring.show.page.render import NONE, said
 
 STATES = {"planning": "Planning", "training": "Training", "finished": "Finished", "stopped": "Stopped", "failed": "Failed",
-          "died": "Died"}
+          "died": "Died", "data ended": "Data ended"}
 ENDED_EARLY = ("stopped", "failed", "died")
 Entries = Mapping[str, Any]   # a report or a part of it by its keys (see runs.report); any may be missing, and hold anything
 
@@ -90,9 +90,9 @@ def whole(story: Entries, key: str) -> int:
 
 
 def state_of(story: Entries) -> str:
-    """One of STATES, or nothing where the story does not say."""
+    """One of STATES, or nothing where the story does not say. A run whose data ended is finished; `standing` tells it apart."""
     state = story.get("state")
-    return state if isinstance(state, str) and state in STATES else ""
+    return ("finished" if state == "data ended" else state) if isinstance(state, str) and state in STATES else ""
 
 
 def warnings_in(story: Entries) -> int:
