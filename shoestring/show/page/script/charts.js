@@ -4,7 +4,7 @@
 const charts = new Map();    // by figure
 const settings = new Map();  // by a chart's key: {log, smooth, hidden}, so that they outlive a live page's updates
 const zooms = new Map();     // by what is below: [from, to]; charts with the same axis zoom together
-const LEFT_GAP = 8, RIGHT_GAP = 12, TOP_GAP = 24, BOTTOM_GAP = 36;
+const LEFT_GAP = 8, RIGHT_GAP = 12, TOP_GAP = 24, BOTTOM_GAP = 36, MOST_ROWS = 12;
 
 const node = (name, attributes = {}, ...children) => {
   const made = document.createElementNS("http://www.w3.org/2000/svg", name);
@@ -31,7 +31,8 @@ const bytesText = size => {
   let place = 0;
   while (Math.abs(size) >= 1024 && place < 3) { size /= 1024; place++; }
   const digits = place === 0 || Math.abs(size) >= 100 ? 0 : Math.abs(size) >= 10 ? 1 : 2;
-  return size.toLocaleString("en", {minimumFractionDigits: digits, maximumFractionDigits: digits}) + " " + ["B", "KiB", "MiB", "GiB"][place];
+  const text = size.toLocaleString("en", {minimumFractionDigits: digits, maximumFractionDigits: digits});
+  return text + " " + ["B", "KiB", "MiB", "GiB"][place];
 };
 const timeText = seconds => {
   if (seconds < 100) return Number(seconds.toPrecision(3)) + " s";
@@ -46,12 +47,12 @@ const placeText = (across, x) => across === "time" ? timeText(x) : Math.round(x)
 const ticksOf = (low, high, count, unit = 1) => {
   const raw = ((high - low) || Math.abs(high) || 1) / count / unit, power = 10 ** Math.floor(Math.log10(raw));
   const step = [1, 2, 5, 10].map(factor => factor * power).find(size => size >= raw * 0.999) * unit;
-  const found = [];
-  for (let place = Math.floor(low / step + 1e-9); place <= Math.ceil(high / step - 1e-9); place++) found.push(Number((place * step).toPrecision(12)));
+  const found = [], last = Math.ceil(high / step - 1e-9);
+  for (let place = Math.floor(low / step + 1e-9); place <= last; place++) found.push(Number((place * step).toPrecision(12)));
   return found.length > 1 ? found : [found[0], found[0] + step];
 };
 const logTicks = (low, high) => {
-  const found = [], factors = Math.log10(high / low) > 4 ? [1] : Math.log10(high / low) > 1.2 ? [1, 3] : [1, 1.5, 2, 3, 5, 7];
+  const found = [], powers = Math.log10(high / low), factors = powers > 4 ? [1] : powers > 1.2 ? [1, 3] : [1, 1.5, 2, 3, 5, 7];
   for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power++)
     for (const factor of factors) found.push(Number((factor * 10 ** power).toPrecision(6)));
   const inside = found.filter(value => value >= low / 1.0001 && value <= high * 1.0001);
@@ -125,7 +126,8 @@ class Chart {
     if (this.data.tools) {
       this.log = element("button", {type: "button", "aria-pressed": String(state.log), "data-focus": "log " + key}, "Log scale");
       this.log.onclick = () => { state.log = !state.log; this.log.setAttribute("aria-pressed", String(state.log)); this.draw(); };
-      this.slider = element("input", {type: "range", min: "0", max: "100", value: String(state.smooth), "aria-label": "Smoothing", "data-focus": "smooth " + key});
+      this.slider = element("input", {type: "range", min: "0", max: "100", value: String(state.smooth), "aria-label": "Smoothing",
+        "data-focus": "smooth " + key});
       this.slider.oninput = () => { state.smooth = Number(this.slider.value); this.draw(); };
       this.tools.append(this.log, element("label", {}, "Smoothing ", this.slider));
     }
@@ -137,7 +139,8 @@ class Chart {
     const lines = this.data.lines, {hidden} = this.settings;
     this.legend.hidden = lines.length < 2 && !this.data.named;
     this.legend.replaceChildren(...lines.map(line => {
-      const button = element("button", {type: "button", "aria-pressed": String(!hidden.has(line.name)), "data-focus": "line " + line.name},
+      const shown = String(!hidden.has(line.name));
+      const button = element("button", {type: "button", "aria-pressed": shown, "data-focus": "line " + line.name},
         element("i", {class: "tone-" + line.tone}), line.name);
       button.onclick = () => {
         if (!hidden.delete(line.name)) hidden.add(line.name);
@@ -188,18 +191,20 @@ class Chart {
     this.height = this.figure.classList.contains("tall") ? (innerWidth < 560 ? 260 : 320) : 220;
     const lines = this.shown(), all = lines.length ? lines : [{x: [0, 1], y: [null, null], raw: [], name: "", tone: "other"}];
     const s = this.scales(all);
-    const texts = s.marks.map(mark => valueText(this.data.unit === "bytes" ? "bytes" : "", mark).replace(/\.0+(?= )/, "").replace(/^0 .*/, "0"));
+    const unit = this.data.unit === "bytes" ? "bytes" : "";
+    const texts = s.marks.map(mark => valueText(unit, mark).replace(/\.0+(?= )/, "").replace(/^0 .*/, "0"));
     const left = Math.max(...texts.map(text => text.length)) * 7.2 + 6 + LEFT_GAP, right = this.width - RIGHT_GAP;
     const top = TOP_GAP, bottom = this.height - BOTTOM_GAP, map = s.log ? Math.log : value => value;
     this.x = x => left + (x - s.from) / (s.to - s.from) * (right - left);
     this.y = y => bottom - (map(y) - map(s.low)) / ((map(s.high) - map(s.low)) || 1) * (bottom - top);
     this.back = pixel => s.from + (pixel - left) / (right - left) * (s.to - s.from);
     Object.assign(this, {s, left, right, top, bottom, lines});
-    const svg = node("svg", {viewBox: `0 0 ${this.width} ${this.height}`, width: this.width, height: this.height, "aria-hidden": "true"});
+    const svg = node("svg", {viewBox: `0 0 ${this.width} ${this.height}`, width: this.width, height: this.height, "aria-hidden": true});
     s.marks.forEach((mark, place) => {
       const y = this.y(mark);
       if (y < top - 1 || y > bottom + 1) return;
-      svg.append(node("line", {class: "grid", x1: left, x2: right, y1: y, y2: y}), node("text", {x: left - LEFT_GAP, y: y + 4, "text-anchor": "end"}, texts[place]));
+      svg.append(node("line", {class: "grid", x1: left, x2: right, y1: y, y2: y}),
+        node("text", {x: left - LEFT_GAP, y: y + 4, "text-anchor": "end"}, texts[place]));
     });
     this.drawBelow(svg);
     const inside = node("svg", {x: left - 9, y: top - 9, width: right - left + 18, height: bottom - top + 18,
@@ -236,7 +241,7 @@ class Chart {
   }
 
   drawBorders(inside, svg) {
-    const borders = (this.data.borders || []).filter(([step]) => step >= this.s.from && step < this.s.to);
+    const borders = this.data.borders.filter(([step]) => step >= this.s.from && step < this.s.to);
     let end = -Infinity;
     for (const [step, epochs] of borders) {
       const x = this.x(step);
@@ -251,6 +256,7 @@ class Chart {
 
   drawLine(inside, line) {
     const {log} = this.s, tone = "tone-" + line.tone, good = value => value !== null && value !== undefined && (!log || value > 0);
+    const dot = (kind, place, r) => inside.append(node("circle", {class: kind + tone, cx: this.x(line.x[place]), cy: this.y(line.y[place]), r}));
     const path = values => {
       let text = "", pen = "M";
       values.forEach((value, place) => {
@@ -262,15 +268,16 @@ class Chart {
     };
     if (line.low && !line.smooth) {
       const places = line.x.map((_, place) => place).filter(place => good(line.low[place]) && good(line.high[place]));
-      const edge = (values, place) => `${this.x(line.x[place]).toFixed(1)} ${this.y(values[place]).toFixed(1)}`;
-      if (places.length > 1) inside.append(node("path", {class: "band " + tone, d: "M" + [...places.map(place => edge(line.high, place)), ...places.reverse().map(place => edge(line.low, place))].join("L") + "Z"}));
+      const edge = values => place => `${this.x(line.x[place]).toFixed(1)} ${this.y(values[place]).toFixed(1)}`;
+      const around = [...places.map(edge(line.high)), ...places.reverse().map(edge(line.low))];
+      if (places.length > 1) inside.append(node("path", {class: "band " + tone, d: `M${around.join("L")}Z`}));
     }
     if (line.smooth) inside.append(node("path", {class: "curve faint " + tone, d: path(line.raw)}));
     inside.append(node("path", {class: "curve " + tone, d: path(line.y)}));
     const dots = line.dots && line.x.length <= 100 ? line.x.map((_, place) => place) : [line.x.length - 1];
-    for (const place of dots) if (good(line.y[place])) inside.append(node("circle", {class: tone, cx: this.x(line.x[place]), cy: this.y(line.y[place]), r: line.x.length > 40 ? 2 : 3}));
+    for (const place of dots) if (good(line.y[place])) dot("", place, line.x.length > 40 ? 2 : 3);
     const best = line.best === undefined ? -1 : line.x.indexOf(line.best);
-    if (best >= 0 && good(line.y[best])) inside.append(node("circle", {class: "best " + tone, cx: this.x(line.x[best]), cy: this.y(line.y[best]), r: 7}));
+    if (best >= 0 && good(line.y[best])) dot("best ", best, 7);
   }
 
   drawBudget(svg) {
@@ -283,29 +290,37 @@ class Chart {
 
   // The crosshair: every line's value at the place nearest to x
   point(x) {
-    const places = this.lines.flatMap(line => { const place = nearest(line.x, x); return line.x[place] >= this.s.from && line.x[place] <= this.s.to ? [line.x[place]] : []; });
+    const inside = at => at >= this.s.from && at <= this.s.to;
+    const places = this.lines.map(line => line.x[nearest(line.x, x)]).filter(inside);
     if (!places.length) return this.unpoint();
     this.at = places.reduce((best, one) => Math.abs(one - x) < Math.abs(best - x) ? one : best);
-    const across = this.x(this.at), rows = [];
+    const across = this.x(this.at), rows = this.lines.map(line => this.value(line));
     this.cross.replaceChildren(node("line", {x1: across, x2: across, y1: this.top, y2: this.bottom}));
-    for (const line of this.lines) {
-      const place = nearest(line.x, this.at), value = line.y[place];
-      if (value === null) { rows.push([line, "not a number", ""]); continue; }
-      const at = line.x[place], apart = line.dots && at !== this.at ? ` at ${placeText(this.data.across, at)}` : line.x.length > 1 && at !== this.at && Math.abs(this.x(at) - across) > 8 ? ` at ${placeText(this.data.across, at)}` : "";
-      const spread = line.low && !line.smooth && line.low[place] !== line.high[place] ? ` (${plainText(line.low[place])} to ${plainText(line.high[place])})` : "";
-      rows.push([line, valueText(this.data.unit, value), (at === line.best ? " best" : "") + apart + (this.data.unit === "bytes" ? "" : spread)]);
-      if ((!this.s.log || value > 0) && at >= this.s.from && at <= this.s.to) this.cross.append(node("circle", {class: "tone-" + line.tone, cx: this.x(at), cy: this.y(value), r: 4.5}));
-    }
-    const over = (this.data.borders || []).filter(([step]) => step < this.at).length;
-    const epoch = (this.data.borders || []).length ? ` · epoch ${(over ? this.data.borders[over - 1][1] : 0) + 1}` : "";
+    for (const {line, at, value} of rows)
+      if (value !== null && (!this.s.log || value > 0) && inside(at))
+        this.cross.append(node("circle", {class: "tone-" + line.tone, cx: this.x(at), cy: this.y(value), r: 4.5}));
+    const over = this.data.borders.filter(([step]) => step < this.at).pop();
+    const epoch = this.data.borders.length ? ` · epoch ${(over ? over[1] : 0) + 1}` : "";
     const head = (this.data.across === "time" ? "after " + timeText(this.at) : "step " + placeText("", this.at)) + epoch;
-    this.tip.replaceChildren(element("b", {}, head), ...rows.map(([line, text, more]) =>
-      element("p", {}, element("i", {class: "tone-" + line.tone}), element("span", {}, line.name + " "), element("b", {}, text), more)));
-    this.words = head + ": " + rows.map(([line, text, more]) => `${line.name} ${text}${more}`).join(", ");
+    const shown = rows.length > MOST_ROWS ? rows.sort((one, other) => other.value - one.value).slice(0, MOST_ROWS) : rows;
+    this.tip.replaceChildren(element("b", {}, head), ...shown.map(({line, text, more}) =>
+      element("p", {}, element("i", {class: "tone-" + line.tone}), element("span", {}, line.name + " "), element("b", {}, text), more)),
+    ...(shown.length < rows.length ? [element("p", {}, `and ${rows.length - shown.length} below`)] : []));
+    this.words = head + ": " + rows.map(({line, text, more}) => `${line.name} ${text}${more}`).join(", ");
     this.tip.hidden = false;
     const room = this.tip.offsetWidth + 14;
     this.tip.style.left = Math.max(0, across + room > this.width ? across - room : across + 14) + "px";
     this.tip.style.top = this.top + "px";
+  }
+
+  // What to say of a line at the crosshair: the value of its nearest point, and where that is if it is elsewhere
+  value(line) {
+    const place = nearest(line.x, this.at), at = line.x[place], value = line.y[place];
+    if (value === null) return {line, at, value, text: "not a number", more: ""};
+    const low = line.low?.[place], high = line.high?.[place], far = Math.abs(this.x(at) - this.x(this.at)) > 8;
+    const elsewhere = at !== this.at && (line.dots || far) ? ` at ${placeText(this.data.across, at)}` : "";
+    const spread = !line.smooth && low !== high && this.data.unit !== "bytes" ? ` (${plainText(low)} to ${plainText(high)})` : "";
+    return {line, at, value, text: valueText(this.data.unit, value), more: (at === line.best ? " best" : "") + elsewhere + spread};
   }
 
   unpoint() {
@@ -331,7 +346,8 @@ class Chart {
       const to = place(event), begun = from;
       from = null;
       this.chosen.setAttribute("visibility", "hidden");
-      if (begun !== null && event.type === "pointerup" && Math.abs(to - begun) > 6) this.zoomTo([begun, to].map(this.back).sort((one, other) => one - other));
+      if (begun !== null && event.type === "pointerup" && Math.abs(to - begun) > 6)
+        this.zoomTo([Math.min(begun, to), Math.max(begun, to)].map(this.back));
     };
     this.stage.addEventListener("pointerup", end);
     this.stage.addEventListener("pointercancel", end);
@@ -342,15 +358,20 @@ class Chart {
   }
 
   key(event) {
-    const {s} = this, xs = [...new Set(this.lines.flatMap(line => line.x))].filter(x => x >= s.from && x <= s.to).sort((one, other) => one - other);
+    const {s} = this, all = [...new Set(this.lines.flatMap(line => line.x))].sort((one, other) => one - other);
+    const xs = all.filter(x => x >= s.from && x <= s.to);
     if (!xs.length || event.ctrlKey || event.metaKey || event.altKey) return;
     const here = this.at === undefined ? -1 : nearest(xs, this.at), by = event.shiftKey ? Math.max(1, Math.round(xs.length / 20)) : 1;
     const middle = this.at === undefined ? (s.from + s.to) / 2 : this.at;
-    const zoomed = factor => [Math.max(xs[0], middle - (middle - s.from) * factor), Math.min(factor < 1 ? xs[xs.length - 1] : Infinity, middle + (s.to - middle) * factor)];
+    const zoomed = factor => {
+      const range = [Math.max(all[0], middle - (middle - s.from) * factor), Math.min(all[all.length - 1], middle + (s.to - middle) * factor)];
+      this.zoomTo(range[0] <= all[0] && range[1] >= all[all.length - 1] ? null : range);
+    };
     const moves = {
-      ArrowLeft: () => this.point(xs[Math.max(0, here < 0 ? xs.length - 1 : here - by)]), ArrowRight: () => this.point(xs[Math.min(xs.length - 1, here + by)]),
+      ArrowLeft: () => this.point(xs[Math.max(0, here < 0 ? xs.length - 1 : here - by)]),
+      ArrowRight: () => this.point(xs[Math.min(xs.length - 1, here + by)]),
       Home: () => this.point(xs[0]), End: () => this.point(xs[xs.length - 1]),
-      "+": () => this.zoomTo(zoomed(0.5)), "=": () => this.zoomTo(zoomed(0.5)), "-": () => this.zoom && this.zoomTo(zoomed(2)),
+      "+": () => zoomed(0.5), "=": () => zoomed(0.5), "-": () => zoomed(2),
       Escape: () => this.zoom ? this.zoomTo() : this.unpoint(),
     };
     if (!moves[event.key]) return;

@@ -11,7 +11,8 @@ const put = (old, part) => {
   const data = JSON.parse(after.dataset.chart);
   if (data.key !== chart.data.key) return old.replaceWith(part);
   for (const one of [...old.children]) if (one !== before) one.remove();   // words change, the chart stays
-  for (const one of [...part.children]) if (one !== after) { if (one.compareDocumentPosition(after) & Node.DOCUMENT_POSITION_FOLLOWING) before.before(one); else old.append(one); }
+  const place = [...part.children].indexOf(after);
+  [...part.children].forEach((one, at) => { if (at < place) before.before(one); else if (at > place) old.append(one); });
   old.source = part.source;
   if (!before.hasAttribute("data-runs")) chart.update(data);   // the lines of several runs are fetched
 };
@@ -30,8 +31,8 @@ const show = text => {
   enhance(main);
   enhanceRuns();
   if (scrolled) main.querySelector(".runs-table").scrollLeft = scrolled;
-  const again = focus && document.activeElement?.dataset?.focus !== focus && [...main.querySelectorAll("[data-focus]")].find(one => one.dataset.focus === focus);
-  if (again) again.focus({preventScroll: true});
+  if (!focus || document.activeElement?.dataset?.focus === focus) return;
+  [...main.querySelectorAll("[data-focus]")].find(one => one.dataset.focus === focus)?.focus({preventScroll: true});
 };
 const listen = () => {
   source?.close();

@@ -14,7 +14,7 @@ const sortTable = table => {
   const heads = [...table.tHead.rows[0].cells], place = heads.findIndex(head => head.dataset.name === sorting.column);
   heads.forEach((head, at) => head.setAttribute("aria-sort", at !== place ? "none" : sorting.down ? "descending" : "ascending"));
   if (place < 0) return;
-  const key = row => { const cell = row.cells[place], value = cell.dataset.v; return value === undefined ? cell.textContent.trim() : value; };
+  const key = row => row.cells[place].dataset.v ?? row.cells[place].textContent.trim();
   const sign = sorting.down ? -1 : 1;
   table.tBodies[0].append(...rowsOf(table).map((row, at) => [key(row), at, row]).sort(([one, before], [other, after]) => {
     if (one === "" || other === "") return (one === "") - (other === "") || before - after;   // what is not known comes last
@@ -34,7 +34,7 @@ const curvesOf = async row => {
 };
 
 const drawRuns = async table => {
-  const mine = ++drawing, figure = document.querySelector("figure[data-runs]"), chart = charts.get(figure), choice = document.querySelector("#curve");
+  const mine = ++drawing, chart = charts.get(document.querySelector("figure[data-runs]")), choice = document.querySelector("#curve");
   if (!chart) return;
   const shown = rowsOf(table).filter(row => boxOf(row).checked);
   let found;
@@ -42,9 +42,11 @@ const drawRuns = async table => {
   if (mine !== drawing) return;
   const names = [...new Set(found.flatMap(Object.keys))];
   if (names.length && !names.includes(wanted)) wanted = names[0];
-  choice.replaceChildren(...names.map(name => { const option = element("option", {value: name}, name); option.selected = name === wanted; return option; }));
-  const lines = shown.flatMap((row, place) => found[place][wanted] ? [{...found[place][wanted], name: row.dataset.name, tone: toneOf(row)}] : []);
-  chart.update({...chart.data, title: wanted, unit: wanted === "memory" ? "bytes" : "", across: wanted === "memory" ? "time" : "step", lines});
+  choice.replaceChildren(...names.map(name => element("option", {value: name, ...(name === wanted ? {selected: ""} : {})}, name)));
+  const lines = shown.flatMap((row, place) =>
+    found[place][wanted] ? [{...found[place][wanted], name: row.dataset.name, tone: toneOf(row)}] : []);
+  const memory = wanted === "memory";
+  chart.update({...chart.data, title: wanted, unit: memory ? "bytes" : "", across: memory ? "time" : "step", lines});
 };
 
 // A run keeps its colour while it is ticked; colours repeat after ten
