@@ -24,11 +24,11 @@ def part(begin, end):
     return torch.utils.data.Subset(digits(), range(begin, end))
 
 
-def job(width: int = 48, depth: int = 8, batch: int = 128, rate: float = 2e-3, epochs: int = 10):
+def job(width: int = 48, depth: int = 8, batch: int = 128, rate: float = 2e-3, steps: int = 110):
     return Job(
         model=lambda: nn.Sequential(nn.Conv2d(1, width, 3, padding=1), *(Residual(width) for _ in range(depth)),
                                     nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.3), nn.Linear(width, 10)),
-        data=lambda: part(0, 1400), batch=batch, epochs=epochs, clip=1.0,
+        data=lambda: part(0, 1400), batch=batch, steps=steps, clip=1.0,
         optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=rate),
         schedule=lambda optimizer, steps: torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, steps + 1),
         held_out=lambda: part(1400, 1797), goal="max accuracy",
@@ -52,6 +52,6 @@ def photographed(page: Path, picture: Path, width: int = 1280, height: int = 800
 with tempfile.TemporaryDirectory() as folder:
     place = Path(folder)
     (place / "digits.py").write_text(JOB)
-    subprocess.run([sys.executable, "-m", "shoestring", "train", place / "digits.py", "--memory", "470MiB", "--run", place / "run"],
+    subprocess.run([sys.executable, "-m", "shoestring", "train", place / "digits.py", "--memory", "475MiB", "--run", place / "run"],
                    check=True, cwd=ROOT)
     photographed(place / "run" / "report.html", ROOT / "docs" / "page.png")

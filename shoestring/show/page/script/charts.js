@@ -256,7 +256,8 @@ class Chart {
 
   drawLine(inside, line) {
     const {log} = this.s, tone = "tone-" + line.tone, good = value => value !== null && value !== undefined && (!log || value > 0);
-    const dot = (kind, place, r) => inside.append(node("circle", {class: kind + tone, cx: this.x(line.x[place]), cy: this.y(line.y[place]), r}));
+    const dot = (kind, place, r) =>
+      inside.append(node("circle", {class: kind + tone, cx: this.x(line.x[place]), cy: this.y(line.y[place]), r}));
     const path = values => {
       let text = "", pen = "M";
       values.forEach((value, place) => {
@@ -364,8 +365,9 @@ class Chart {
     const here = this.at === undefined ? -1 : nearest(xs, this.at), by = event.shiftKey ? Math.max(1, Math.round(xs.length / 20)) : 1;
     const middle = this.at === undefined ? (s.from + s.to) / 2 : this.at;
     const zoomed = factor => {
-      const range = [Math.max(all[0], middle - (middle - s.from) * factor), Math.min(all[all.length - 1], middle + (s.to - middle) * factor)];
-      this.zoomTo(range[0] <= all[0] && range[1] >= all[all.length - 1] ? null : range);
+      const last = all[all.length - 1];
+      const range = [Math.max(all[0], middle - (middle - s.from) * factor), Math.min(last, middle + (s.to - middle) * factor)];
+      this.zoomTo(range[0] <= all[0] && range[1] >= last ? null : range);
     };
     const moves = {
       ArrowLeft: () => this.point(xs[Math.max(0, here < 0 ? xs.length - 1 : here - by)]),
