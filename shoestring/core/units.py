@@ -65,6 +65,18 @@ def seconds_text(seconds: float) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
 
 
+def about(seconds: float) -> str:
+    """A time as one says it when it is not exact.
+
+    >>> about(0.2), about(47.3), about(200), about(5000)
+    ('1 s', '48 s', '3 min', '1 h 23 min')
+    """
+    if seconds < 90:
+        return f"{max(1, int(seconds + 0.999))} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min" if minutes < 2880 else f"{minutes // 1440} days"
+
+
 def unit_text(value: float, unit: str) -> str:
     """A number of any unit for people.
 

@@ -6,14 +6,13 @@ from operator import itemgetter
 
 from markupsafe import Markup
 
-from shoestring.core.units import bytes_text, seconds_text
+from shoestring.core.units import about, bytes_text, seconds_text
 from shoestring.show.page.charts import FEW, Chart, Line
 from shoestring.show.page.drawing import groups
 from shoestring.show.page.render import NONE, render
 from shoestring.show.page.times import clock_of
 from shoestring.show.page.words import (
     Entries,
-    about,
     all_numbers,
     counted,
     dicts,

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 
-from shoestring.core.units import bytes_text
+from shoestring.core.units import about, bytes_text
 from shoestring.show.page.charts import MOST, Chart, Line
 from shoestring.show.page.curves import HELD_OUT, metric_line, metric_names, process_line, step_line
 from shoestring.show.page.drawing import Strip, strip
@@ -23,7 +23,6 @@ from shoestring.show.page.times import clock_of
 from shoestring.show.page.words import (
     STATES,
     Entries,
-    about,
     counted,
     figure_of,
     inner,

@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from math import isfinite
 from statistics import median
 
-from shoestring.core.units import bytes_text
+from shoestring.core.units import about, bytes_text
 from shoestring.show.page.words import (
     ENDED_EARLY,
     STATES,
     Entries,
-    about,
     dicts,
     figure_of,
     listed,

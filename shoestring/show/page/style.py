@@ -127,7 +127,7 @@ thead th{color:var(--soft);font-size:.8125rem}
 .compared tbody td:nth-child(3){font-weight:650}
 .compared tr.budget td{font-weight:400;white-space:normal}
 .over{color:var(--alert)}
-@media(max-width:30rem){table{font-size:.8125rem}thead th{font-size:.75rem}}
+@media(max-width:30rem){table{font-size:.8125rem}thead th{font-size:.75rem}.compared td:nth-child(4){white-space:normal}}
 ul{list-style:none}
 h2+pre,h2+ul{margin-top:.75rem}
 .legend{display:flex;flex-wrap:wrap;gap:.25rem 1.25rem;font-size:.875rem;color:var(--soft);margin-top:.5rem}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from shoestring.core.units import bytes_text, seconds_text
+from shoestring.core.units import about, bytes_text, seconds_text
 from shoestring.show.page.curves import HELD_OUT, metric_names
 from shoestring.show.page.drawing import Strip, strip
 from shoestring.show.page.render import render
@@ -14,7 +14,6 @@ from shoestring.show.page.standing import headline, standing
 from shoestring.show.page.times import clock_of
 from shoestring.show.page.words import (
     Entries,
-    about,
     clock,
     counted,
     dicts,

@@ -135,18 +135,6 @@ def counted(count: int, word: str) -> str:
     return f"{count:,} {word}{'s' * (count != 1)}"
 
 
-def about(seconds: float) -> str:
-    """A time as one says it when it is not exact.
-
-    >>> about(0.2), about(47.3), about(200), about(5000)
-    ('1 s', '48 s', '3 min', '1 h 23 min')
-    """
-    if seconds < 90:
-        return f"{max(1, int(seconds + 0.999))} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min" if minutes < 2880 else f"{minutes // 1440} days"
-
-
 def clock(when: object, now: object = None) -> str:
     """The time of day; with the day if it is not that of `now`."""
     moment, other = (number(one) for one in (when, now))
