@@ -61,6 +61,12 @@ def borders(story: Entries) -> list[tuple[float, float]]:
     return [(step, epochs) for step, epochs in pairs(story.get("borders")) if number(step) is not None]
 
 
+def span(story: Entries) -> tuple[int, int] | None:
+    """The first and the last step, which all charts by step reach to."""
+    steps = numbers_of_steps(story)
+    return (steps[0], steps[-1]) if steps else None
+
+
 def losses(story: Entries) -> Markup:
     """The loss in training and on held-out data, by step."""
     line, found = step_line(story, "losses", "training", "forward"), listed(story.get("losses"))
@@ -71,7 +77,7 @@ def losses(story: Entries) -> Markup:
     best = inner(story, "best")
     note += f" Best validation at step {whole(best, 'step'):,}." if number(best.get("step")) is not None else ""
     return Chart("loss", "Loss", note.strip(), tuple(lines), rows="loss", tools=True, named=bool(names),
-                 borders=borders(story)).drawn()
+                 span=span(story), borders=borders(story)).drawn()
 
 
 def metrics(story: Entries) -> list[Markup]:
@@ -86,9 +92,8 @@ def metrics(story: Entries) -> list[Markup]:
 def metric_chart(story: Entries, lines: Sequence[Line]) -> Chart:
     names = [line.name for line in lines]
     title = names[0][:60].capitalize() if len(names) == 1 else "Metrics"
-    steps = numbers_of_steps(story)
     return Chart(f"metric {' '.join(names)}"[:80], title, validation_note(story, names), tuple(lines), rows=", ".join(names)[:40],
-                 span=(steps[0], steps[-1]) if steps else None, named=True, borders=borders(story))
+                 span=span(story), named=True, borders=borders(story))
 
 
 def validation_note(story: Entries, names: Sequence[str]) -> str:
@@ -127,7 +132,7 @@ def rates(story: Entries) -> Markup:
     line = step_line(story, "rates", "learning rate", "temporaries")
     known = numbers(list(line.y))
     note = f"Now {known[-1]:.3g}, at most {max(known):.3g}." if known else ""
-    return Chart("rate", "Learning rate", note, (line,), rows="learning rate", zero=True, borders=borders(story)).drawn()
+    return Chart("rate", "Learning rate", note, (line,), rows="learning rate", zero=True, span=span(story), borders=borders(story)).drawn()
 
 
 def norms(story: Entries) -> Markup:
@@ -135,7 +140,7 @@ def norms(story: Entries) -> Markup:
     line = step_line(story, "norms", "gradient norm", "backward")
     known = numbers(list(line.y))
     note = f"Global norm before clipping: {loss_text(known[-1])} at the last step, at most {loss_text(max(known))}." if known else ""
-    return Chart("norm", "Gradient norm", note, (line,), rows="norm", borders=borders(story)).drawn()
+    return Chart("norm", "Gradient norm", note, (line,), rows="norm", span=span(story), borders=borders(story)).drawn()
 
 
 def throughput(story: Entries) -> Markup:
@@ -149,7 +154,7 @@ def throughput(story: Entries) -> Markup:
     few = line.fewer(FEW // 3)
     speed = Line("speed", "optimizer", few.x, [None if value is None else factor / value for value in few.y])
     note = f"{rate_text(overall)} over the run, {counted(len(known), 'step')} in {seconds_text(sum(known))} of training."
-    return Chart("speed", "Speed", note, (speed,), unit=unit, rows=unit, zero=True).drawn()
+    return Chart("speed", "Speed", note, (speed,), unit=unit, rows=unit, zero=True, span=span(story)).drawn()
 
 
 def process_line(story: Entries) -> Line:

@@ -132,7 +132,8 @@ def overview(runs: Sequence[Summary]) -> Markup:
     shown = sorted(runs, key=lambda one: one.state not in GOING_ON)[:MOST_RUNS]
     words = [one.word.lower() for one in runs if one.word]
     order = [*(word.lower() for word in STATES.values()), "ended early", "diverged"]
-    counts = ", ".join(f"{words.count(word)} {word}" for word in order if word in words)
+    unread = len(runs) - len(words)
+    counts = ", ".join([f"{words.count(word)} {word}" for word in order if word in words] + [f"{unread} not read yet"] * bool(unread))
     found, same = columns(shown)
     rows = [replace(one, cells=tuple(column.cell(one) for column in found)) for one in shown]
     return render("overview.html", name=counted(len(runs), "run"), stand=counts, same=same, columns=found, rows=rows,
@@ -142,8 +143,9 @@ def overview(runs: Sequence[Summary]) -> Markup:
 def columns(runs: Sequence[Summary]) -> tuple[list[Column], str]:
     """The columns after the run and its state, and what all runs have in common, in words."""
     names = list(dict.fromkeys(name for one in runs for name in one.flags))
-    differ = [name for name in names if len({one.flags.get(name) for one in runs}) > 1]
-    common = [f"{name} {runs[0].flags[name]}" for name in names if name not in differ]
+    known = [one.flags for one in runs if one.flags]   # others are not read yet
+    differ = [name for name in names if len({flags.get(name) for flags in known}) > 1]
+    common = [f"{name} {known[0][name]}" for name in names if name not in differ]
     same = f"All runs have {', '.join(common)[:300]}." if common and len(runs) > 1 else ""
     metrics = list(dict.fromkeys(name for one in runs for name in one.metrics))[:MOST_METRICS]
     found = [Column(name, flag_cell(name)) for name in differ[:MOST_FLAGS]]

@@ -4,7 +4,7 @@
 const charts = new Map();    // by figure
 const settings = new Map();  // by a chart's key: {log, smooth, hidden}, so that they outlive a live page's updates
 const zooms = new Map();     // by what is below: [from, to]; charts with the same axis zoom together
-const LEFT_GAP = 8, RIGHT_GAP = 12, TOP_GAP = 24, BOTTOM_GAP = 36, MOST_ROWS = 12;
+const LEFT_GAP = 8, RIGHT_GAP = 12, TOP_GAP = 24, BOTTOM_GAP = 36, MOST_ROWS = 12, MOST_BANDS = 3;
 
 const node = (name, attributes = {}, ...children) => {
   const made = document.createElementNS("http://www.w3.org/2000/svg", name);
@@ -25,8 +25,10 @@ const plainText = value => {
   const size = Math.abs(value);
   if (value === 0) return "0";
   if (size < 1e-4 || size >= 1e7) return value.toExponential(3).replace(/\.?0+e/, "e");
-  return size >= 10000 ? Math.round(value).toLocaleString("en") : String(Number(value.toPrecision(4)));
+  return size >= 10000 ? Math.round(value).toLocaleString("en") : value.toPrecision(4);
 };
+const tickText = (unit, value) => unit === "bytes" ? bytesText(value).replace(/\.0+(?= )/, "").replace(/^0 .*/, "0")
+  : plainText(value).replace(/(\.\d*?)0+$/, "$1").replace(/\.$/, "");
 const bytesText = size => {
   let place = 0;
   while (Math.abs(size) >= 1024 && place < 3) { size /= 1024; place++; }
@@ -191,8 +193,7 @@ class Chart {
     this.height = this.figure.classList.contains("tall") ? (innerWidth < 560 ? 260 : 320) : 220;
     const lines = this.shown(), all = lines.length ? lines : [{x: [0, 1], y: [null, null], raw: [], name: "", tone: "other"}];
     const s = this.scales(all);
-    const unit = this.data.unit === "bytes" ? "bytes" : "";
-    const texts = s.marks.map(mark => valueText(unit, mark).replace(/\.0+(?= )/, "").replace(/^0 .*/, "0"));
+    const texts = s.marks.map(mark => tickText(this.data.unit, mark));
     const left = Math.max(...texts.map(text => text.length)) * 7.2 + 6 + LEFT_GAP, right = this.width - RIGHT_GAP;
     const top = TOP_GAP, bottom = this.height - BOTTOM_GAP, map = s.log ? Math.log : value => value;
     this.x = x => left + (x - s.from) / (s.to - s.from) * (right - left);
@@ -267,7 +268,7 @@ class Chart {
       });
       return text;
     };
-    if (line.low && !line.smooth) {
+    if (line.low && !line.smooth && this.lines.length <= MOST_BANDS) {
       const places = line.x.map((_, place) => place).filter(place => good(line.low[place]) && good(line.high[place]));
       const edge = values => place => `${this.x(line.x[place]).toFixed(1)} ${this.y(values[place]).toFixed(1)}`;
       const around = [...places.map(edge(line.high)), ...places.reverse().map(edge(line.low))];
@@ -320,7 +321,8 @@ class Chart {
     if (value === null) return {line, at, value, text: "not a number", more: ""};
     const low = line.low?.[place], high = line.high?.[place], far = Math.abs(this.x(at) - this.x(this.at)) > 8;
     const elsewhere = at !== this.at && (line.dots || far) ? ` at ${placeText(this.data.across, at)}` : "";
-    const spread = !line.smooth && low !== high && this.data.unit !== "bytes" ? ` (${plainText(low)} to ${plainText(high)})` : "";
+    const banded = !line.smooth && low !== high && this.data.unit !== "bytes" && this.lines.length <= MOST_BANDS;
+    const spread = banded ? ` (${plainText(low)} to ${plainText(high)})` : "";
     return {line, at, value, text: valueText(this.data.unit, value), more: (at === line.best ? " best" : "") + elsewhere + spread};
   }
 
