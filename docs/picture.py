@@ -1,6 +1,6 @@
 """Makes docs/page.png, the picture of a run's page in the README: trains the job below under a budget and photographs its report.
 
-    python docs/picture.py        two minutes on two cores; needs scikit-learn, playwright and Chromium
+    python docs/picture.py        some minutes on two cores; needs scikit-learn, playwright and Chromium
 """
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def part(begin, end):
     return torch.utils.data.Subset(digits(), range(begin, end))
 
 
-def job(width: int = 48, depth: int = 8, batch: int = 128, rate: float = 2e-3, steps: int = 110):
+def job(width: int = 48, depth: int = 8, batch: int = 128, rate: float = 1e-3, steps: int = 110):
     return Job(
         model=lambda: nn.Sequential(nn.Conv2d(1, width, 3, padding=1), *(Residual(width) for _ in range(depth)),
                                     nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.3), nn.Linear(width, 10)),

@@ -66,9 +66,9 @@ margin-bottom:1.5rem;max-width:46rem;white-space:pre-line}
 .progress b{flex:none;white-space:nowrap;color:var(--ink);font-variant-numeric:tabular-nums}
 .pale{opacity:.5}
 .tiles{display:grid;grid-template-columns:repeat(3,minmax(0,1fr));gap:.875rem .75rem}
-@media(min-width:40rem){.tiles{grid-template-columns:repeat(auto-fit,minmax(7.5rem,1fr))}}
+@media(min-width:40rem){.tiles{grid-template-columns:repeat(auto-fit,minmax(7.5rem,1fr))}.tiles dt+dd{white-space:nowrap}}
 .tiles dt{font-size:.8125rem;color:var(--soft)}
-.tiles dd{font-size:clamp(1rem,.8rem + .7vw,1.375rem);font-weight:600;line-height:1.3;letter-spacing:-.01em;
+.tiles dd{font-size:clamp(1rem,.8rem + .6vw,1.25rem);font-weight:600;line-height:1.3;letter-spacing:-.01em;
 font-variant-numeric:tabular-nums}
 .tiles dd+dd{font-size:.8125rem;font-weight:400;letter-spacing:0;color:var(--soft)}
 svg{display:block;width:100%;height:auto}
