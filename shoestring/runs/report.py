@@ -11,6 +11,9 @@ It is the same value while the run goes on and when it is over: the live page is
     text                  why it failed, stopped or died, and where it stands
     step, steps           where it is, and where it wants to be
     losses, seconds       of the steps that count, from the first
+    step_numbers          their numbers, where they are not 1, 2, 3 and so on: events may be lost
+    rates, norms          learning rate and norm of the gradients of each of them, where they are told; None in a step that does not
+    borders               [step, rounds of the data that are over after it], of every step that ended a round
     samples_process       [seconds since it was begun, bytes of the process]
     predicted, measured   figures by name; measured so far while it trains
     plain, techniques, blocks, runners_up, exactness, sure    of the plan (missing while it plans)
@@ -19,15 +22,17 @@ It is the same value while the run goes on and when it is over: the live page is
     metrics, best         of every validation [{step, epoch, loss, ...}], and the best of them or None
     epochs                rounds of the data that are over
     ended                 why training ended: "steps", "epochs", "data ended", "no better for 3 validations"; "" while it goes on
-    checkpoints           [{step, bytes, seconds, time}] as they were saved
+    checkpoints           [{step, bytes, seconds, time, kept}] as they were saved; kept: it is still on disk
     events                all that happened beside steps, in order
     begun, last, now      seconds since 1970: the first event, the last one, this moment
 """
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +44,7 @@ from shoestring.planning.quantities import compared, plan_summary
 from shoestring.runs.event import DATA_ENDED, Begun, Event, Failed, Finished, Saved, Stopped, Validated, Warned
 from shoestring.runs.events import NAME, record_of
 from shoestring.runs.folder import Folder, Unusable, holder
-from shoestring.runs.history import History, best_of, measured, metrics_of
+from shoestring.runs.history import History, Steps, best_of, measured, metrics_of
 from shoestring.runs.request import Request
 
 ENDS = (Finished, Stopped, Failed)   # events that end a run; what it is then is called as they are
@@ -69,6 +74,8 @@ class Report:
     validated: tuple[Validated, ...] = ()   # of the steps that count
     epochs: int = 0                  # rounds of the data that are over
     why_ended: str = ""              # "steps", "epochs", "data ended", "no better for 3 validations"; empty: it is not over
+    curves: Mapping[str, Sequence[Any]] = field(default_factory=dict)   # step_numbers, rates, norms and borders, where there are any
+    kept: frozenset[str] = frozenset()   # names of the checkpoints that are on disk now
 
     @property
     def name(self) -> str:
@@ -157,9 +164,11 @@ class Report:
             "name": self.name, "run": self.run, "job": self.job, "flags": dict(self.flags), "budget": {"memory": self.budget.memory},
             "state": self.state, "pid": self.pid, "text": self.text, "step": self.step, "steps": self.steps,
             "losses": list(self.losses), "seconds": list(self.seconds), "samples_process": list(self.samples_process),
-            "checkpoints": list(map(record_of, self.checkpoints)), "damage": list(self.damage),
+            "checkpoints": [record_of(one) | {"kept": one.checkpoint in self.kept} for one in self.checkpoints],
+            "damage": list(self.damage),
             "metrics": self.metrics, "best": self.best, "epochs": self.epochs, "ended": self.why_ended,
             "events": list(map(record_of, self.events)), "begun": self.begun, "last": self.last, "now": self.now,
+            **self.curves,
         }
         return told | ({"measured": dict(self.measured)} if self.measured else {}) | dict(self.plan) | dict(self.ended) | {
             "job": self.job}
@@ -182,7 +191,27 @@ def report_of(path: Path, history: History | None = None) -> Report:
         [(when - (history.begun or 0.0), size) for when, size in zip(steps.time, steps.process, strict=True)], measured(history),
         tuple(damage), tuple(history.saved), (*history.others, *(Warned(one, time=history.last or time.time()) for one in damage)),
         history.begun, history.last, time.time(), tuple(history.validated), steps.epoch[-1] if steps else 0,
-        doing.ended if isinstance(doing, Finished) else "")
+        doing.ended if isinstance(doing, Finished) else "", curves_of(steps), checkpoints_in(folder))
+
+
+def curves_of(steps: Steps) -> dict[str, Sequence[Any]]:
+    """What only some runs tell of their steps, by its name in the report."""
+    found: dict[str, Sequence[Any]] = {}
+    if steps and (steps.number[0] != 1 or steps.number[-1] != len(steps)):
+        found["step_numbers"] = list(steps.number)
+    for name, column in (("rates", steps.rate), ("norms", steps.norm)):
+        if not all(map(isnan, column)):
+            found[name] = [None if isnan(value) else value for value in column]
+    ends = [(step, after) for step, before, after in zip(steps.number, (0, *steps.epoch), steps.epoch, strict=False) if after > before]
+    return found | ({"borders": ends} if ends else {})
+
+
+def checkpoints_in(folder: Folder) -> frozenset[str]:
+    """The names of a run's checkpoints that are there now."""
+    try:
+        return frozenset(os.listdir(folder.checkpoints))
+    except OSError:
+        return frozenset()
 
 
 def read_files(folder: Folder) -> tuple[Request | None, dict[str, Any], dict[str, Any], list[str]]:

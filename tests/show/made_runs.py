@@ -3,8 +3,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable
-from math import exp
+from collections.abc import Callable, Iterable
+from math import cos, exp, pi
 from pathlib import Path
 from typing import Any
 
@@ -30,17 +30,29 @@ PLAN: dict[str, Any] = {
 }
 
 
-def step_fields(step: int) -> dict[str, Any]:
-    """What a step says: a loss that falls, a memory that settles below the budget."""
+def step_fields(step: int, per_epoch: int = 0) -> dict[str, Any]:
+    """What a step says: a loss that falls, a memory that settles below the budget; with epochs, a schedule and a norm too."""
     loss = 2.3 + 3.2 * exp(-step / 60) + 0.05 * (step * 7 % 5)
-    return {"step": step, "loss": loss, "seconds": 0.82 + 0.03 * (step * 5 % 7), "process": (531 - 9 * (step % 2)) * MIB, "most": 531 * MIB}
+    told = {"step": step, "loss": loss, "seconds": 0.82 + 0.03 * (step * 5 % 7), "process": (531 - 9 * (step % 2)) * MIB, "most": 531 * MIB}
+    if not per_epoch:
+        return told
+    rate = 3e-4 * min(step / 40, 0.5 * (1 + cos(pi * min(step / 400, 1))))
+    return told | {"epoch": step // per_epoch, "rate": rate, "norm": 0.4 + 2 * exp(-step / 80) + 0.3 * (step * 11 % 7) / 7}
 
 
-def made_run(path: Path, job: str = "gpt", begin: bool = True, steps: int = 400, done: int = 0, every: int = 50) -> Path:
-    """The folder of a run that planned, began, and did `done` steps with a checkpoint `every` so many."""
+def metrics_at(step: int) -> dict[str, float]:
+    """What a validation finds: better until step 300, then worse."""
+    loss = 2.4 + 3.1 * exp(-step / 70) + 0.0012 * max(0, step - 300)
+    return {"loss": loss, "accuracy": 0.93 - 0.7 * exp(-step / 90) - 0.0002 * max(0, step - 300)}
+
+
+def made_run(path: Path, job: str = "gpt", begin: bool = True, steps: int = 400, done: int = 0, every: int = 50, per_epoch: int = 0,
+             flags: dict[str, Any] | None = None, loss: Callable[[int], float] | None = None) -> Path:
+    """The folder of a run that planned, began, and did `done` steps with a checkpoint `every` so many, of which the last two are kept;
+    with epochs it validates after each."""
     path.mkdir(parents=True)
     folder = Folder(path)
-    folder.write("run.json", {"job": f"jobs/{job}.py", "flags": {"width": 320, "layers": 8, "batch": 16}, "memory": 600 * MIB})
+    folder.write("run.json", {"job": f"jobs/{job}.py", "flags": flags or {"width": 320, "layers": 8, "batch": 16}, "memory": 600 * MIB})
     begun = time.time() - 0.9 * done - 6
     events: list[dict[str, Any]] = [{"event": "planning", "time": begun, "memory": 600 * MIB}]
     if begin:
@@ -48,10 +60,16 @@ def made_run(path: Path, job: str = "gpt", begin: bool = True, steps: int = 400,
         events += [{"event": "begun", "time": begun + 5, "pid": 1, "steps": steps, "step": 0, "how": "Data from the job's own stream"}]
     for step in range(1, done + 1):
         when = begun + 5 + 0.9 * step
-        events.append({"event": "step", "time": when, **step_fields(step)})
+        events.append({"event": "step", "time": when, **step_fields(step, per_epoch)} | ({"loss": loss(step)} if loss else {}))
+        best = step == min(300, done // per_epoch * per_epoch) if per_epoch else False
+        if per_epoch and step % per_epoch == 0:
+            events.append({"event": "validated", "time": when, "step": step, "epoch": step // per_epoch, "metrics": metrics_at(step),
+                           "seconds": 1.1, "best": step <= 300})
         if step % every == 0:
             events.append({"event": "saved", "time": when, "step": step, "checkpoint": f"step-{step:08d}", "seconds": 0.21,
-                           "bytes": 104 * MIB})
+                           "bytes": 104 * MIB, "best": best})
+            if step > done - 2 * every or best:
+                (folder.checkpoints / f"step-{step:08d}").mkdir(parents=True)
     append(path, events)
     return path
 

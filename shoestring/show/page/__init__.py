@@ -1,4 +1,4 @@
-"""The page of a run: no other file, nothing fetched, and as the report at the end no script.
+"""The page of a run: no other file, nothing fetched. Charts are pictures, which a script inside the page makes charts to work with.
 
     report (by the keys of runs.report, any key may be missing)  ->  sections, each empty if its figures are
         ->  content, what stands inside <main>: sent again and again while a run is watched
@@ -15,8 +15,9 @@ from functools import cache
 from markupsafe import Markup
 
 from shoestring.planning.spelling import defaults
+from shoestring.show.page.curves import losses, metrics, norms, process, rates, throughput, validations
 from shoestring.show.page.document import document
-from shoestring.show.page.figures import blocks, comparison, losses, parts, process, throughput
+from shoestring.show.page.figures import blocks, comparison, parts
 from shoestring.show.page.render import compile_all, render, said
 from shoestring.show.page.stale import staleness
 from shoestring.show.page.telling import checkpoints, events, footer, plan, runners_up, shown
@@ -25,7 +26,7 @@ from shoestring.show.page.words import Entries, Report, as_mapping
 
 Section = Callable[[Entries], str]
 GROUP = "shoestring.sections"
-SECTIONS: tuple[Section, ...] = (losses, throughput, process, blocks, parts, staleness, plan, runners_up, checkpoints)
+SECTIONS: tuple[Section, ...] = (validations, rates, norms, throughput, process, blocks, parts, staleness, plan, runners_up, checkpoints)
 
 
 def page(report: Entries | Report, more: Iterable[Section] = ()) -> str:
@@ -41,11 +42,20 @@ def page(report: Entries | Report, more: Iterable[Section] = ()) -> str:
 def content(report: Entries | Report, more: Iterable[Section] = ()) -> Markup:
     """What stands inside <main>."""
     entries = as_mapping(report)
-    halves = [body for body in (section(entries) for section in (*SECTIONS, *from_packages(), *more)) if body]
-    alone = len(halves) - 1 if len(halves) % 2 else len(halves)   # the one without a neighbour takes both columns
-    sections = [wide(comparison(entries)), *(half if place != alone else wide(half) for place, half in enumerate(halves)),
-                wide(events(entries)), wide(shown(entries)), footer(entries)]
+    rest = (section(entries) for section in (*SECTIONS, *from_packages(), *more))
+    first: list[str] = [body for body in (losses(entries), *metrics(entries)) if body]
+    if len(first) % 2:
+        first[0] = wide(first[0])
+    elif first:
+        first[:2] = classed(first[0], "lead"), classed(first[1], "beside")
+    sections = [*first, wide(comparison(entries)), *paired(rest), wide(events(entries)), wide(shown(entries)), footer(entries)]
     return render("content.html", top=top(entries), sections=sections)
+
+
+def paired(sections: Iterable[str]) -> list[str]:
+    """Sections beside each other; the one without a neighbour takes both columns."""
+    found = [body for body in sections if body]
+    return found[:-1] + [wide(found[-1])] if len(found) % 2 else found
 
 
 def prepare() -> None:
@@ -56,7 +66,11 @@ def prepare() -> None:
 
 
 def wide(section: str) -> str:
-    return section.replace(Markup("<section>"), Markup('<section class="wide">'), 1)
+    return classed(section, "wide")
+
+
+def classed(section: str, name: str) -> str:
+    return section.replace(Markup("<section>"), Markup(f'<section class="{name}">'), 1)
 
 
 @cache

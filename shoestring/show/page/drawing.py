@@ -11,10 +11,9 @@ from math import ceil, floor, log, log10
 from typing import TypeVar
 
 from shoestring.core.units import bytes_text
-from shoestring.show.page.words import numbers
 
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 440, 240, 64, 428, 30, 204   # the drawing, and the plot inside it
-FRAME = {"WIDTH": WIDTH, "HEIGHT": HEIGHT, "LEFT": LEFT, "RIGHT": RIGHT, "BOTTOM": BOTTOM}
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 440, 240, 76, 428, 30, 204   # the drawing, and the plot inside it
+FRAME = {"WIDTH": WIDTH, "HEIGHT": HEIGHT, "LEFT": LEFT, "RIGHT": RIGHT, "TOP": TOP, "BOTTOM": BOTTOM}
 MOST_POINTS = 240
 Point = tuple[float, float]   # place, value
 T = TypeVar("T")
@@ -31,11 +30,12 @@ class Mark:
 
 @dataclass(frozen=True)
 class Curve:
-    """A line through points, with a dot at its end."""
+    """A line through points, with a dot at its end, or at each, and a ring around the best."""
 
     path: str
-    end: Point
+    dots: tuple[Point, ...]
     tone: str
+    best: Point | None = None
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,8 @@ class Plot:
     rows_name: str
     columns: tuple[Mark, ...]        # values below the plot
     columns_name: str
-    curve: Curve | None = None
+    curves: tuple[Curve, ...] = ()
+    borders: tuple[float, ...] = ()  # places of lines from top to bottom: the ends of epochs
     bars: tuple[Bar, ...] = ()
     limit: Mark | None = None        # the budget
 
@@ -138,20 +139,6 @@ def groups(found: Sequence[T], most: int = MOST_POINTS) -> list[Sequence[T]]:
     return [found[start : start + size] for start in range(0, len(found), size)]
 
 
-def thin(found: Sequence[float], how: Callable[[Sequence[float]], float], most: int = MOST_POINTS) -> list[Point]:
-    """At most `most` points, counted from 1: neighbours become one, at the last one's place, with how(numbers) as its value.
-
-    >>> thin([1.0, 3.0, 5.0, 6.0], max, most=2)
-    [(2.0, 3.0), (4.0, 6.0)]
-    """
-    points, place = [], 0
-    for group in groups(found, most):
-        place += len(group)
-        values = numbers(group)
-        points += [(float(place), how(values))] if values else []
-    return points
-
-
 def mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)   # statistics.fmean takes five times as long
 
@@ -178,17 +165,7 @@ def path_of(points: Sequence[Point], x: Scale, y: Scale) -> str:
     return " ".join([f"{left + right * place:.1f},{base + up * value:.1f}" for place, value in points])
 
 
-def curve(points: Sequence[Point], x: Scale, y: Scale, tone: str) -> Curve:
-    return Curve(path_of(points, x, y), (x(points[-1][0]), y(points[-1][1])), tone)
-
-
 def strip(label: str, spans: Iterable[tuple[float, float, str]], mark: float | None = None) -> Strip:
     """A flat bar from 0 to 1 made of (from, to, tone), and a mark on it."""
     drawn = tuple(Span(f"{1000 * start:.1f}", f"{max(0.0, 1000 * (end - start)):.1f}", tone) for start, end, tone in spans)
     return Strip(label, drawn, "" if mark is None else f"{1000 * mark:.1f}")
-
-
-def spark_path(points: Sequence[Point]) -> str:
-    """A small curve without an axis."""
-    values = [value for _, value in points]
-    return path_of(points, Scale(points[0][0], points[-1][0], 0, 400), Scale(min(values), max(values), 46, 4))

@@ -5,53 +5,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from math import ceil
-from operator import itemgetter
 
 from markupsafe import Markup
 
 from shoestring.core.figures import Figure
-from shoestring.core.units import bytes_text, seconds_text
+from shoestring.core.units import bytes_text
 from shoestring.planning.quantities import MEASURABLE
-from shoestring.show.page.drawing import (
-    BOTTOM,
-    FRAME,
-    LEFT,
-    MOST_POINTS,
-    RIGHT,
-    TOP,
-    Bar,
-    Mark,
-    Plot,
-    Scale,
-    along,
-    curve,
-    groups,
-    limit,
-    mean,
-    memory_marks,
-    seconds_mark,
-    seconds_unit,
-    strip,
-    thin,
-    ticks,
-    upright,
-)
+from shoestring.show.page.charts import bytes_mark
+from shoestring.show.page.drawing import BOTTOM, FRAME, LEFT, RIGHT, TOP, Bar, Plot, Scale, Strip, limit, memory_marks, strip, upright
 from shoestring.show.page.render import NONE, render
-from shoestring.show.page.words import (
-    Entries,
-    counted,
-    figure_of,
-    inner,
-    listed,
-    loss_text,
-    number,
-    numbers,
-    pairs,
-    rate_text,
-    rate_unit,
-    shortened,
-    tidy,
-)
+from shoestring.show.page.words import Entries, figure_of, inner, pairs, share_text, shortened
 
 MOST_BARS = 120
 PHASES = ("forward", "backward", "update")
@@ -62,8 +25,28 @@ def comparison(story: Entries) -> Markup:
     """The table of predicted beside measured."""
     found = [Figure(one, figure_of(story, "predicted", one.name), figure_of(story, "measured", one.name)) for one in MEASURABLE]
     rows = [row for one in found if one.shown and (row := compared(one, figure_of(story, "plain", one.quantity.name)))]
-    return render("comparison.html", rows=rows, budget=figure_of(story, "budget", "memory"),
+    return render("comparison.html", rows=rows, gauge=gauge(story), budget=figure_of(story, "budget", "memory"),
                   used=figure_of(story, "measured", "process_bytes")) if rows else Markup()
+
+
+@dataclass(frozen=True)
+class Gauge:
+    """Memory of this run or of plain training, on one scale with the budget."""
+
+    name: str
+    size: float
+    bar: Strip
+
+
+def gauge(story: Entries) -> list[Gauge]:
+    """This run and plain training on one scale, with the budget across."""
+    budget, used = figure_of(story, "budget", "memory"), figure_of(story, "measured", "process_bytes")
+    found = [("This run", used, "alert" if used and budget and used > budget else "update"),
+             ("Plain training", figure_of(story, "plain", "process_bytes"), "other")]
+    rows = [(name, size, tone) for name, size, tone in found if size]
+    most = max([size for _, size, _ in rows] + [1.02 * (budget or 0)])
+    return [Gauge(name, size, strip(f"{name}: {bytes_text(size)}", [(0, size / most, tone)], budget / most if budget else None))
+            for name, size, tone in rows]
 
 
 @dataclass(frozen=True)
@@ -73,7 +56,7 @@ class Compared:
     name: str
     predicted: str
     measured: str
-    change: str   # of measured against predicted
+    change: str   # how far it is off, in the figure's own words
     plain: str
 
 
@@ -81,76 +64,13 @@ def compared(figure: Figure, plain: float | None) -> Compared | None:
     predicted, measured = figure.predicted, figure.measured
     if predicted is None and measured is None and plain is None:
         return None
-    change = figure.off_text or NONE
     texts = (NONE if value is None else figure.quantity.text(value) for value in (predicted, measured, plain))
     first, second, last = texts
-    return Compared(figure.quantity.label.capitalize(), first, second, change, last)
+    return Compared(figure.quantity.label.capitalize(), first, second, figure.off_text or NONE, last)
 
 
 def plotted(title: str, note: str, plot: Plot, legend: Sequence[tuple[str, str]] = ()) -> Markup:
-    return render("plot.html", title=title, note=note, plot=plot, legend=legend, frame=FRAME)
-
-
-def losses(story: Entries) -> Markup:
-    """The loss by step."""
-    found = listed(story.get("losses"))
-    known = numbers(found)
-    if not known:
-        return Markup()
-    size, drawn = ceil(len(found) / MOST_POINTS), thin(found, mean)
-    marks = ticks(min(loss for _, loss in drawn), max(loss for _, loss in drawn))
-    y = Scale(marks[0], marks[-1], BOTTOM, TOP)
-    note = f"From {loss_text(known[0])} at the first step to {loss_text(known[-1])} at the last."
-    note += f" Each point is the mean of {size} steps." if size > 1 else ""
-    note += f" {len(found) - len(known):,} losses were not numbers." if len(known) < len(found) else ""
-    below, x = steps_below(len(found))
-    return plotted("Loss", note, Plot(f"Loss by step. {note}", upright(marks, y, "{:.6g}".format), "loss", below, "step",
-                                      curve(drawn, x, y, "forward")))
-
-
-def steps_below(count: int) -> tuple[tuple[Mark, ...], Scale]:
-    """The axis of steps, and its scale."""
-    x = Scale(1, count, LEFT, RIGHT)
-    marks = [1.0] + [mark for mark in ticks(0, count) if 1 < mark <= count and mark == int(mark)]
-    return along(marks, x, lambda mark: f"{mark:,.0f}"), x
-
-
-def throughput(story: Entries) -> Markup:
-    """Steps per second by step."""
-    found = listed(story.get("seconds"))
-    known = numbers(found)
-    if len(known) < 2 or min(known) <= 0:
-        return Markup()
-    overall = len(known) / sum(known)
-    factor, unit = rate_unit(overall)
-    drawn = thin(found, lambda taken: factor * len(taken) / sum(taken), MOST_POINTS // 3)
-    marks = ticks(0, max(rate for _, rate in drawn))
-    y = Scale(marks[0], marks[-1], BOTTOM, TOP)
-    note = f"{rate_text(overall)} over the run, {counted(len(known), 'step')} in {seconds_text(sum(known))} of training."
-    below, x = steps_below(len(found))
-    return plotted("Speed", note, Plot(f"Speed by step. {note}", upright(marks, y, "{:,.6g}".format), unit, below, "step",
-                                       curve(drawn, x, y, "optimizer")))
-
-
-def process(story: Entries) -> Markup:
-    """The memory of the process by time."""
-    found = groups(pairs(story.get("samples_process")))
-    points = [(group[-1][0], max(map(itemgetter(1), group))) for group in found if number(group[-1][0]) is not None]
-    if len(points) < 2:
-        return Markup()
-    most, budget = max(size for _, size in points), figure_of(story, "budget", "memory")
-    unit = seconds_unit(points[-1][0])
-    marks, times = memory_marks(most, budget), ticks(0, points[-1][0], unit)
-    x, y = Scale(0, points[-1][0], LEFT, RIGHT), Scale(marks[0], marks[-1], BOTTOM, TOP)
-    note = f"The whole process, libraries included: at most {bytes_text(most)}."
-    below = along([time for time in times if time <= x.high], x, lambda time: seconds_mark(time, unit))
-    return plotted("Memory over the run", note, Plot(
-        f"Process memory over time. {note}", upright(marks, y, bytes_mark), "process", below, "time", curve(points, x, y, "update"),
-        limit=limit(budget, y)))
-
-
-def bytes_mark(size: float) -> str:
-    return tidy(bytes_text(size))
+    return render("chart.html", title=title, note=note, plot=plot, legend=legend, frame=FRAME, data="", tall=False)
 
 
 def blocks(story: Entries) -> Markup:
@@ -226,7 +146,3 @@ def parts(story: Entries) -> Markup:
         start = end
     label = "The peak is made of " + ", ".join(f"{name} {bytes_text(size)}" for name, size in sizes)
     return render("parts.html", note=f"At the highest moment the tensors take {bytes_text(total)}.", bar=strip(label, spans), parts=rows)
-
-
-def share_text(share: float) -> str:
-    return f"{100 * share:.0f} %" if share >= 0.005 else "< 1 %"

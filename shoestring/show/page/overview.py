@@ -1,71 +1,192 @@
-"""Several runs at a glance: a card for each, that leads to its page."""
+"""Several runs at once: a chart in which those that are chosen lie over each other, and a table of all that can be sorted.
+
+The table has a column for every flag in which the runs differ. The lines of a run are sent when they are asked for (`curves`), so that the
+page stays small however many runs there are.
+"""
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from urllib.parse import quote
 
 from markupsafe import Markup
 
-from shoestring.core.units import bytes_text
-from shoestring.show.page.drawing import Strip, mean, spark_path, strip, thin
-from shoestring.show.page.render import render
+from shoestring.core.units import about, bytes_text
+from shoestring.show.page.charts import MOST, Chart, Line
+from shoestring.show.page.curves import HELD_OUT, metric_line, metric_names, process_line, step_line
+from shoestring.show.page.drawing import Strip, strip
+from shoestring.show.page.render import NONE, render
+from shoestring.show.page.standing import NO_BETTER, counted_steps, headline, standing, taken_steps, why_ended
+from shoestring.show.page.times import clock_of
 from shoestring.show.page.words import (
-    ENDED_EARLY,
     STATES,
     Entries,
     counted,
     figure_of,
-    headline,
+    inner,
     job_text,
     listed,
     loss_text,
+    number,
     numbers,
-    pace,
-    rate_text,
     share_done,
     state_of,
-    steps_done,
     warnings_in,
 )
 
-MOST_CARDS = 48   # what keeps the page small
+MOST_RUNS, MOST_FLAGS, MOST_METRICS, DRAWN = 250, 8, 5, 8   # rows and columns that keep the page small; runs that are drawn at first
+GOING_ON = ("planning", "training")
+SHORT = 140    # characters of why a run failed
 
 
-def overview(cards: Sequence[Markup], states: Sequence[str]) -> Markup:
-    """What stands inside <main>, given the cards of all runs and their states."""
-    stand = ", ".join(f"{states.count(state)} {state}" for state in STATES if state in states)
-    return render("overview.html", name=counted(len(cards), "run"), stand=stand, cards=cards[:MOST_CARDS], more=len(cards) - MOST_CARDS)
+@dataclass(frozen=True)
+class Cell:
+    """A figure as text, and as a number to sort by."""
+
+    text: str = NONE
+    value: float | str = ""
+    over: bool = False
 
 
-def card(story: Entries, name: str) -> Markup:
-    """One run: its state, where it stands, its loss and three figures."""
-    state, warned = state_of(story), warnings_in(story)
-    return render("card.html", place=quote(name, safe=""), name=name, state=state, word=STATES.get(state, ""), job=job_text(story),
-                  stand=stands(story), warned=counted(warned, "warning") if warned else "", bar=bar(story), spark=spark(story),
-                  facts=facts(story))
+@dataclass(frozen=True)
+class Summary:
+    """What the overview shows of one run."""
+
+    name: str
+    state: str = ""
+    tone: str = ""
+    word: str = ""
+    why: str = ""
+    job: str = ""
+    stand: str = ""
+    warned: int = 0
+    bar: Strip | None = None
+    flags: Mapping[str, str] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)   # of the best validation
+    loss: float | None = None
+    memory: tuple[float | None, float | None, float | None] = (None, None, None)   # predicted, measured, budget
+    seconds: float | None = None      # that it trained
+    steps: int = 0
+    mark: str = ""                    # changes when there is more to draw
+    line: Line | None = None          # its loss
+    cells: tuple[Cell, ...] = ()      # by the columns of the table
+
+    @property
+    def place(self) -> str:
+        return quote(self.name, safe="")
 
 
-def stands(story: Entries) -> str:
-    sentence = f"Trained {counted(steps_done(story), 'step')}." if state_of(story) == "finished" else headline(story)
-    return sentence[0].lower() + sentence[1:]
+def summary(story: Entries, name: str) -> Summary:
+    """One run in a row: its state and why, where it stands, its flags and its figures."""
+    stands, losses, found = standing(story), numbers(story.get("losses")), clock_of(story)
+    best = inner(story, "best")
+    line = step_line(story, "losses", name, "forward").fewer(60)
+    return Summary(
+        name, state_of(story), stands.tone, stands.word, shorter(stands.why), str(job_text(story)),
+        stand(story), warnings_in(story), bar(story, stands.tone),
+        {str(key): str(value) for key, value in inner(story, "flags").items()},
+        {key: best[key] for key in metric_names(story) if number(best.get(key)) is not None}, losses[-1] if losses else None,
+        (figure_of(story, "predicted", "process_bytes"), figure_of(story, "measured", "process_bytes"),
+         figure_of(story, "budget", "memory")),
+        found.trained if found else None, taken_steps(story),
+        f"{len(listed(story.get('losses')))}-{len(listed(story.get('metrics')))}", line if losses else None)
 
 
-def bar(story: Entries) -> Strip | None:
+def shorter(text: str) -> str:
+    """The first sentence of why, cut at a word.
+
+    >>> shorter("It died. It was at step 3."), shorter("word " * 40)[-8:]
+    ('It died.', 'd word …')
+    """
+    first = re.split(r"(?<=\.) |\n", text, maxsplit=1)[0]
+    return first if len(first) <= SHORT else first[:SHORT] + "…"
+
+
+def stand(story: Entries) -> str:
+    """Where it stands, in few words."""
+    told = headline(story)
+    ended = why_ended(story)
+    done = counted_steps(story) + (f": {ended}" if ended.startswith(NO_BETTER) else "")
+    return done if state_of(story) == "finished" else told.rstrip(".")
+
+
+def bar(story: Entries, tone: str) -> Strip | None:
     share, state = share_done(story), state_of(story)
-    if share is None or state == "planning":
+    if share is None or state in ("planning", "finished"):
         return None
-    tone = "update" if state == "finished" else "other" if state in ENDED_EARLY else "forward"
-    return strip(f"{100 * share:.0f} % done", [(0, share, tone)])
+    colour = {"training": "forward", "diverged": "alert", "failed": "alert", "died": "alert"}.get(tone, "other")
+    return strip(f"{100 * share:.0f} % done", [(0, share, colour)])
 
 
-def spark(story: Entries) -> dict[str, str]:
-    """The loss as a small curve; nothing where there is none."""
-    points = thin(listed(story.get("losses")), mean, most=60)
-    return {"label": f"Loss, now {loss_text(points[-1][1])}", "path": spark_path(points)} if len(points) > 1 else {}
+@dataclass(frozen=True)
+class Column:
+    name: str
+    cell: Callable[[Summary], Cell]
+    first: str = "up"     # which way it is sorted first
 
 
-def facts(story: Entries) -> list[tuple[str, str]]:
-    losses, one, used = numbers(story.get("losses")), pace(story), figure_of(story, "measured", "process_bytes")
-    found = [("Loss", loss_text(losses[-1]) if losses else ""), ("Speed", rate_text(1 / one) if one else ""),
-             ("Memory", bytes_text(used) if used is not None else "")]
-    return [(name, text) for name, text in found if text]
+def overview(runs: Sequence[Summary]) -> Markup:
+    """What stands inside <main>, given all runs."""
+    shown = sorted(runs, key=lambda one: one.state not in GOING_ON)[:MOST_RUNS]
+    words = [one.word.lower() for one in runs if one.word]
+    order = [*(word.lower() for word in STATES.values()), "ended early", "diverged"]
+    unread = len(runs) - len(words)
+    counts = ", ".join([f"{words.count(word)} {word}" for word in order if word in words] + [f"{unread} not read yet"] * bool(unread))
+    found, same = columns(shown)
+    rows = [replace(one, cells=tuple(column.cell(one) for column in found)) for one in shown]
+    return render("overview.html", name=counted(len(runs), "run"), stand=counts, same=same, columns=found, rows=rows,
+                  more=len(runs) - MOST_RUNS, drawn=DRAWN, chart=overlaid(shown))
+
+
+def columns(runs: Sequence[Summary]) -> tuple[list[Column], str]:
+    """The columns after the run and its state, and what all runs have in common, in words."""
+    names = list(dict.fromkeys(name for one in runs for name in one.flags))
+    known = [one.flags for one in runs if one.flags]   # others are not read yet
+    differ = [name for name in names if len({flags.get(name) for flags in known}) > 1]
+    common = [f"{name} {known[0][name]}" for name in names if name not in differ]
+    same = f"All runs have {', '.join(common)[:300]}." if common and len(runs) > 1 else ""
+    metrics = list(dict.fromkeys(name for one in runs for name in one.metrics))[:MOST_METRICS]
+    found = [Column(name, flag_cell(name)) for name in differ[:MOST_FLAGS]]
+    found += [Column("Training loss", lambda one: number_cell(one.loss, loss_text))]
+    found += [Column("Held-out loss" if name == HELD_OUT else f"Best {name}", metric_cell(name), "up" if name == HELD_OUT else "down")
+              for name in metrics]
+    found += [Column("Predicted", lambda one: number_cell(one.memory[0], bytes_text)), Column("Measured", measured_cell),
+              Column("Budget", lambda one: number_cell(one.memory[2], bytes_text)),
+              Column("Trained", lambda one: number_cell(one.seconds, about))]
+    return found, same
+
+
+def flag_cell(name: str) -> Callable[[Summary], Cell]:
+    return lambda one: Cell(one.flags[name][:40], one.flags[name][:40]) if name in one.flags else Cell()
+
+
+def metric_cell(name: str) -> Callable[[Summary], Cell]:
+    return lambda one: number_cell(one.metrics.get(name), loss_text)
+
+
+def number_cell(value: float | None, text: Callable[[float], str]) -> Cell:
+    return Cell() if value is None else Cell(text(value), float(f"{value:.6g}"))
+
+
+def measured_cell(one: Summary) -> Cell:
+    _, used, budget = one.memory
+    return replace(number_cell(used, bytes_text), over=used is not None and budget is not None and used > budget)
+
+
+def overlaid(runs: Sequence[Summary]) -> Markup:
+    """The chart of the runs that are drawn at first; the script draws those that are ticked."""
+    lines = tuple(replace(one.line, tone=f"run-{place}") for place, one in enumerate(runs[:DRAWN]) if one.line is not None)
+    told = Chart("runs", "Training loss", "", lines, rows="training loss", tools=True)
+    return told.drawn("overlaid.html")
+
+
+def curves(story: Entries) -> str:
+    """All lines of a run by name, as JSON."""
+    found: Iterable[tuple[str, Line]] = (
+        ("training loss", step_line(story, "losses", "", "")),
+        *(("held-out loss" if name == HELD_OUT else name, metric_line(story, name, "")) for name in metric_names(story)),
+        ("learning rate", step_line(story, "rates", "", "")), ("gradient norm", step_line(story, "norms", "", "")),
+        ("memory", process_line(story)))
+    return "{" + ",".join(f"{json.dumps(name)}:{line.fewer(MOST).as_json()}" for name, line in found if line.known) + "}"

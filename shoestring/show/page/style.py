@@ -19,18 +19,23 @@ STYLE = """
 .tone-buffers{--tone:var(--teal)}
 .tone-other{--tone:var(--gray)}
 .tone-alert{--tone:var(--alert)}
+.tone-run-0{--tone:var(--blue)}.tone-run-1{--tone:var(--orange)}.tone-run-2{--tone:var(--green)}.tone-run-3{--tone:var(--purple)}
+.tone-run-4{--tone:var(--pink)}.tone-run-5{--tone:var(--yellow)}.tone-run-6{--tone:var(--teal)}.tone-run-7{--tone:var(--gray)}
+.tone-run-8{--tone:var(--alert)}.tone-run-9{--tone:var(--ink)}
 *{box-sizing:border-box}
 [hidden]{display:none!important}
 body{margin:0;background:var(--paper);color:var(--ink);font:16px/1.55 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif;
 overflow-wrap:anywhere;-webkit-text-size-adjust:100%}
-main,nav{max-width:66rem;margin:auto;padding:2.25rem 1rem 3rem}
-main{display:grid;grid-template-columns:minmax(0,1fr);gap:2.75rem 3.5rem}
+main,nav{max-width:72rem;margin:auto;padding:2.25rem 1rem 3rem}
+main{display:grid;grid-template-columns:minmax(0,1fr);gap:2.25rem 3rem}
 nav{padding:1rem 1rem 0}
 nav+main{padding-top:1.5rem}
 nav{font-size:.875rem;color:var(--soft)}
 nav a{color:inherit;text-underline-offset:.2em}
-@media(min-width:54rem){main{grid-template-columns:repeat(2,minmax(0,1fr));padding:3.5rem 2.5rem}nav{padding:1.5rem 2.5rem 0}
-nav+main{padding-top:2rem}.wide{grid-column:1/-1}}
+@media(min-width:54rem){main{grid-template-columns:repeat(12,minmax(0,1fr));padding:2.25rem 2.5rem}nav{padding:1.5rem 2.5rem 0}
+nav+main{padding-top:2rem}main>*{grid-column:span 6}main>.lead{grid-column:span 7}main>.beside{grid-column:span 5}
+main>.wide{grid-column:1/-1}
+.lead,.beside{display:flex;flex-direction:column}.lead figure,.beside figure{margin-top:auto}}
 h1,h2,p,ul,figure,dl,dd,pre{margin:0;padding:0}
 h1{font-size:1rem;font-weight:400;line-height:1.5;display:flex;flex-wrap:wrap;gap:.4rem .625rem;align-items:center}
 h1 b{font-weight:600}
@@ -41,38 +46,71 @@ padding:.4em .75em .4em .65em;border-radius:1em;background:var(--line);color:var
 .pill::before{content:"";width:.5em;height:.5em;border-radius:50%;background:currentColor}
 h1 .training,.training.pill,h1 .planning,.planning.pill{color:var(--blue-ink);background:var(--blue-well)}
 h1 .finished,.finished.pill{color:var(--green-ink);background:var(--green-well)}
-h1 .failed,h1 .died,.failed.pill,.died.pill{color:var(--alert);background:var(--alert-well)}
+h1 .early,.early.pill{color:var(--green-ink);background:var(--green-well)}
+h1 .data-ended,.data-ended.pill{color:var(--amber);background:var(--amber-well)}
+h1 .failed,h1 .died,h1 .diverged,.failed.pill,.died.pill,.diverged.pill{color:var(--alert);background:var(--alert-well)}
 h1 .warned,.warned.pill{color:var(--amber);background:var(--amber-well)}
 @media(prefers-reduced-motion:no-preference){.training.pill::before,.planning.pill::before{animation:breathe 2.4s ease-in-out infinite}}
 @keyframes breathe{50%{opacity:.25}}
-.verdict,h1.verdict{font-size:clamp(1.5rem,1.1rem + 2vw,2.375rem);font-weight:650;line-height:1.2;letter-spacing:-.018em;
-margin:.875rem 0 1.5rem;max-width:24em;text-wrap:balance;overflow-wrap:break-word;font-variant-numeric:tabular-nums}
+.verdict,h1.verdict{font-size:clamp(1.25rem,1.1rem + .6vw,1.5rem);font-weight:650;line-height:1.2;letter-spacing:-.018em;
+margin:.75rem 0 1.25rem;max-width:44em;text-wrap:balance;overflow-wrap:break-word;font-variant-numeric:tabular-nums}
 .note{color:var(--soft);font-size:.875rem;max-width:40rem;margin-bottom:.75rem}
 .banner{background:var(--well);border-left:3px solid var(--gray);border-radius:0 6px 6px 0;padding:.875rem 1.125rem;
 margin-bottom:1.5rem;max-width:46rem;white-space:pre-line}
-.banner.failed,.banner.died{background:var(--alert-well);border-color:var(--alert)}
+.banner.data-ended{background:var(--amber-well);border-color:var(--amber)}
+.banner.failed,.banner.died,.banner.diverged{background:var(--alert-well);border-color:var(--alert)}
 .banner .last{display:block;color:var(--soft);font-size:.875rem;margin-top:.25rem}
-.progress{margin-bottom:2rem}
+.progress{margin-bottom:1.5rem}
 .progress svg{height:.5rem;border-radius:.25rem;background:var(--line)}
 .progress p{font-size:.875rem;color:var(--soft);margin-top:.5rem;display:flex;gap:.75rem}
 .progress b{flex:none;white-space:nowrap;color:var(--ink);font-variant-numeric:tabular-nums}
 .pale{opacity:.5}
-.tiles{display:grid;grid-template-columns:repeat(2,minmax(0,1fr));gap:1.5rem 1rem;margin-bottom:2.25rem}
-@media(min-width:40rem){.tiles{grid-template-columns:repeat(4,minmax(0,1fr))}}
+.tiles{display:grid;grid-template-columns:repeat(3,minmax(0,1fr));gap:.875rem .75rem}
+@media(min-width:40rem){.tiles{grid-template-columns:repeat(auto-fit,minmax(7.5rem,1fr))}.tiles dt+dd{white-space:nowrap}}
 .tiles dt{font-size:.8125rem;color:var(--soft)}
-.tiles dd{font-size:clamp(1.125rem,.95rem + .8vw,1.5rem);font-weight:600;line-height:1.3;letter-spacing:-.01em;
+.tiles dd{font-size:clamp(1rem,.8rem + .6vw,1.25rem);font-weight:600;line-height:1.3;letter-spacing:-.01em;
 font-variant-numeric:tabular-nums}
 .tiles dd+dd{font-size:.8125rem;font-weight:400;letter-spacing:0;color:var(--soft)}
 svg{display:block;width:100%;height:auto}
 figure svg{max-width:38rem}
+figure.chart svg{max-width:none}
+.stage{position:relative;touch-action:pan-y;cursor:crosshair;border-radius:6px;user-select:none;-webkit-user-select:none}
+:focus-visible{outline:2px solid var(--blue);outline-offset:2px}
+.stage svg{display:block;overflow:visible}
+.stage svg svg{overflow:hidden}
+.tip{position:absolute;z-index:2;pointer-events:none;
+background:var(--card);border:1px solid var(--line);border-radius:8px;padding:.5rem .75rem;
+font-size:.8125rem;line-height:1.5;box-shadow:0 4px 16px #0002;max-width:min(22rem,80%);font-variant-numeric:tabular-nums;color:var(--soft)}
+.tip b{color:var(--ink);font-weight:600}
+.tip i{height:.2rem;vertical-align:.25em;margin-right:.4rem}
+.spoken{position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%);white-space:nowrap}
+.tools{display:flex;flex-wrap:wrap;gap:.5rem .75rem;align-items:center;
+font-size:.8125rem;color:var(--soft);margin-bottom:.5rem;min-height:1.9rem}
+.tools button,.tools select{font:inherit;color:var(--ink);background:var(--card);border:1px solid var(--line);border-radius:6px;
+padding:.2rem .625rem;cursor:pointer;max-width:100%}
+.tools button[aria-pressed=true]{background:var(--blue-well);border-color:var(--blue);color:var(--blue-ink)}
+.tools button:disabled{opacity:.5;cursor:default}
+.tools label{display:inline-flex;align-items:center;gap:.5rem}
+.tools input{width:7rem;accent-color:var(--blue)}
+.legend button{font:inherit;color:inherit;background:none;border:0;padding:.1rem 0;cursor:pointer;text-align:left}
+.legend button[aria-pressed=false]{opacity:.45;text-decoration:line-through}
 svg text{font:12px system-ui,-apple-system,"Segoe UI",Roboto,sans-serif;fill:var(--soft);font-variant-numeric:tabular-nums}
 @media(max-width:30rem){svg text{font-size:13.5px}}
+.stage svg text{font-size:12px}
 svg rect,svg circle{fill:var(--tone)}
 svg .grid{stroke:var(--line)}
 svg .curve{fill:none;stroke:var(--tone);stroke-width:2;stroke-linejoin:round;stroke-linecap:round}
+svg .curve.faint{opacity:.22;stroke-width:1.25}
+svg .band{fill:var(--tone);opacity:.16}
+svg .best{fill:none;stroke:var(--tone);stroke-width:2}
+svg .border{stroke:var(--line);stroke-dasharray:2 3;stroke-width:1.5}
+svg .epoch{font-size:10.5px;opacity:.85}
+svg .cross line{stroke:var(--soft);stroke-width:1}
+svg .cross circle{stroke:var(--card);stroke-width:1.5}
+svg .chosen{fill:var(--blue);opacity:.15}
 svg .limit{stroke:var(--alert);stroke-width:1.5;stroke-dasharray:5 4}
 svg .limit-text{fill:var(--alert)}
-.gauge{display:grid;gap:.875rem}
+.gauge{display:grid;gap:.875rem;margin-bottom:1.5rem}
 .gauge div p{display:flex;justify-content:space-between;font-size:.9375rem;gap:1rem;margin-bottom:.25rem}
 .gauge b,td,tbody th,.parts span{font-variant-numeric:tabular-nums}
 .gauge svg,.stack svg{height:.75rem;border-radius:3px;background:var(--well)}
@@ -89,7 +127,7 @@ thead th{color:var(--soft);font-size:.8125rem}
 .compared tbody td:nth-child(3){font-weight:650}
 .compared tr.budget td{font-weight:400;white-space:normal}
 .over{color:var(--alert)}
-@media(max-width:30rem){table{font-size:.8125rem}thead th{font-size:.75rem}}
+@media(max-width:30rem){table{font-size:.8125rem}thead th{font-size:.75rem}.compared td:nth-child(4){white-space:normal}}
 ul{list-style:none}
 h2+pre,h2+ul{margin-top:.75rem}
 .legend{display:flex;flex-wrap:wrap;gap:.25rem 1.25rem;font-size:.875rem;color:var(--soft);margin-top:.5rem}
@@ -115,24 +153,34 @@ pre{background:var(--well);border-radius:6px;padding:1rem;white-space:pre-wrap;m
 footer{border-top:1px solid var(--line);padding-top:1.25rem;font-size:.875rem;color:var(--soft)}
 footer dl{display:grid;grid-template-columns:minmax(5rem,auto) 1fr;gap:.35rem 1.25rem}
 footer dd{color:var(--ink)}
-.verdict+.note{margin-top:-1rem}
-.cards{display:grid;grid-template-columns:minmax(0,1fr);gap:1rem}
-@media(min-width:42rem){.cards{grid-template-columns:repeat(2,minmax(0,1fr))}}
-@media(min-width:64rem){.cards{grid-template-columns:repeat(3,minmax(0,1fr))}}
-.card{display:flex;flex-direction:column;gap:.75rem;color:inherit;text-decoration:none;background:var(--card);
-border:1px solid var(--line);border-radius:10px;padding:1.125rem 1.25rem 1.25rem}
-.card:hover,.card:focus-visible{border-color:var(--blue)}
-.card:focus-visible{outline:2px solid var(--blue);outline-offset:2px}
-.card h2{margin:0;font-size:1rem;display:flex;flex-wrap:wrap;gap:.4rem;align-items:center;justify-content:space-between}
-.card h2 b{font-weight:600;min-width:0}
-.card .stands{font-size:.9375rem;line-height:1.4}
-.card .bar svg{height:.375rem;border-radius:.2rem;background:var(--line)}
-.card .spark{height:3rem}
-.spark .curve{vector-effect:non-scaling-stroke}
-.card dl{display:flex;flex-wrap:wrap;gap:.25rem 1.5rem;margin-top:auto;font-size:.9375rem}
-.card dt{font-size:.75rem;color:var(--soft)}
-.card .warned{white-space:nowrap;color:var(--amber);font-weight:600}
-.card dd{font-weight:600;font-variant-numeric:tabular-nums}
+.verdict+.note{margin:-.75rem 0 0}
+.tag{font-size:.75rem;font-weight:600;
+color:var(--green-ink);background:var(--green-well);border-radius:1em;padding:.1em .6em;margin-left:.25rem}
+.scroll{overflow-x:auto}
+main:has(.runs){max-width:100rem}
+.runs{font-size:.875rem}
+.runs th,.runs td{padding:.5rem .625rem;vertical-align:top}
+.runs thead th{vertical-align:bottom;text-transform:none}
+.runs thead button{font:inherit;color:inherit;background:none;border:0;padding:.15rem 0;cursor:pointer;white-space:nowrap}
+.runs thead [aria-sort=ascending] button::before{content:"↑ "}
+.runs thead [aria-sort=descending] button::before{content:"↓ "}
+.runs thead [aria-sort=ascending],.runs thead [aria-sort=descending]{color:var(--ink);font-weight:600}
+.runs .tick{width:1px;padding:.5rem .25rem .5rem 0;text-align:left}
+.runs .tick label{display:flex;align-items:center;gap:.4rem;min-height:1.4rem}
+.runs .tick i{margin:0;width:.6rem;height:.6rem;border-radius:50%}
+.runs .tick i.off{background:none}
+.runs:not(.live) input{display:none}
+.runs input{margin:0;accent-color:var(--blue)}
+.runs tbody th,.runs thead th:nth-child(2){text-align:left;padding-left:.25rem;white-space:normal;min-width:9rem;max-width:20rem}
+.runs tbody th a{color:var(--ink);font-weight:600;text-underline-offset:.2em;text-decoration-color:var(--line)}
+.runs tbody th a:hover{text-decoration-color:currentColor}
+.runs tbody th span,.state>span:not(.pill){display:block;color:var(--soft);font-size:.8125rem}
+.runs .state,.runs thead th:nth-child(3){text-align:left;white-space:normal;min-width:13rem}
+.runs .state .why:is(.failed,.died,.diverged){color:var(--alert)}
+.runs .state .why.data-ended{color:var(--amber)}
+.runs .state svg{height:.25rem;border-radius:.125rem;background:var(--line);margin-top:.35rem;max-width:14rem}
+.runs .warned{color:var(--amber);font-size:.8125rem;font-weight:600;white-space:nowrap}
+.runs tbody tr:hover{background:var(--well)}
 #connection{position:fixed;left:50%;bottom:1.25rem;transform:translateX(-50%);width:max-content;max-width:calc(100% - 2rem);
 background:var(--ink);color:var(--paper);font-size:.875rem;padding:.6rem 1.1rem;border-radius:2rem}
 """

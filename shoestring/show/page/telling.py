@@ -11,8 +11,10 @@ from shoestring.core.exactness import stated_in
 from shoestring.core.units import bytes_text, seconds_text
 from shoestring.planning.spelling import technique_text
 from shoestring.show.page.render import NONE, render, said
-from shoestring.show.page.words import Entries, clock, counted, dicts, number, percent, warnings_in, whole
+from shoestring.show.page.times import clock_of
+from shoestring.show.page.words import Entries, clock, counted, dicts, inner, loss_text, number, share_text, warnings_in, whole
 
+IN_A_ROW = ("saved", "validated")   # events that are told as one if they follow each other
 MOST_ROWS, MOST_EVENTS, MOST_CHECKPOINTS, MOST_TEXT = 12, 30, 5, 8000   # what keeps the page small
 
 
@@ -30,6 +32,7 @@ class CheckpointRow:
     size: float | None      # bytes
     seconds: float | None   # that training stood still
     saved: str
+    best: bool
 
 
 @dataclass(frozen=True)
@@ -66,25 +69,26 @@ def figures(one: Entries) -> Iterator[str]:
 
 
 def checkpoints(story: Entries) -> Markup:
-    """Where the run can go on from, newest first."""
+    """Where the run can go on from, newest first: those that are on disk now."""
     found = dicts(story.get("checkpoints"))
     if not found:
         return Markup()
     now = story.get("now")
-    rows = [CheckpointRow(whole(one, "step"), number(one.get("bytes")), number(one.get("seconds")), clock(one.get("time"), now))
-            for one in found[: -MOST_CHECKPOINTS - 1 : -1]]
-    stood = sum(number(one.get("seconds")) or 0.0 for one in found)
-    begun, last = (number(story.get(key)) for key in ("begun", "last"))
-    share = f", {percent(stood / (last - begun))[1:]} of its time" if begun is not None and last is not None and last > begun else ""
-    note = f"{counted(len(found), 'checkpoint')} saved; training stood still for {seconds_text(stood)} in all{share}."
-    note += f" The newest {MOST_CHECKPOINTS}:" if len(found) > MOST_CHECKPOINTS else ""
+    newest = list({whole(one, "step"): one for one in found if one.get("kept", True)}.values())[::-1]   # one of a step
+    rows = [CheckpointRow(whole(one, "step"), number(one.get("bytes")), number(one.get("seconds")), clock(one.get("time"), now),
+                          one.get("best") is True) for one in newest[:MOST_CHECKPOINTS]]
+    stood, trained = sum(number(one.get("seconds")) or 0.0 for one in found), clock_of(story)
+    share = f", {share_text(stood / trained.trained)} of its time" if trained is not None and trained.trained > 0 else ""
+    there = "none is" if not newest else "it is" if len(found) == 1 else f"{len(newest):,} of them {'is' if len(newest) == 1 else 'are'}"
+    note = f"{counted(len(found), 'checkpoint')} saved, {there} on disk now; training stood still for {seconds_text(stood)} in all{share}."
+    note += f" The newest {MOST_CHECKPOINTS}:" if len(newest) > MOST_CHECKPOINTS else ""
     return render("checkpoints.html", note=note, rows=rows)
 
 
 def events(story: Entries) -> Markup:
-    """What happened, newest first; checkpoints in a row are told as one."""
+    """What happened, newest first; checkpoints and validations in a row are told as one."""
     found = dicts(story.get("events"))
-    grouped = [list(group) for _, group in groupby(found, lambda event: event.get("event") == "saved" or id(event))]
+    grouped = [list(group) for _, group in groupby(found, lambda event: event.get("event") in IN_A_ROW or id(event))]
     now, newest = story.get("now"), grouped[: -MOST_EVENTS - 1 : -1]
     rows = [EventRow(clock(group[-1].get("time"), now), tone_of(group[-1]), strong(group[-1]), event_line(group)) for group in newest]
     earlier, warned = len(grouped) - len(rows), warnings_in(story)
@@ -105,8 +109,11 @@ def event_line(group: list[Entries]) -> Markup:
     """A line about an event, or about checkpoints that followed each other."""
     event = group[-1]
     if len(group) > 1:
-        return said(f"Saved {counted(len(group), 'checkpoint')}, the last at step {whole(event, 'step'):,}")
-    return Markup(". ").join(sentence for sentence in sentences(event) if sentence)
+        saved = sum(one.get("event") == "saved" for one in group)
+        tried = len(group) - saved
+        done = [f"validated {tried:,} time{'s' * (tried != 1)}"] * bool(tried) + [f"saved {counted(saved, 'checkpoint')}"] * bool(saved)
+        return said(f"{' and '.join(done).capitalize()}, the last at step {whole(event, 'step'):,}")
+    return Markup(". ").join(sentence[:1].upper() + sentence[1:] for sentence in sentences(event) if sentence)
 
 
 def sentences(event: Entries) -> Iterator[str]:
@@ -127,14 +134,16 @@ def sentences(event: Entries) -> Iterator[str]:
     elif kind == "adopted":
         changes = found if isinstance(found, list | tuple) else list(found) if isinstance(found, Mapping) else [found or ""]
         yield said("Goes on with changes: ") + said("; ".join(str(change) for change in changes), 600)
+    elif kind == "validated":
+        metrics = [f"{name} {loss_text(value)}" for name, value in inner(event, "metrics").items() if number(value) is not None]
+        yield said(f"Validated at step {step:,}: {', '.join(metrics[:5]) or 'no number'}")
+        yield "The best so far" if event.get("best") is True else ""
     elif kind == "finished":
-        yield f"Finished at step {step:,}"
+        ended = str(event.get("ended") or "steps")
+        yield f"Finished at step {step:,}" + ("" if ended == "steps" else said(f": {ended}"))
     elif kind == "stopped":
-        yield f"Stopped at step {step:,}"
-        yield text
-    elif kind in ("died", "re-formed"):
-        yield text[:1].upper() + text[1:]
-    elif kind in ("warning", "failed"):
+        yield text or f"Stopped at step {step:,}"
+    elif kind in ("died", "re-formed", "warning", "failed"):
         yield text
     else:
         yield said(kind, 60)

@@ -7,16 +7,17 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from shoestring.core.units import about, bytes_text, seconds_text
+from shoestring.show.page.curves import HELD_OUT, metric_names
 from shoestring.show.page.drawing import Strip, strip
 from shoestring.show.page.render import render
+from shoestring.show.page.standing import headline, standing
+from shoestring.show.page.times import clock_of
 from shoestring.show.page.words import (
-    STATES,
     Entries,
     clock,
     counted,
     dicts,
     figure_of,
-    headline,
     inner,
     job_text,
     loss_text,
@@ -45,15 +46,6 @@ class Tile:
 
 
 @dataclass(frozen=True)
-class Gauge:
-    """Memory of this run or of plain training, on one scale with the budget."""
-
-    name: str
-    size: float
-    bar: Strip
-
-
-@dataclass(frozen=True)
 class Progress:
     """How far it is, and how much of that is safe in a checkpoint."""
 
@@ -63,14 +55,13 @@ class Progress:
 
 
 def top(story: Entries) -> Markup:
-    state, warned = state_of(story), warnings_in(story)
+    stands, warned = standing(story), warnings_in(story)
     flags = [f"{name} {value}" for name, value in inner(story, "flags").items()]
     return render(
-        "top.html", title=title(story), state=state, word=STATES.get(state, ""), warned=counted(warned, "warning") if warned else "",
+        "top.html", title=title(story), stands=stands, warned=counted(warned, "warning") if warned else "",
         job=job_text(story), flags=flags[:MOST_FLAGS], more_flags=len(flags) - MOST_FLAGS, headline=headline(story),
-        banner=str(story.get("text") or "").strip(), last_sign=clock(story.get("last"), story.get("now")) if state == "died" else "",
-        progress=progress(story), tiles=list(tiles(story)) if state else [], gauge=gauge(story),
-        budget=figure_of(story, "budget", "memory"))
+        last_sign=clock(story.get("last"), story.get("now")) if stands.tone == "died" else "",
+        progress=progress(story), tiles=list(tiles(story)) if state_of(story) else [])
 
 
 def title(story: Entries) -> Markup:
@@ -79,8 +70,8 @@ def title(story: Entries) -> Markup:
     >>> str(title({"job": "gpt", "state": "training", "step": 3, "steps": 10}))
     'Training 30 % · gpt · shoestring'
     """
-    state, share = state_of(story), share_done(story)
-    stands = f"{STATES[state]} {100 * share:.0f} %" if state == "training" and share else STATES.get(state, "")
+    word, share = standing(story).word, share_done(story)
+    stands = f"{word} {100 * share:.0f} %" if state_of(story) == "training" and share else word
     return Markup(" · ").join(word for word in (stands, job_text(story), "shoestring") if word)
 
 
@@ -88,8 +79,9 @@ def progress(story: Entries) -> Progress | None:
     share, state = share_done(story), state_of(story)
     if share is None or state in ("planning", "finished", ""):
         return None
+    tones = {"training": "forward", "diverged": "alert", "failed": "alert", "died": "alert"}
     saved = min(whole(story, "step"), max((whole(one, "step") for one in dicts(story.get("checkpoints"))), default=0))
-    safe, tone = saved / whole(story, "steps"), "forward" if state == "training" else "other"
+    safe, tone = saved / whole(story, "steps"), tones.get(standing(story).tone, "other")
     note = saved_text(whole(story, "step"), saved)
     bar = strip(f"{100 * share:.0f} % done. {note}", [(0, safe, tone), (safe, share, f"{tone} pale")])
     return Progress(bar, f"{100 * share:.0f} %", note)
@@ -110,26 +102,29 @@ def tiles(story: Entries) -> Iterator[Tile]:
     """The figures one looks at first, big."""
     losses, one, left = numbers(story.get("losses")), pace(story), seconds_left(story)
     used, budget = figure_of(story, "measured", "process_bytes"), figure_of(story, "budget", "memory")
-    begun, last = number(story.get("begun")), number(story.get("last"))
     if losses:
-        yield Tile("Loss", loss_text(losses[-1]), f"from {loss_text(losses[0])}")
+        yield Tile("Training loss", loss_text(losses[-1]), f"from {loss_text(losses[0])}")
+    yield from best_tiles(story)
+    if epochs := whole(story, "epochs"):
+        going = state_of(story) == "training"
+        yield Tile("Epoch" if going else "Epochs", f"{epochs + going:,}", f"{epochs:,} over" if going else "rounds of the data")
     if one is not None:
         yield Tile("Speed", rate_text(1 / one), f"{seconds_text(one)} a step")
     if used is not None:
         over = budget is not None and used > budget
         yield Tile("Memory", bytes_text(used), "" if budget is None else f"{'above the' if over else 'of'} {bytes_text(budget)}", over)
+    found = clock_of(story)
+    trained = found.trained if found else None
     if state_of(story) == "training" and left is not None:
-        yield Tile("Time left", f"about {about(left)}", f"{about(last - begun)} so far" if begun is not None and last is not None else "")
-    elif begun is not None and last is not None and last > begun:
-        yield Tile("Time", about(last - begun), f"begun {clock(begun, story.get('now'))}")
+        yield Tile("Time left, about", about(left), f"{about(trained)} so far" if trained is not None else "")
+    elif trained:
+        yield Tile("Training time", about(trained), f"and {about(found.planning)} of planning" if found and found.planning >= 0.5 else "")
 
 
-def gauge(story: Entries) -> list[Gauge]:
-    """This run and plain training on one scale, with the budget across."""
-    budget, used = figure_of(story, "budget", "memory"), figure_of(story, "measured", "process_bytes")
-    found = [("This run", used, "alert" if used and budget and used > budget else "update"),
-             ("Plain training", figure_of(story, "plain", "process_bytes"), "other")]
-    rows = [(name, size, tone) for name, size, tone in found if size]
-    most = max([size for _, size, _ in rows] + [1.02 * (budget or 0)])
-    return [Gauge(name, size, strip(f"{name}: {bytes_text(size)}", [(0, size / most, tone)], budget / most if budget else None))
-            for name, size, tone in rows]
+def best_tiles(story: Entries) -> Iterator[Tile]:
+    """The best validation: its loss and the first of the job's own metrics."""
+    best = inner(story, "best")
+    at = f"best, step {whole(best, 'step'):,}"
+    names = [name for name in metric_names(story) if number(best.get(name)) is not None]
+    for name in [name for name in names if name == HELD_OUT] + [name for name in names if name != HELD_OUT][:1]:
+        yield Tile("Held-out loss" if name == HELD_OUT else name[:30].capitalize(), loss_text(best[name]), at)

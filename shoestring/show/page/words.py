@@ -3,14 +3,13 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from math import isfinite
 from operator import itemgetter
 from typing import Any, Protocol
 
 from markupsafe import Markup
 
-from shoestring.core.units import about, bytes_text
 from shoestring.runs import time_left
 from shoestring.show.page.render import NONE, said
 
@@ -91,9 +90,9 @@ def whole(story: Entries, key: str) -> int:
 
 
 def state_of(story: Entries) -> str:
-    """One of STATES, or nothing where the story does not say."""
+    """One of STATES, or nothing where the story does not say. A run whose data ended is finished; `standing` tells it apart."""
     state = story.get("state")
-    return state if isinstance(state, str) and state in STATES else ""
+    return ("finished" if state == "data ended" else state) if isinstance(state, str) and state in STATES else ""
 
 
 def warnings_in(story: Entries) -> int:
@@ -120,14 +119,12 @@ def tidy(text: str) -> str:
     return re.sub(r"^0 \w+$", "0", re.sub(r"\.0+(?= )|(?<=\w) 0 (s|min)$", "", text))
 
 
-def percent(share: float) -> str:
-    """A change, signed.
-
-    >>> percent(0.034), percent(-0.2), percent(0.0001)
-    ('+3.4 %', '−20 %', '0 %')
+def share_text(share: float) -> str:
     """
-    text = f"{100 * share:+.1f}" if abs(share) < 0.0995 else f"{100 * share:+,.0f}"
-    return "0 %" if float(text.replace(",", "")) == 0 else text.replace("-", "\N{MINUS SIGN}") + " %"
+    >>> share_text(0.31), share_text(0.042), share_text(0.0001)
+    ('31 %', '4.2 %', '< 0.1 %')
+    """
+    return f"{100 * share:.0f} %" if share >= 0.0995 else f"{100 * share:.1f} %" if share >= 0.0005 else "0 %" if not share else "< 0.1 %"
 
 
 def counted(count: int, word: str) -> str:
@@ -160,7 +157,20 @@ def loss_text(loss: float) -> str:
 
 
 def job_text(story: Entries) -> Markup:
-    return said(story.get("job") or story.get("name") or "training run", 80)
+    """What the job is called: its file without folder and ending, whichever way it was given.
+
+    >>> str(job_text({"job": "jobs/gpt.py"})), str(job_text({"job": "gpt"})), str(job_text({}))
+    ('gpt', 'gpt', 'training run')
+    """
+    name = str(story.get("job") or story.get("name") or "training run")
+    return said(name.removesuffix(".py").rpartition("/")[2] if name.endswith(".py") else name, 80)
+
+
+def numbers_of_steps(story: Entries) -> list[int]:
+    """The number of the step that each loss is of."""
+    losses, found = listed(story.get("losses")), listed(story.get("step_numbers"))
+    fit = len(found) == len(losses) and all_numbers(found)
+    return [int(step) for step in found] if fit else list(range(1, len(losses) + 1))
 
 
 def pace(story: Entries) -> float | None:
@@ -202,51 +212,3 @@ def rate_text(per_second: float) -> str:
     factor, unit = rate_unit(per_second)
     rate = per_second * factor
     return f"{rate:,.0f} {unit}" if rate >= 100 else f"{rate:.3g} {unit}"
-
-
-def headline(story: Entries) -> str:
-    """Where it stands, in one sentence.
-
-    >>> headline({"state": "training", "step": 3, "steps": 10, "seconds": [2.0] * 3})
-    'Step 3 of 10, about 14 s left.'
-    >>> headline({"state": "died", "step": 3, "steps": 10})
-    'Died at step 3 of 10.'
-    """
-    state, step, steps = state_of(story), whole(story, "step"), whole(story, "steps")
-    budget, left = figure_of(story, "budget", "memory"), seconds_left(story)
-    if state == "planning":
-        return f"Planning how to train inside {bytes_text(budget)}." if budget else "Planning how to train."
-    place = f"step {step:,} of {steps:,}" if steps else f"step {step:,}"
-    if state == "training" and not step:
-        return "The first step runs."
-    if state == "training":
-        return place.capitalize() + (f", about {about(left)} left." if left else ".")
-    if state in ENDED_EARLY:
-        return f"{STATES[state]} at {place}." if step else f"{STATES[state]} before the first step."
-    return verdict(story)
-
-
-def verdict(story: Entries) -> str:
-    """One sentence on how it went.
-
-    >>> verdict({"steps": 40, "budget": {"memory": 600 << 20}, "measured": {"process_bytes": 500 << 20}})
-    'Trained 40 steps inside 600 MiB.'
-    """
-    steps, used = steps_done(story), figure_of(story, "measured", "process_bytes")
-    budget, plain = figure_of(story, "budget", "memory"), figure_of(story, "plain", "process_bytes")
-    if not steps and used is None:
-        return "Nothing was measured in this run."
-    sentence = f"Trained {counted(steps, 'step')}" if steps else "Trained"
-    if used is not None and budget is not None:
-        over = f", but reached {bytes_text(used)}, above the budget of {bytes_text(budget)}"
-        sentence += f" inside {bytes_text(budget)}" if used <= budget else over
-    elif used is not None or budget is not None:
-        sentence += f" in {bytes_text(used)}" if used is not None else f" with a budget of {bytes_text(budget or 0)}"
-    if plain is not None:
-        sentence += f"; plain training would have needed {bytes_text(plain)}"
-    return sentence + "."
-
-
-def steps_done(story: Entries) -> int:
-    losses: Sequence[object] = story.get("losses") or ()
-    return whole(story, "steps") or len(losses)

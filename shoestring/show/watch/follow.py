@@ -23,7 +23,7 @@ from shoestring.runs.folder import holder
 from shoestring.runs.history import History
 from shoestring.runs.report import report_of
 from shoestring.show.page import content, prepare
-from shoestring.show.page.overview import card, overview
+from shoestring.show.page.overview import curves, overview, summary
 from shoestring.show.page.top import title
 from shoestring.show.page.words import state_of
 from shoestring.show.watch.places import check, is_run
@@ -32,7 +32,6 @@ LOOK, DRAW, SELDOM = 1.0, 2.0, 60.0   # seconds between looks, between drawings,
 QUIET = 30.0                          # seconds after which a run that goes on is drawn without news: it may hang
 SHARE = 0.004                         # of one core that drawing a run may take
 PATIENCE = 5.0                        # seconds that a request waits for what is read
-GOING_ON = ("planning", "training")
 
 
 class View(NamedTuple):
@@ -120,7 +119,7 @@ class Followed:
 
     def show(self, told: dict[str, Any]) -> None:
         html = content(told)
-        self.card, self.state = card(told, self.name), state_of(told)
+        self.summary, self.state, self.curves = summary(told, self.name), state_of(told), curves(told)
         self.view = View(title(told), html, mark(html))
 
 
@@ -164,9 +163,13 @@ class Watch:
         followed = self.asked_for(name)
         if name is not None or len(followed) == 1:
             return followed[0].view if followed else None
-        followed.sort(key=lambda one: one.state not in GOING_ON)
-        html = overview([one.card for one in followed], [one.state for one in followed])
+        html = overview([one.summary for one in followed])
         return View(f"{len(followed)} runs · shoestring", html, mark(html))
+
+    def curves(self, name: str) -> str | None:
+        """The lines of a run as they were last drawn, as JSON; None if there is no such run."""
+        followed = self.asked_for(name)
+        return followed[0].curves if followed else None
 
     def look(self, name: str | None) -> None:
         """Read and draw what is asked for; last what another thread is reading now."""

@@ -1,8 +1,9 @@
-"""The server behind a watched page: four addresses, only ever read.
+"""The server behind a watched page: five addresses, only ever read.
 
-    /            the run, or a card for each if there are several
+    /            the run, or the overview if there are several
     /run/NAME    one run
     /events      what stands inside the page, sent each time it changed (?run=NAME for one run)
+    /curves      the lines of a run as JSON (?run=NAME)
     /healthz     ok (of every server of ours)
 """
 from __future__ import annotations
@@ -35,6 +36,8 @@ class Handler(web.Handler):
     def get(self, asked: web.Asked) -> None:
         if asked.path == "/events":
             return self.stream(asked.query.get("run"), self.headers.get("Last-Event-ID") or asked.query.get("seen", ""))
+        if asked.path == "/curves":
+            return self.curves(asked.query.get("run", ""))
         if asked.path == "/" or asked.path.startswith("/run/"):
             return self.page(unquote(asked.path[len("/run/"):]) if asked.path != "/" else None, asked.headers)
         return self.answer(404, "There is nothing here. " + self.home)
@@ -46,6 +49,12 @@ class Handler(web.Handler):
         events = f"/events?seen={view.mark}" + (f"&run={quote(name, safe='')}" if name else "")
         among = name if name and len(self.server.watch.runs) > 1 else ""
         return self.answer(200, live(view.title, view.content, events, among), "text/html; charset=utf-8", **secret)
+
+    def curves(self, name: str) -> None:
+        found = self.server.watch.curves(name)
+        if found is None:
+            return self.answer(404, "There is no such run here. " + self.home)
+        return self.answer(200, found, "application/json")
 
     def stream(self, name: str | None, seen: str) -> None:
         """Send the page each time it changed, until the browser or this server goes."""

@@ -1,0 +1,171 @@
+"""A chart of lines, as a value: drawn here as a picture for everybody, and told to the page's script, which makes it one to work with.
+
+Many points become few, each the mean of its neighbours, with the least and the greatest of them beside it: what stands out is still seen.
+What is not a number is a gap, in the picture and in JSON, where it would be no JSON at all.
+"""
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import ceil, isfinite
+from typing import cast
+
+from markupsafe import Markup
+
+from shoestring.core.units import bytes_text
+from shoestring.show.page.drawing import (
+    BOTTOM,
+    FRAME,
+    LEFT,
+    RIGHT,
+    TOP,
+    Curve,
+    Mark,
+    Plot,
+    Point,
+    Scale,
+    along,
+    groups,
+    limit,
+    mean,
+    memory_marks,
+    path_of,
+    seconds_mark,
+    seconds_unit,
+    ticks,
+    upright,
+)
+from shoestring.show.page.render import render
+from shoestring.show.page.words import all_numbers, number, tidy
+
+FEW, MOST = 240, 500   # points of a line in the picture, and in what the script is told
+MOST_BORDERS = 60      # ends of epochs
+
+
+@dataclass(frozen=True)
+class Line:
+    """Values by step or by time, in order; a value that is not finite is a gap."""
+
+    name: str
+    tone: str
+    x: Sequence[float]
+    y: Sequence[float | None]
+    low: Sequence[float | None] = ()    # least and greatest of the values that became one
+    high: Sequence[float | None] = ()
+    dots: bool = False                  # few values, each with a dot
+    best: float | None = None           # where the best value is
+
+    def fewer(self, most: int) -> Line:
+        """The same with at most so many points.
+
+        >>> line = Line("loss", "forward", [1, 2, 3, 4], [1.0, 3.0, 5.0, None]).fewer(2)
+        >>> line.x, line.y, line.low, line.high
+        ([2, 4], [2.0, 5.0], [1.0, 5.0], [3.0, 5.0])
+        """
+        if len(self.x) <= most:
+            return self
+        x = [group[-1] for group in groups(self.x, most)]
+        known = cast(Sequence[Sequence[float]], groups(self.y, most))
+        if not all_numbers(self.y):
+            known = [[value for value in group if number(value) is not None] for group in known]
+        return Line(self.name, self.tone, x, [mean(group) if group else None for group in known],
+                    [min(group, default=None) for group in known], [max(group, default=None) for group in known], self.dots, self.best)
+
+    @property
+    def known(self) -> bool:
+        """Whether there is a value."""
+        return any(number(value) is not None for value in self.y)
+
+    @property
+    def points(self) -> list[Point]:
+        return [(x, y) for x, y in zip(self.x, self.y, strict=True) if number(y) is not None and y is not None]
+
+    def as_json(self) -> str:
+        bands = f',"low":{listed_json(self.low)},"high":{listed_json(self.high)}' if self.low else ""
+        best = f',"best":{json.dumps(self.best)}' if self.best is not None else ""
+        words = json.dumps({"name": self.name, "tone": self.tone, "dots": self.dots})[:-1]
+        return f'{words},"x":{listed_json(self.x, 9)},"y":{listed_json(self.y)}{bands}{best}}}'
+
+
+def listed_json(values: Sequence[float | None], digits: int = 5) -> str:
+    """Numbers as a short JSON list; null for what is none.
+
+    >>> listed_json([1, 0.123456789, None, float("nan"), 1e7])
+    '[1,0.12346,null,null,1e+07]'
+    """
+    form = f"%.{digits}g"
+    return "[" + ",".join([form % value if value is not None and isfinite(value) else "null" for value in values]) + "]"
+
+
+@dataclass(frozen=True)
+class Chart:
+    key: str                            # what the script remembers it by
+    title: str
+    note: str
+    lines: tuple[Line, ...]
+    across: str = "step"                # what is below: step or time
+    unit: str = ""                      # what is at the left: "" (a number), "bytes", or a word such as steps/s
+    rows: str = ""                      # what the values are called
+    zero: bool = False                  # the scale begins at zero
+    span: tuple[float, float] | None = None   # what is below reaches from here to there at least
+    named: bool = False                 # the line has its name below, even if there is but one
+    tools: bool = False                 # with a logarithmic scale and smoothing
+    borders: Sequence[Sequence[float]] = ()   # [step, epochs that are over after it]
+    budget: float | None = None         # bytes
+
+    def drawn(self, template: str = "chart.html") -> Markup:
+        """The picture, and what the script needs to know; nothing where there is no value."""
+        if not any(line.known for line in self.lines):
+            return Markup()
+        legend = [(line.tone, line.name) for line in self.lines] if len(self.lines) > 1 or self.named else []
+        return render(template, title=self.title, note=self.note, plot=self.plot, legend=legend, frame=FRAME, data=self.as_json(),
+                      tall=self.tools or self.named)
+
+    def as_json(self) -> str:
+        told = {"key": self.key, "title": self.title, "across": self.across, "unit": self.unit, "zero": self.zero, "tools": self.tools,
+                "span": self.span, "named": self.named, "budget": self.budget,
+                "borders": [list(border) for border in evenly(self.borders, MOST_BORDERS)]}
+        lines = ",".join(line.fewer(MOST).as_json() for line in self.lines)
+        return json.dumps(told, separators=(",", ":"), allow_nan=False)[:-1] + f',"lines":[{lines}]}}'
+
+    @property
+    def plot(self) -> Plot:
+        lines = [line.fewer(FEW) for line in self.lines if line.known]
+        values = [value for line in lines for _, value in line.points]
+        last = max([line.x[-1] for line in lines] + list(self.span or ()))
+        first = 0.0 if self.across == "time" else min([line.x[0] for line in lines] + list(self.span or ()))
+        x, (marks, text) = Scale(first, last, LEFT, RIGHT), self.marks(min(values), max(values))
+        y = Scale(marks[0], marks[-1], BOTTOM, TOP)
+        return Plot(f"{self.title}. {self.note}", upright(marks, y, text), self.rows or self.title.lower(), self.below(x), self.across,
+                    tuple(curve(line, x, y) for line in lines),
+                    tuple(x(step) for step, _ in evenly(self.borders, MOST_BORDERS) if first <= step <= last), limit=limit(self.budget, y))
+
+    def marks(self, low: float, high: float) -> tuple[list[float], Callable[[float], str]]:
+        """The values at the left."""
+        if self.unit == "bytes":
+            return memory_marks(high, self.budget), bytes_mark
+        return ticks(0.0 if self.zero else low, high), "{:,.6g}".format if self.unit else "{:.6g}".format
+
+    def below(self, x: Scale) -> tuple[Mark, ...]:
+        if self.across == "time":
+            unit = seconds_unit(x.high)
+            return along([mark for mark in ticks(0, x.high, unit) if mark <= x.high], x, lambda time: seconds_mark(time, unit))
+        marks = [x.low] + [mark for mark in ticks(0, x.high) if x.low < mark <= x.high and mark == int(mark)]
+        return along(marks, x, lambda mark: f"{mark:,.0f}")
+
+
+def bytes_mark(size: float) -> str:
+    return tidy(bytes_text(size))
+
+
+def curve(line: Line, x: Scale, y: Scale) -> Curve:
+    points = line.points
+    dots = points if line.dots and len(points) <= 60 else points[-1:]
+    best = next(((x(place), y(value)) for place, value in points if place == line.best), None)
+    return Curve(path_of(points, x, y), tuple((x(place), y(value)) for place, value in dots), line.tone, best)
+
+
+def evenly(found: Sequence[Sequence[float]], most: int) -> Sequence[Sequence[float]]:
+    """Every second, third, ... of them, so that there are at most so many."""
+    return found[:: ceil(len(found) / most) or 1]

@@ -1,0 +1,157 @@
+"""How a run stands: the word and the colour of its state, and why. A run that ended is not well because it ended.
+
+    diverged      the last loss is not a number; or the loss ended far above where it began: of the first and the last steps (a tenth of
+                  all, 3 to 50 of each) the least of the last is above the greatest of the first, and the middle one of the last is more
+                  than twice as high. A loss may rise for good reasons, so this is said as what was seen, not as what it means
+    data ended    the data gave fewer batches than there were to be steps
+    ended early   validation was no better for as long as the job waits
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isfinite
+from statistics import median
+
+from shoestring.core.units import about, bytes_text
+from shoestring.show.page.words import (
+    ENDED_EARLY,
+    STATES,
+    Entries,
+    dicts,
+    figure_of,
+    listed,
+    loss_text,
+    number,
+    numbers,
+    numbers_of_steps,
+    seconds_left,
+    shortened,
+    state_of,
+    whole,
+)
+
+DATA_ENDED, NO_BETTER = "data ended", "no better"   # what `ended` is, or begins with
+
+
+@dataclass(frozen=True)
+class Standing:
+    tone: str        # a class of the style: the state, or diverged, data-ended, early
+    word: str
+    why: str = ""    # in a sentence; empty where there is nothing to explain
+
+
+def standing(story: Entries) -> Standing:
+    """What to call the state of a run."""
+    state, text = state_of(story), sentence_case(str(story.get("text") or "").strip())
+    if state in ("failed", "died"):
+        return Standing(state, STATES[state], text)
+    if found := diverged(story):
+        return Standing("diverged", "Diverged", f"{found} {text}".strip())
+    ended = why_ended(story)
+    if state == "finished" and ended == DATA_ENDED:
+        return Standing("data-ended", "Data ended", f"The data ended after {counted_steps(story)}. To go through them again, give data "
+                        "that can be iterated more than once, such as a list or a DataLoader.")
+    if state == "finished" and ended.startswith(NO_BETTER):
+        return Standing("early", "Ended early", "")
+    return Standing(state, STATES.get(state, ""), text)
+
+
+def diverged(story: Entries) -> str:
+    """What was seen of a loss that went astray; empty if it did not.
+
+    >>> diverged({"losses": [2.0, 1.0, float("nan"), float("nan")]})
+    'The loss is not a number since step 3.'
+    >>> diverged({"losses": [2.0] * 10 + [9.0] * 10}), diverged({"losses": [2.0, 1.9, 2.1] * 10})
+    ('The loss ended at 9.000, far above the 2.000 it began with.', '')
+    """
+    losses = listed(story.get("losses"))
+    known = numbers(losses)
+    if losses and number(losses[-1]) is None and isinstance(losses[-1], float) and not isfinite(losses[-1]):
+        place = next((place for place in range(len(losses) - 1, -1, -1) if number(losses[place]) is not None), -1) + 1
+        return f"The loss is not a number since step {numbers_of_steps(story)[place]:,}."
+    count = max(3, min(50, len(known) // 10))
+    if len(known) < 2 * count:
+        return ""
+    first, last = known[:count], known[-count:]
+    before, now = median(first), median(last)
+    if min(last) > max(first) and now - before > abs(before):
+        ends = "stands" if state_of(story) == "training" else "ended"
+        return f"The loss {ends} at {loss_text(now)}, far above the {loss_text(before)} it began with."
+    return ""
+
+
+def why_ended(story: Entries) -> str:
+    return DATA_ENDED if story.get("state") == DATA_ENDED else str(story.get("ended") or "")
+
+
+def wanted_steps(story: Entries) -> int:
+    """Steps that there were to be: a finished report has as `steps` those that were taken."""
+    begun = [event for event in dicts(story.get("events")) if event.get("event") == "begun"]
+    return whole(begun[-1], "steps") if begun else whole(story, "steps")
+
+
+def taken_steps(story: Entries) -> int:
+    return whole(story, "step") or whole(story, "steps") or len(listed(story.get("losses")))
+
+
+def counted_steps(story: Entries) -> str:
+    """Steps that were taken, of how many if not all."""
+    taken, wanted = taken_steps(story), wanted_steps(story)
+    of = f" of {wanted:,}" if wanted > taken else ""
+    return f"{taken:,}{of} step{'s' * ((wanted if of else taken) != 1)}"
+
+
+def sentence_case(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def headline(story: Entries) -> str:
+    """Where it stands, in one sentence.
+
+    >>> headline({"state": "training", "step": 3, "steps": 10, "seconds": [2.0] * 3})
+    'Step 3 of 10, about 14 s left.'
+    >>> headline({"state": "died", "step": 3, "steps": 10})
+    'Died at step 3 of 10.'
+    """
+    state, step, steps = state_of(story), whole(story, "step"), whole(story, "steps")
+    budget, left = figure_of(story, "budget", "memory"), seconds_left(story)
+    if state == "planning":
+        return f"Planning how to train inside {bytes_text(budget)}." if budget else "Planning how to train."
+    place = f"step {step:,} of {steps:,}" if steps else f"step {step:,}"
+    if state == "training" and not step:
+        return "The first step runs."
+    if state == "training":
+        return place.capitalize() + (f", about {about(left)} left." if left else ".")
+    if state in ENDED_EARLY:
+        return f"{STATES[state]} at {place}." if step else f"{STATES[state]} before the first step."
+    return verdict(story)
+
+
+def verdict(story: Entries) -> str:
+    """One sentence on how it went.
+
+    >>> verdict({"steps": 40, "budget": {"memory": 600 << 20}, "measured": {"process_bytes": 500 << 20}})
+    'Trained 40 steps inside 600 MiB.'
+    >>> verdict({"step": 300, "steps": 300, "ended": "no better for 3 validations", "events": [{"event": "begun", "steps": 900}]})
+    'Trained 300 of 900 steps: no better for 3 validations.'
+    """
+    used = figure_of(story, "measured", "process_bytes")
+    budget, plain = figure_of(story, "budget", "memory"), figure_of(story, "plain", "process_bytes")
+    steps, ended = taken_steps(story), why_ended(story)
+    if not steps and used is None:
+        return "Nothing was measured in this run."
+    sentence = f"Trained {counted_steps(story)}" if steps else "Trained"
+    if diverged(story):
+        return f"{sentence}, but the loss diverged."
+    if ended == DATA_ENDED:
+        return f"{sentence}: the data ended."
+    if ended.startswith(NO_BETTER):
+        return f"{sentence}: {shortened(ended, 60)}."
+    if used is not None and budget is not None:
+        over = f", but reached {bytes_text(used)}, above the budget of {bytes_text(budget)}"
+        sentence += f" inside {bytes_text(budget)}" if used <= budget else over
+    elif used is not None or budget is not None:
+        sentence += f" in {bytes_text(used)}" if used is not None else f" with a budget of {bytes_text(budget or 0)}"
+    if plain is not None and used is not None and plain > used and story.get("techniques"):   # else there is nothing to boast of
+        sentence += f"; plain training would have needed {bytes_text(plain)}"
+    return sentence + "."
