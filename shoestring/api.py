@@ -32,13 +32,15 @@ from shoestring.memory.precision import DTYPES
 from shoestring.planning.catalogue import CATALOGUE, TOGETHER
 from shoestring.planning.earlier import chosen_earlier, place_of, remember_choice
 from shoestring.planning.evidence.gather import ledger_of_traits
-from shoestring.planning.evidence.rehearsals import Rehearsals
+from shoestring.planning.evidence.rehearsals import Rehearsals, Tell, silent
 from shoestring.planning.evidence.rehearse import prepared
 from shoestring.planning.evidence.tasks import R, Task, Worker
+from shoestring.planning.kept import opened
 from shoestring.planning.outcome import Outcome
 from shoestring.planning.plan import Plan
 from shoestring.planning.planner import Planner
 from shoestring.processes.group.launch import run_group, threads
+from shoestring.processes.known_job import about_job
 from shoestring.processes.launch import run_worker
 from shoestring.processes.tasks import LinkSpeedTask, TrainResult, TrainTask
 from shoestring.runs.initial_weights import valued
@@ -57,13 +59,17 @@ class Step(NamedTuple):
 
 def plan(job: Job | str | Path, memory: str | int | None = None, use: Iterable[Technique | str] | None = None,
          inexact: bool = False, model: nn.Module | None = None, devices: int = 1, here: int | None = None,
-         hardware: str | Path | None = None, exact: str | None = None, **flags: Any) -> Outcome:
+         hardware: str | Path | None = None, exact: str | None = None, fresh: bool = False, tell: Tell = silent,
+         **flags: Any) -> Outcome:
     """The best plan for a job (a Job, a job file or a built-in name) and a memory budget, of each of so many workers (`here`: on this
     machine, all if it is not said).
 
     `exact` is the least that the weights must be: "bits", "rounding" or "draws" (default: rounding if such a plan fits, else draws);
     `inexact` allows them to be changed. With `use`, the figures of exactly those techniques instead. With `hardware`, a file that
     describes a cluster, the plan for that. Raises OverBudget if nothing fits.
+
+    What is measured of a job file is kept and not measured again while the job, its flags and the machine are the same; `fresh` measures
+    it again. `tell` is called with a few words whenever something that takes time begins.
     """
     if allowed(exact, inexact)[-1] is Exactness.BITS and devices > 1:
         raise Mistake(f"{devices} workers add up in another order than one: what a group trains is {Exactness.ROUNDING.word} at best; "
@@ -78,13 +84,25 @@ def plan(job: Job | str | Path, memory: str | int | None = None, use: Iterable[T
     else:
         machine = known_hardware(dtypes=inexact or any(one.computes_in for one in forced or ()))
         machine, worker = in_group(machine, devices, here or devices), workers(here or devices) if made.origin is not None else None
-    planner = Planner(made, machine, worker, model, inexact=inexact, exact=exact, wanted=forced or (), devices=devices,
-                      here=here or devices)
-    budget = Budget.parsed(memory=memory).memory
-    if made.origin is None or forced is not None or hardware is not None:
+    kept = opened(about_job(made, machine, devices, here or devices), machine.flops, fresh) if (
+        made.origin is not None and model is None and hardware is None) else None
+    planner = Planner(made, machine, worker, model, inexact=inexact, exact=exact, wanted=forced or (), only=forced is not None,
+                      devices=devices, here=here or devices, kept=kept, tell=tell)
+    try:
+        outcome = decided(planner, Budget.parsed(memory=memory).memory, forced)
+    finally:
+        if kept is not None:
+            kept.save()
+    return replace(outcome, measured=kept.when) if kept is not None and kept.used else outcome
+
+
+def decided(planner: Planner, budget: int | None, forced: tuple[Technique, ...] | None) -> Outcome:
+    """The planner's outcome. What was chosen when the same was asked before is chosen again, among plans that are as good."""
+    origin, hardware = planner.job.origin, planner.hardware
+    if origin is None or forced is not None or hardware.described:
         return planner.outcome(budget, forced)
-    place = place_of(made.origin.file, {"flags": dict(made.origin.flags), "memory": budget, "inexact": inexact, "exact": exact,
-                                        "devices": devices, "here": planner.here})
+    place = place_of(origin.file, {"flags": dict(origin.flags), "memory": budget, "inexact": planner.inexact, "exact": planner.exact,
+                                   "devices": planner.devices, "here": planner.here})
     outcome = replace(planner, earlier=chosen_earlier(place)).outcome(budget)
     remember_choice(place, outcome.chosen)
     return outcome

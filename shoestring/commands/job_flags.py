@@ -32,6 +32,8 @@ def job_flags(parser: ArgumentParser) -> None:
     parser.add_argument("--use", action="append", metavar="TECHNIQUE",
                         help='exactly these techniques instead of planning, such as "Checkpoint(every=2)"; may be repeated')
     parser.add_argument("--plan", metavar="FILE", help="replay a plan that was saved")
+    parser.add_argument("--fresh-plan", action="store_true",
+                        help="measure again what was measured when this job was planned before (after its data changed, say)")
     parser.add_argument("--exact", choices=list(ASKED), help="the least that the weights must be of those of plain training: "
                         + ", ".join(f"{name} ({level.word})" for name, level in ASKED.items())
                         + f" (default: {Exactness.ROUNDING.word} if such a plan fits, else {Exactness.DRAWS.word})")
@@ -106,7 +108,7 @@ def planned(options: Namespace, job: Job, memory: int | None, hardware: str | No
     say(options, "planning …")
     workers = team(options)
     outcome = make_plan(job, memory, options.use, options.inexact, devices=workers.world, here=workers.devices, hardware=hardware,
-                        exact=options.exact)
+                        exact=options.exact, fresh=options.fresh_plan)
     return outcome.chosen, outcome.as_json() | {"blocks": outcome.chosen.blocks}
 
 

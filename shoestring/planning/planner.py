@@ -22,9 +22,10 @@ from shoestring.planning.catalogue import CATALOGUE, TOGETHER
 from shoestring.planning.choose import Chooser, asked_for
 from shoestring.planning.conflicts import conflict
 from shoestring.planning.evidence.gather import Evidence, gathered
-from shoestring.planning.evidence.rehearsals import Rehearsals
+from shoestring.planning.evidence.rehearsals import Rehearsals, Tell, silent
 from shoestring.planning.evidence.step import first_batch
 from shoestring.planning.evidence.tasks import Worker
+from shoestring.planning.kept import Kept
 from shoestring.planning.outcome import Outcome
 from shoestring.planning.plan import Plan
 from shoestring.planning.predict import Predictor
@@ -44,9 +45,12 @@ class Planner:
     inexact: bool = False               # whether plans may be `changed`,
     exact: str | None = None            # or the least that they must be: bits, rounding, draws (default: rounding if that fits, else draws)
     wanted: tuple[Technique, ...] = ()  # techniques the user asked for; those that need it are measured too
+    only: bool = False                  # nothing but those will be predicted, so what others need is not measured
     devices: int = 1                    # workers that train together,
     here: int = 1                       # of which so many share this machine
     earlier: tuple[Technique, ...] | None = None   # what was chosen when the same was asked before
+    kept: Kept | None = None            # what earlier plannings of the job measured; None: nothing is kept
+    tell: Tell = silent                 # told what is being done, in a few words
     begun: float = field(default_factory=time.perf_counter)   # seconds on a clock
     failed: dict[frozenset[str], str] = field(default_factory=dict)   # families of plans that failed when rehearsed, and how
 
@@ -56,11 +60,11 @@ class Planner:
         if self.devices > 1:
             near = self.devices == self.here and not self.hardware.described
             job = replace(job, mesh=on_one_axis(Link(largest_worker(job, self.devices), self.devices, near)))
-        return Rehearsals(job, self.hardware, self.worker, self.model)
+        return Rehearsals(job, self.hardware, self.worker, self.model, kept=self.kept, tell=self.tell)
 
     @cached_property
     def evidence(self) -> Evidence:
-        return gathered(self.rehearsals, self.variants())
+        return gathered(self.rehearsals, self.variants(), self.wanted if self.only else None)
 
     @cached_property
     def predictor(self) -> Predictor:
@@ -94,6 +98,7 @@ class Planner:
             self.check_exact(chosen)
             fits = int(not budget.broken(chosen.numbers()))
             return Outcome(self.predictor.with_ranks(chosen), plain, (), 1, fits, self.elapsed(), budget.memory, (), ())
+        self.tell("ranking all combinations of techniques")
         room = TrainingRoom(self.predictor, self.catalogue, plain, self.inexact)
         found = Chooser(room, ledger, self.failed).choice(budget, self.levels, (plain,), self.earlier)
         chosen = self.predictor.with_ranks(found.chosen)

@@ -1,6 +1,7 @@
 """Rehearsals of a job, on fake tensors wherever those can run it, else on real ones: in a child process, or here."""
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 from shoestring.core import random_state
+from shoestring.core.codec import to_json
 from shoestring.core.errors import Mistake
 from shoestring.core.hardware import Hardware
 from shoestring.core.job import Job
@@ -22,10 +24,18 @@ from shoestring.measure.timeline import peak
 from shoestring.measure.tracker import Log
 from shoestring.planning.catalogue import close_environment
 from shoestring.planning.evidence.rehearse import rehearse, tracked
-from shoestring.planning.evidence.tasks import Position, RehearseTask, Worker, specs_of
+from shoestring.planning.evidence.step import half_log, traits_of
+from shoestring.planning.evidence.tasks import Position, R, RehearseTask, Task, Worker, specs_of
+from shoestring.planning.kept import Kept
+from shoestring.planning.room import named
 
 COPIES = 8        # of a model's weights that must fit in memory for real steps in this process: gradients, moments, activations
 PATIENCE = 40.0   # seconds: a real step that is expected to take longer is not run
+Tell = Callable[[str], None]
+
+
+def silent(doing: str) -> None:
+    """Tells nobody."""
 
 
 @dataclass
@@ -39,6 +49,8 @@ class Rehearsals:
     real: bool = False                # whether plain steps need real tensors, and with them all others
     guessed: str = ""                 # why fake tensors can't run the model
     measured: set[tuple[Technique, ...]] = field(default_factory=set)   # plans that were rehearsed on real tensors
+    kept: Kept | None = None          # what earlier plannings of this job found; None: it can't be known again
+    tell: Tell = silent               # told what is being done
 
     def log(self, techniques: tuple[Technique, ...], rank: int | None = None) -> Log:
         """The log of a rehearsal: that of the worker that needs most, or of the one with this rank."""
@@ -49,7 +61,7 @@ class Rehearsals:
             place = Link(rank, place.world, place.same_machine)
         if not self.real:
             try:
-                return rehearse(replace(self.job, mesh=on_one_axis(place)), techniques, model=self.model)
+                return self.rehearsed(replace(self.job, mesh=on_one_axis(place)), techniques, half=False)
             except Mistake:
                 raise
             except Exception as error:
@@ -60,8 +72,43 @@ class Rehearsals:
         self.measured.add(techniques)
         if self.worker is not None:
             stands = {"position": Position(place.rank, place.world, place.same_machine)}
-            return self.worker(RehearseTask(**self.about_job(techniques) | stands), close_environment())
+            return self.asked(RehearseTask(**self.about_job(techniques) | stands), close_environment(),
+                              f"rehearsing {named(techniques)} on real tensors")
         return self.log_here(replace(self.job, mesh=on_one_axis(place)), techniques)
+
+    def half_log(self, techniques: tuple[Technique, ...] = ()) -> Log:
+        """The log of one step with half the batch, on fake tensors."""
+        return self.rehearsed(self.job, techniques, half=True)
+
+    def rehearsed(self, job: Job, techniques: tuple[Technique, ...], half: bool) -> Log:
+        """The log of a rehearsal on fake tensors, which is made only if it is not kept."""
+        def work() -> Log:
+            self.tell(f"rehearsing {named(techniques)} on fake tensors" + " with half the batch" * half)
+            return half_log(job, techniques, self.model) if half else rehearse(job, techniques, model=self.model)
+
+        if self.kept is None:
+            return work()
+        place = Position(job.link.rank, job.link.world, job.link.same_machine)
+        question = {"rehearsal": to_json(specs_of(techniques)), "half": half, "position": to_json(place)}
+        return self.kept.answer(question, Log, work)
+
+    def traits(self, plain: Log) -> set[str]:
+        """What the model and the job do that techniques care about, as far as the log of plain steps tells."""
+        def work() -> set[str]:
+            return traits_of(self.job, plain, self.worker is not None)
+
+        return work() if self.kept is None else self.kept.answer({"traits": self.worker is not None}, set[str], work)
+
+    def asked(self, task: Task[R], environment: Mapping[str, str], doing: str) -> R:
+        """The result of a task, done by the worker if it is not kept; `doing` is told then."""
+        assert self.worker is not None, "somebody does tasks"
+        worker = self.worker
+
+        def work() -> R:
+            self.tell(doing)
+            return worker(task, environment)
+
+        return work() if self.kept is None else self.kept.by_worker(task, environment, work)
 
     def log_here(self, job: Job, techniques: tuple[Technique, ...]) -> Log:
         """The log of real steps in this process, of a copy of the model; refused where that might not fit."""

@@ -43,6 +43,7 @@ class Anchor:
     pieces: int = 1                   # pieces that the anchor step was run in, where the whole batch was too much
     eased: bool = False               # whether it needed techniques to fit this machine
     sampled: bool = False             # whether it was put together from one block of each kind
+    spread: float = 0.0               # how far a step is from the median one, in the mean, as a share of it
 
 
 def plain_ledger(job: Job, log: Log, half: Log | None, hardware: Hardware, anchor: Anchor | None,

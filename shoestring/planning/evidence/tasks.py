@@ -81,6 +81,7 @@ class AnchorStep:
     overheads: Mapping[str, int] = field(default_factory=dict)     # bytes of the process above its tensors by "phase place"
     filled: float = 1.0                                            # share of libraries' workspaces that is written to
     error: str = ""                                                # why the step failed; then nothing else is known
+    spread: float = 0.0                                            # how far a step is from the median one, in the mean, as a share of it
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,7 @@ class AnchorTask(JobTask[AnchorResult]):
     result: ClassVar[type[Any]] = AnchorResult
     variants: Mapping[str, tuple[TechniqueSpec, ...]]              # techniques by a name; "" is the step that must work
     memory: bool = False                                           # measure where memory goes, instead of the time
+    pieces: bool = True                                            # with the time: try whether a batch in two pieces gives the same
 
 
 @dataclass(frozen=True)

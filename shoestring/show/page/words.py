@@ -249,7 +249,7 @@ def verdict(story: Entries) -> str:
         sentence += f" inside {bytes_text(budget)}" if used <= budget else over
     elif used is not None or budget is not None:
         sentence += f" in {bytes_text(used)}" if used is not None else f" with a budget of {bytes_text(budget or 0)}"
-    if plain is not None:
+    if plain is not None and used is not None and plain > used and story.get("techniques"):   # else there is nothing to boast of
         sentence += f"; plain training would have needed {bytes_text(plain)}"
     return sentence + "."
 
