@@ -84,10 +84,15 @@ def team(options: Namespace) -> Team:
 
 
 def loaded(options: Namespace, path: Path, flags: dict[str, Any]) -> Job:
+    from shoestring.core.imports import Uncollected
     from shoestring.jobfile import loaded_job
 
+    with Uncollected():
+        import shoestring.api  # noqa: F401   # with torch
+        from shoestring.processes.chatter import overheard
     try:
-        return loaded_job(path, flags)
+        with overheard(silent=options.command == "train"):   # then the worker says it
+            return loaded_job(path, flags)
     except Mistake as error:
         if options.traceback and error.__cause__ is not None:
             import traceback
@@ -102,13 +107,15 @@ def planned(options: Namespace, job: Job, memory: int | None, hardware: str | No
 
     from shoestring.api import plan as make_plan
     from shoestring.planning.plan import load_plan
+    from shoestring.processes.chatter import overheard
 
     if options.plan:
         return within(load_plan(Path(options.plan)), options.exact), {}
     say(options, "planning …")
     workers = team(options)
-    outcome = make_plan(job, memory, options.use, options.inexact, devices=workers.world, here=workers.devices, hardware=hardware,
-                        exact=options.exact, fresh=options.fresh_plan)
+    with overheard(silent=options.command == "train"):   # a function of ours that prints meanwhile needs the `aloud` that this gives
+        outcome = make_plan(job, memory, options.use, options.inexact, devices=workers.world, here=workers.devices, hardware=hardware,
+                            exact=options.exact, fresh=options.fresh_plan)
     return outcome.chosen, outcome.as_json() | {"blocks": outcome.chosen.blocks}
 
 

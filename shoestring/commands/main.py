@@ -16,6 +16,7 @@ import sys
 from shoestring.commands import FAULT, MISTAKE, OVER_BUDGET, STOPPED, doctor, export, plan, train, verify, watch
 from shoestring.commands.parser import Parser
 from shoestring.core.errors import Mistake, OverBudget
+from shoestring.core.imports import leave_garbage
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,7 +36,9 @@ GROUP = "shoestring.commands"
 
 
 def main(words: list[str] | None = None) -> None:
-    raise SystemExit(run(sys.argv[1:] if words is None else words))
+    code = run(sys.argv[1:] if words is None else words)
+    leave_garbage()
+    raise SystemExit(code)
 
 
 def run(words: list[str]) -> int:

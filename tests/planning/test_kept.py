@@ -191,7 +191,7 @@ def test_a_job_is_planned_again_without_measuring_and_the_plan_says_so(file: Pat
     assert quiet == ["ranking all combinations of techniques"]
     assert "measured earlier, at 20" in (text := plan_text(again.as_json(), {})) and "--fresh-plan measures again" in text
     assert json.loads(json.dumps(again.as_json()))["measured_at"] == again.measured
-    with pytest.raises(OverBudget, match="nothing fits 1.00 MiB"):
+    with pytest.raises(OverBudget, match=r"nothing fits 1\.00 MiB"):
         api.plan(file, memory="1MiB")
     monkeypatch.setattr(api, "run_worker", real)
     assert not api.plan(file, fresh=True).measured

@@ -17,6 +17,7 @@ from shoestring.core.hardware import Hardware
 from shoestring.core.job import Job
 from shoestring.core.link import Link
 from shoestring.core.mesh import on_one_axis
+from shoestring.core.private import load_compiler
 from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.measure.fake import LooksAtValues
 from shoestring.measure.process import memory_free
@@ -84,6 +85,7 @@ class Rehearsals:
         """The log of a rehearsal on fake tensors, which is made only if it is not kept."""
         def work() -> Log:
             self.tell(f"rehearsing {named(techniques)} on fake tensors" + " with half the batch" * half)
+            load_compiler()
             return half_log(job, techniques, self.model) if half else rehearse(job, techniques, model=self.model)
 
         if self.kept is None:
