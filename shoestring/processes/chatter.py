@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
-LAST = 20   # lines that were not shown and are shown after an error
+LAST = 20         # lines that were not shown and are shown after an error
+LONGEST = 10_000   # characters of a line that is written again and again
 
 
 class Overheard(io.TextIOBase):
@@ -39,6 +40,7 @@ class Overheard(io.TextIOBase):
         *whole, self.rest = (self.rest + text).split("\n")
         for line in whole:
             self.hear(line.rpartition("\r")[2])
+        self.rest = self.rest.rpartition("\r")[2] if not self.rest.endswith("\r") else self.rest[-LONGEST:]
         return len(text)
 
     def flush(self) -> None:
@@ -56,6 +58,7 @@ class Overheard(io.TextIOBase):
             self.write("\n")
         if failed and self.silent:
             self.stream.writelines(f"{line}\n" for line in list(self.lines)[-LAST:])
+        self.silent = False   # who kept this stream may have more to say, and nobody else will say it
 
 
 Aloud = Callable[[Callable[..., Any]], Callable[..., Any]]

@@ -69,7 +69,7 @@ def real_steps(rehearsals: Rehearsals, plain: Log, variants: Iterable[Technique]
     tensors = peak(rehearsals.log(extra)).bytes if extra else peak(plain).bytes
     pieces = next((technique.parts for technique in extra if technique.splits_batch), 1)
     first = timed.steps[""]
-    if needs.sizes:
+    if needs.sizes or extra:   # what does not fit here can't be tried either, and is estimated from this
         sizing = AnchorTask(**rehearsals.about_job(), variants={"": specs[""]}, memory=True)
         sized = rehearsals.asked(sizing, close, "measuring where the memory of a real step goes").steps[""]
     else:
