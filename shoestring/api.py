@@ -42,14 +42,16 @@ from shoestring.planning.catalogue import CATALOGUE, TOGETHER
 from shoestring.planning.duration import expected_seconds, remember_seconds
 from shoestring.planning.earlier import chosen_earlier, place_of, remember_choice
 from shoestring.planning.evidence.gather import ledger_of_traits
-from shoestring.planning.evidence.rehearsals import Rehearsals
+from shoestring.planning.evidence.rehearsals import Rehearsals, Tell, silent
 from shoestring.planning.evidence.rehearse import prepared
 from shoestring.planning.evidence.tasks import R, Task, Worker
+from shoestring.planning.kept import opened
 from shoestring.planning.outcome import Outcome
 from shoestring.planning.plan import Plan
 from shoestring.planning.planner import Planner
 from shoestring.processes.group.launch import run_group, threads
 from shoestring.processes.job_of_task import fresh_model
+from shoestring.processes.known_job import about_job
 from shoestring.processes.launch import run_worker
 from shoestring.processes.scripted import Scripted
 from shoestring.processes.tasks import LinkSpeedTask, TrainResult, TrainTask
@@ -73,8 +75,8 @@ Jobs = Job | str | Path   # a Job, the path of a job file, or the name of a buil
 
 def plan(job: Jobs, memory: str | int | None = None, use: Iterable[Technique | str] | None = None, inexact: bool = False,
          model: nn.Module | None = None, devices: int = 1, here: int | None = None, hardware: str | Path | None = None,
-         exact: str | None = None, *, steps: int | None = None, epochs: int | None = None, seed: int | None = None,
-         **flags: Any) -> Outcome:
+         exact: str | None = None, *, fresh: bool = False, tell: Tell = silent, steps: int | None = None, epochs: int | None = None,
+         seed: int | None = None, **flags: Any) -> Outcome:
     """The best plan for a job and a memory budget; `print` it to see it as a table.
 
         outcome = shoestring.plan("my.py", memory="600MiB", width=512)
@@ -89,12 +91,15 @@ def plan(job: Jobs, memory: str | int | None = None, use: Iterable[Technique | s
     model       plan for this very model instead of the job's
     devices     workers that train together; the budget is that of each. `here`: so many on this machine (default: all)
     hardware    a file that describes a cluster: the plan for that
+    fresh       measure again; else what was measured of the same job file on this machine is not measured twice
+    tell        is called with a few words whenever something that takes time begins: `tell=print`
     steps, epochs, seed    in place of the job's; who gives one of steps and epochs drops the job's other one
 
     Raises Mistake if something can't work, and OverBudget if nothing fits.
     """
     with speaking_of_arguments():
-        outcome = planned(made_job(job, steps, epochs, seed, flags), memory, use, inexact, model, devices, here, hardware, exact)
+        outcome = planned(made_job(job, steps, epochs, seed, flags), memory, use, inexact, model, devices, here, hardware, exact, fresh,
+                          lambda doing, expected: tell(doing))
     return Shown(**vars(replace(outcome, refused=tuple((name, as_arguments(why)) for name, why in outcome.refused))))
 
 
@@ -127,13 +132,9 @@ class Shown(Outcome):
 Doing = Callable[[str, float | None], None]   # is told what planning is doing, and how many seconds it may take in all, if that is known
 
 
-def silent(what: str, expected: float | None) -> None:
-    """Nobody wants to know what planning is doing."""
-
-
 def planned(job: Job, memory: str | int | None = None, use: Iterable[Technique | str] | None = None, inexact: bool = False,
             model: nn.Module | None = None, devices: int = 1, here: int | None = None, hardware: str | Path | None = None,
-            exact: str | None = None, on_progress: Doing = silent) -> Outcome:
+            exact: str | None = None, fresh: bool = False, on_progress: Doing = lambda doing, expected: None) -> Outcome:
     """What `plan` gives, for callers who speak of flags; `on_progress` is told what is being done."""
     budget = None if memory is None else budget_bytes(memory)
     if allowed(exact, inexact)[-1] is Exactness.BITS and devices > 1:
@@ -151,17 +152,30 @@ def planned(job: Job, memory: str | int | None = None, use: Iterable[Technique |
     else:
         machine = known_hardware(dtypes=inexact or any(one.computes_in for one in forced or ()))
         machine = in_group(machine, devices, here or devices)
-        worker = telling(workers(here or devices), on_progress, expected) if made.origin is not None else None
-    planner = Planner(made, machine, worker, model, inexact=inexact, exact=exact, wanted=forced or (), devices=devices,
-                      here=here or devices)
-    on_progress("rehearsing a step on fake tensors", expected)
-    if made.origin is None or asked is None or forced is not None or hardware is not None:
+        worker = workers(here or devices) if made.origin is not None else None
+    kept = opened(about_job(made, machine, devices, here or devices), machine.flops, fresh) if (
+        made.origin is not None and model is None and hardware is None) else None
+    planner = Planner(made, machine, worker, model, inexact=inexact, exact=exact, wanted=forced or (), only=forced is not None,
+                      devices=devices, here=here or devices, kept=kept, tell=lambda doing: on_progress(doing, expected))
+    try:
+        outcome = decided(planner, budget, forced)
+    finally:
+        if kept is not None:
+            kept.save()
+    if asked is not None and not (kept is not None and kept.used):   # what is known does not take long
+        remember_seconds(asked, outcome.seconds)
+    return replace(outcome, measured=kept.when) if kept is not None and kept.used else outcome
+
+
+def decided(planner: Planner, budget: int | None, forced: tuple[Technique, ...] | None) -> Outcome:
+    """The planner's outcome. What was chosen when the same was asked before is chosen again, among plans that are as good."""
+    origin, hardware = planner.job.origin, planner.hardware
+    if origin is None or forced is not None or hardware.described:
         return planner.outcome(budget, forced)
-    place = place_of(made.origin.file, {"flags": dict(made.origin.flags), "memory": budget, "inexact": inexact, "exact": exact,
-                                        "devices": devices, "here": planner.here})
+    place = place_of(origin.file, {"flags": dict(origin.flags), "memory": budget, "inexact": planner.inexact, "exact": planner.exact,
+                                   "devices": planner.devices, "here": planner.here})
     outcome = replace(planner, earlier=chosen_earlier(place)).outcome(budget)
     remember_choice(place, outcome.chosen)
-    remember_seconds(asked, outcome.seconds)
     return outcome
 
 
@@ -169,15 +183,6 @@ def question(job: Job, *asked: object) -> Path:
     """What planning is asked, by the job file and the rest."""
     assert job.origin is not None, "only a job from a file can be asked again"
     return place_of(job.origin.file, {"flags": dict(job.origin.flags), "asked": str(asked)})
-
-
-def telling(worker: Worker, on_progress: Doing, expected: float | None) -> Worker:
-    """A worker that says what it is about to do."""
-    def told(task: Task[R], environment: Mapping[str, str], /) -> R:
-        on_progress(task.doing, expected)
-        return worker(task, environment)
-
-    return told
 
 
 def workers(count: int) -> Worker:

@@ -35,6 +35,8 @@ def job_flags(parser: ArgumentParser) -> None:
     parser.add_argument("--use", action="append", metavar="TECHNIQUE",
                         help='exactly these techniques instead of planning, such as "Checkpoint(every=2)"; may be repeated')
     parser.add_argument("--plan", metavar="FILE", help="replay a plan that was saved")
+    parser.add_argument("--fresh-plan", action="store_true",
+                        help="measure again what was measured when this job was planned before (after its data changed, say)")
     parser.add_argument("--exact", choices=list(ASKED), help="the least that the weights must be of those of plain training: "
                         + ", ".join(f"{name} ({level.word})" for name, level in ASKED.items())
                         + f" (default: {Exactness.ROUNDING.word} if such a plan fits, else {Exactness.DRAWS.word})")
@@ -100,10 +102,15 @@ def team(options: Namespace) -> Team:
 
 
 def loaded(options: Namespace, path: Path, flags: dict[str, Any]) -> Job:
+    from shoestring.core.imports import Uncollected
     from shoestring.jobfile import loaded_job
 
+    with Uncollected():
+        import shoestring.api  # noqa: F401   # with torch
+        from shoestring.processes.chatter import overheard
     try:
-        return loaded_job(path, flags)
+        with overheard(silent=options.command == "train"):   # then the worker says it
+            return loaded_job(path, flags)
     except Mistake as error:
         if options.traceback and error.__cause__ is not None:
             import traceback
@@ -119,13 +126,15 @@ def planned(options: Namespace, job: Job, memory: int | None, hardware: str | No
     from shoestring import api
     from shoestring.commands.progress import telling
     from shoestring.planning.plan import load_plan
+    from shoestring.processes.chatter import overheard
 
     if options.plan:
         return within(load_plan(Path(options.plan)), options.exact), {}
     workers = team(options)
-    with telling(options) as doing:
+    # What the job says meanwhile is overheard; what we say is said aloud
+    with overheard(silent=options.command == "train") as aloud, telling(options) as doing:
         outcome = api.planned(job, memory, options.use, options.inexact, devices=workers.world, here=workers.devices, hardware=hardware,
-                              exact=options.exact, on_progress=doing)
+                              exact=options.exact, fresh=options.fresh_plan, on_progress=aloud(doing))
     return outcome.chosen, outcome.as_json() | {"blocks": outcome.chosen.blocks}
 
 

@@ -17,6 +17,7 @@ from shoestring.commands import FAULT, MISTAKE, OVER_BUDGET, STOPPED, doctor, ex
 from shoestring.commands.output import speak_plainly
 from shoestring.commands.parser import Parser
 from shoestring.core.errors import Mistake, OverBudget, system_text
+from shoestring.core.imports import leave_garbage
 from shoestring.core.suggest import did_you_mean
 
 TYPE_CHECKING = False
@@ -39,7 +40,9 @@ GROUP = "shoestring.commands"
 def main(words: list[str] | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):
         speak_plainly(stream)
-    raise SystemExit(run(sys.argv[1:] if words is None else words))
+    code = run(sys.argv[1:] if words is None else words)
+    leave_garbage()
+    raise SystemExit(code)
 
 
 def run(words: list[str]) -> int:

@@ -7,7 +7,7 @@ from shoestring.commands import DONE, NOT_KEPT
 from shoestring.commands.job_flags import asked, job_flags, loaded, planned
 from shoestring.commands.output import say, screen
 from shoestring.core.errors import Mistake
-from shoestring.core.exactness import Exactness
+from shoestring.core.exactness import Exactness, stated_in
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -53,7 +53,9 @@ def show(report: dict[str, Any], steps: int) -> None:
     rows += [[one["technique"], same if one["bit_equal"] else f"not the {same}", f"{one['largest_difference']:.2g}",
               f"{one['loss_difference']:.1g}", one["stated"], VERDICTS[one["kept"]]] for one in report["verdicts"]]
     print(table(rows, right=(2, 3), screen=screen(sys.stdout)))
-    print(f"\n{Exactness.ROUNDING.word}: losses within {ROUNDED:.2%}; of {Exactness.DRAWS.word} and {Exactness.CHANGED.word}, nothing "
+    level = stated_in(report)
+    print(f"\nthe plan states {level.word}: {level.meaning}" if level is not None else "")
+    print(f"{Exactness.ROUNDING.word}: losses within {ROUNDED:.2%}; of {Exactness.DRAWS.word} and {Exactness.CHANGED.word}, nothing "
           f"is promised that {steps} steps could show")
     print("", beside(compared(report["predicted"], report["measured"]), screen(sys.stdout)), "", sep="\n")
     print("losses, plain and planned:")

@@ -44,7 +44,7 @@ WORDS = {
 }
 MEANINGS = {
     Exactness.BITS: "the weights are those of plain training, bit for bit",
-    Exactness.ROUNDING: "the weights are those of plain training but for the order in which numbers are added",
+    Exactness.ROUNDING: "the same arithmetic as plain training, rounded in another order: not the same bits, and no further away than that",
     Exactness.DRAWS: "dropout and the like draw other numbers of the same distribution than plain training would",
     Exactness.CHANGED: "the weights are not those of plain training",
 }

@@ -4,7 +4,9 @@ That it is the only one is checked by tests/core/test_private.py.
 """
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,8 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as without_modes
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+
+from shoestring.core.imports import Uncollected
 
 UNTRACEABLE = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
 
@@ -164,3 +168,10 @@ def note_step_called(optimizer: torch.optim.Optimizer) -> None:
 def step_hooks(optimizer: torch.optim.Optimizer) -> int:
     """Hooks that are called before and after an optimizer's step."""
     return len(optimizer._optimizer_step_pre_hooks) + len(optimizer._optimizer_step_post_hooks)
+
+
+def load_compiler() -> None:
+    """Import what every optimizer of torch, and every fake tensor, imports when it is first used: sooner than they do, and quicker."""
+    if "torch._dynamo" not in sys.modules:
+        with Uncollected():
+            import_module("torch._dynamo")

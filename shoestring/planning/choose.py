@@ -17,9 +17,8 @@ from shoestring.core.errors import Mistake, OverBudget
 from shoestring.core.exactness import Exactness
 from shoestring.core.technique import text
 from shoestring.core.units import unit_text
-from shoestring.planning.room import C, Candidate, Numbered, P, Planned, Room, T, families
+from shoestring.planning.room import TIED, C, Candidate, Numbered, P, Planned, Room, T, families
 
-TIED = 0.02      # of the objective: who is so close to the best is as good
 NOISE = 0.08     # of the objective: so much two choices for the same question may differ, because times are measured anew for each
 LENIENT = 1.03   # a candidate may exceed the budget by this factor and still be confirmed: arithmetic may be too careful
 FINALISTS = 10   # candidates that break the budget when confirmed, before we say that none keeps it
@@ -63,6 +62,7 @@ class Chooser(Generic[T, C, P]):
             fitting, passed = self.first_fitting(ranked, budget, known)
             best = fitting if fitting is not None else self.nearest(found, passed, budget, known)
             if not budget.broken(best.numbers()):
+                best = self.smaller(best, passed, budget, known)
                 return Choice(best, self.runners_up(ranked, best, passed, budget), self.more(found, best, budget),
                               self.refusals(level), len(found), len(ranked))
         raise self.over_budget(found, budget, levels, best)
@@ -126,6 +126,18 @@ class Chooser(Generic[T, C, P]):
         if not plans and not known:
             raise Mistake(next(reversed(self.failed.values()), self.room.why_none(self.cost)))
         return min((*plans, *known), key=lambda plan: budget.used(plan.numbers()))
+
+    def smaller(self, best: P, passed: list[tuple[P, str]], budget: Budget, known: Sequence[P]) -> P:
+        """The best plan, or a known one that takes no more of the budget, is as exact, and is not worse by more than noise: the other is
+        then passed over, with the reason."""
+        name, noise = self.room.objective.name, self.room.noise
+        for plan in known:
+            if (plan.techniques != best.techniques and plan.exactness <= best.exactness and not budget.broken(plan.numbers())
+                    and budget.used(plan.numbers()) <= budget.used(best.numbers())
+                    and plan.numbers()[name] <= best.numbers()[name] * (1 + noise)):
+                passed.append((best, f"no {self.room.better} than {plan} by more than noise ({noise:.0%}), and larger"))
+                best = plan
+        return best
 
     # Explaining
 

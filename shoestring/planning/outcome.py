@@ -24,6 +24,7 @@ class Outcome:
     memory: int                                # bytes of the budget
     more: tuple[Plan, ...]                     # what more memory would buy, next first
     refused: tuple[tuple[str, str], ...]       # techniques that can't be used here, and why
+    measured: float = 0.0                      # when it was measured what this rests on, in seconds since 1970; 0: while planning
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -32,6 +33,7 @@ class Outcome:
             "runners_up": [plan.as_json() | {"lost": why} for plan, why in self.runners_up],
             "more_memory": [plan.as_json() for plan in self.more],
             "refused": [{"technique": name, "reason": why} for name, why in self.refused],
+            "measured_at": self.measured,
         }
 
     def as_file(self) -> dict[str, Any]:

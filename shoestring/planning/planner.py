@@ -17,15 +17,16 @@ from shoestring.core.link import Link
 from shoestring.core.mesh import on_one_axis
 from shoestring.core.technique import in_order
 from shoestring.core.training import TrainingTechnique as Technique
-from shoestring.data.lengths import look, planned_for
+from shoestring.data.lengths import Lengths, Look, batches_at, look, planned_for
 from shoestring.measure.process import address_limit, memory_free
 from shoestring.planning.catalogue import CATALOGUE, TOGETHER
 from shoestring.planning.choose import Chooser, asked_for
 from shoestring.planning.conflicts import conflict
 from shoestring.planning.evidence.gather import Evidence, gathered
-from shoestring.planning.evidence.rehearsals import Rehearsals
+from shoestring.planning.evidence.rehearsals import Rehearsals, Tell, silent
 from shoestring.planning.evidence.step import first_batch
 from shoestring.planning.evidence.tasks import Worker
+from shoestring.planning.kept import Kept
 from shoestring.planning.outcome import Outcome
 from shoestring.planning.plan import Plan
 from shoestring.planning.predict import Predictor
@@ -45,26 +46,44 @@ class Planner:
     inexact: bool = False               # whether plans may be `changed`,
     exact: str | None = None            # or the least that they must be: bits, rounding, draws (default: rounding if that fits, else draws)
     wanted: tuple[Technique, ...] = ()  # techniques the user asked for; those that need it are measured too
+    only: bool = False                  # nothing but those will be predicted, so what others need is not measured
     devices: int = 1                    # workers that train together,
     here: int = 1                       # of which so many share this machine
     earlier: tuple[Technique, ...] | None = None   # what was chosen when the same was asked before
+    kept: Kept | None = None            # what earlier plannings of the job measured; None: nothing is kept
+    tell: Tell = silent                 # told what is being done, in a few words
     begun: float = field(default_factory=time.perf_counter)   # seconds on a clock
     failed: dict[frozenset[str], str] = field(default_factory=dict)   # families of plans that failed when rehearsed, and how
 
     @cached_property
     def rehearsals(self) -> Rehearsals:
-        found = look(self.job)
+        found = self.looked()
         jobs = [planned_for(self.job, batch) for batch in found.batches] or [self.job]
         if self.devices > 1:
             near = self.devices == self.here and not self.hardware.described
             jobs = [replace(job, mesh=on_one_axis(Link(largest_worker(job, self.devices), self.devices, near))) for job in jobs]
         sizes = found.lengths.largest if found.batches else ()
-        return Rehearsals(jobs[0], self.hardware, self.worker, self.model, lengths=found.lengths,
+        return Rehearsals(jobs[0], self.hardware, self.worker, self.model, lengths=found.lengths, kept=self.kept, tell=self.tell,
                           candidates=tuple((size.number, job) for size, job in zip(sizes, jobs, strict=False)))
+
+    def looked(self) -> Look:
+        """Which batches to plan for. What an earlier planning found is not looked for again."""
+        if self.kept is None or self.job.largest is not None:
+            return look(self.job)
+        new: list[Look] = []
+
+        def work() -> Lengths:
+            self.tell("looking for the largest batch")
+            new.append(look(self.job))
+            return new[0].lengths
+
+        lengths = self.kept.answer({"lengths": [self.job.steps, self.job.epochs]}, Lengths, work)
+        numbers = () if lengths.first else tuple(one.number for one in lengths.largest)
+        return new[0] if new else Look(lengths, tuple(batches_at(self.job, numbers)) if numbers else ())
 
     @cached_property
     def evidence(self) -> Evidence:
-        return gathered(self.rehearsals, self.variants())
+        return gathered(self.rehearsals, self.variants(), self.wanted if self.only else None)
 
     @cached_property
     def predictor(self) -> Predictor:
@@ -98,6 +117,7 @@ class Planner:
             self.check_exact(chosen)
             fits = int(not budget.broken(chosen.numbers()))
             return Outcome(self.predictor.with_ranks(chosen), plain, (), 1, fits, self.elapsed(), budget.memory, (), ())
+        self.tell("ranking all combinations of techniques")
         room = TrainingRoom(self.predictor, self.catalogue, plain, self.inexact)
         found = Chooser(room, ledger, self.failed).choice(budget, self.levels, (plain,), self.earlier)
         chosen = self.predictor.with_ranks(found.chosen)

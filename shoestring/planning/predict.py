@@ -25,7 +25,7 @@ from shoestring.planning.evidence.rehearsals import Rehearsals, failure
 from shoestring.planning.evidence.step import first_batch
 from shoestring.planning.evidence.tasks import TrialResult, TrialTask
 from shoestring.planning.plan import Plan, RankFigures
-from shoestring.planning.room import Candidate
+from shoestring.planning.room import Candidate, named
 
 Techniques = tuple[TrainingTechnique, ...]
 Combination = Candidate[TrainingTechnique, Ledger]
@@ -213,10 +213,10 @@ class Predictor:
 
     def trial(self, techniques: Techniques, steps: int, together: bool = False) -> TrialResult:
         """What some real steps take; `together`: by workers that talk to each other."""
-        assert self.rehearsals.worker is not None, "trials run in a child process"
         self.trials += 1
         task = TrialTask(**self.rehearsals.about_job(techniques), steps=steps, together=together)
-        return self.rehearsals.worker(task, {**self.rehearsals.hardware.environment, **environment(techniques)})
+        doing = f"trying {named(techniques)} for {steps} real steps"
+        return self.rehearsals.asked(task, {**self.rehearsals.hardware.environment, **environment(techniques)}, doing)
 
     @property
     def margin(self) -> float:

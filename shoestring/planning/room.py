@@ -26,6 +26,7 @@ class Planned(Numbered, Protocol):
     def as_json(self) -> dict[str, Any]: ...
 
 
+TIED = 0.02   # of the objective: who is so close to the best is as good
 T = TypeVar("T", bound=Technique[Any, Any])   # the room's techniques
 C = TypeVar("C", bound=Numbered)              # its cost
 P = TypeVar("P", bound=Planned)               # its plans
@@ -63,6 +64,11 @@ class Room(ABC, Generic[T, C, P]):
     real: ClassVar[str] = "when tried"            # and how after
     subject: ClassVar[str] = "this model"
     phrases: ClassVar[Mapping[str, str]] = {}     # how a number by name stands in a sentence, such as "{} a step"
+
+    @property
+    def noise(self) -> float:
+        """By which share the objective of two plans may differ that are as good: what is measured is never the same twice."""
+        return TIED
 
     @abstractmethod
     def confirmed(self, one: Candidate[T, C]) -> P:

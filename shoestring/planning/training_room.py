@@ -17,6 +17,7 @@ from shoestring.planning.predict import Combination, Predictor, Techniques, spli
 from shoestring.planning.quantities import STEP_SECONDS
 from shoestring.planning.room import Room, families
 
+NOISE = 0.03       # of a step's seconds: two plannings of one job differ by so much, or more if its timed steps did
 TRIALS = 2         # real trials of plans whose process follows no rule,
 MORE_TRIALS = 6    # or so many while what needs no trial is slower by more than
 WORTH = 1.2        # this factor
@@ -37,6 +38,12 @@ class TrainingRoom(Room[TrainingTechnique, Ledger, Plan]):
     arithmetic: ClassVar[str] = "by the ledger"
     real: ClassVar[str] = "when rehearsed"
     phrases: ClassVar[dict[str, str]] = {"process_bytes": "{} for the whole process", "step_seconds": "{} a step"}
+
+    @property
+    def noise(self) -> float:
+        """How far real steps were from each other when they were timed, and at least a few percent."""
+        anchor = self.predictor.evidence.anchor
+        return max(NOISE, anchor.spread if anchor is not None else 0.0)
 
     def confirmed(self, one: Combination) -> Plan:
         return self.predictor.attempted(one)

@@ -44,7 +44,7 @@ def anchor(task: AnchorTask) -> AnchorResult:
         return AnchorResult(steps)
     # At the end: what it needs must not count as the step's.
     plain, slow = techniques_of(task.variants[""]), steps[""].times["step"] > QUICK
-    found = tried_in_pieces(job, lambda: fresh_model(job), plain, slow)
+    found = tried_in_pieces(job, lambda: fresh_model(job), plain, slow) if task.pieces else {}
     return AnchorResult(steps, found, "" if slow or plain else why_not_again(job, fresh_model(job)))
 
 

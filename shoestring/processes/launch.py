@@ -13,30 +13,42 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import IO, Any, TypeVar, cast
 
 from shoestring.core.codec import from_json
-from shoestring.planning.evidence.tasks import Task
-from shoestring.processes.messages import Answer, Crashed, Failure, Happened, OutOfMemory, read_message
+from shoestring.planning.evidence.tasks import JobTask, Task
+from shoestring.processes.messages import Answer, Cause, Crashed, Failure, Happened, OutOfMemory, read_message
 from shoestring.processes.signals import stopping_gently
 from shoestring.processes.tasks import TrainResult, TrainTask, written_task
 from shoestring.runs.checkpoints import newest_good
 from shoestring.runs.event import Event
 
 R = TypeVar("R")
+MOST_SAID = 1 << 16   # bytes of what a worker said that are shown when it failed
 
 
 def run_worker(task: Task[R], environment: Mapping[str, str], on_event: Callable[[Event], None] = lambda event: None,
                lock: int | None = None, on_stop: Callable[[], None] = lambda: None) -> R:
     """Do a task in a child process; its events go to `on_event`, its result comes back. The worker shares the `lock` it is given.
 
-    `on_stop` is called when the worker has been asked to stop.
+    `on_stop` is called when the worker has been asked to stop. What a job says while it is only measured was said before: it is shown if
+    the worker fails, and else not.
     """
+    if is_recorded(task):
+        return worked(task, environment, on_event, lock, on_stop, None)
+    with os.fdopen(os.memfd_create("what a worker says"), "w+b") as aside:
+        return worked(task, environment, on_event, lock, on_stop, aside)
+
+
+def worked(task: Task[R], environment: Mapping[str, str], on_event: Callable[[Event], None], lock: int | None,
+           on_stop: Callable[[], None], aside: IO[bytes] | None) -> R:
+    """Do a task in a child process that says what it says aside, or where we do."""
     kills = memory_kills()
     reader, writer = os.pipe()
     child = subprocess.Popen(
-        [sys.executable, "-m", "shoestring.processes.worker", str(writer)], stdin=subprocess.PIPE, stdout=error_stream(),
-        env=os.environ | dict(environment), pass_fds=(writer,) if lock is None else (writer, lock), text=True, process_group=0,
+        [sys.executable, "-m", "shoestring.processes.worker", str(writer)], stdin=subprocess.PIPE,
+        stdout=error_stream() if aside is None else aside, stderr=aside, env=os.environ | dict(environment),
+        pass_fds=(writer,) if lock is None else (writer, lock), text=True, process_group=0,
     )
     os.close(writer)
     assert child.stdin is not None, "the pipe was asked for"
@@ -58,6 +70,9 @@ def run_worker(task: Task[R], environment: Mapping[str, str], on_event: Callable
         child.kill()
         child.wait()
         raise
+    wants_trace = isinstance(task, JobTask) and task.traceback
+    if aside is not None and (last is None or (isinstance(last, Failure) and (last.cause is Cause.FAULT or wants_trace))):
+        show_aside(aside)
     if last is None:
         return cast(R, ended_silently(child.returncode, asked, memory_kills() > kills, stands(task)))
     return result_of(task, last)
@@ -89,6 +104,10 @@ def stands(task: Task[Any]) -> str:
     onward = f"the same command with --run {task.recording.folder}"
     return f". Its last checkpoint is of step {good.step}: {onward} goes on from there" if good else (
         f". It had saved no checkpoint yet: {onward} begins anew")
+def show_aside(aside: IO[bytes]) -> None:
+    """What a worker that failed has said, if it is not too much."""
+    aside.seek(max(os.fstat(aside.fileno()).st_size - MOST_SAID, 0))
+    sys.stderr.write(aside.read().decode(errors="replace"))
 
 
 def is_recorded(task: Task[Any]) -> bool:

@@ -10,15 +10,19 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shoestring.core.blame import blame
-from shoestring.core.codec import to_json
-from shoestring.core.errors import Mistake, system_text
-from shoestring.planning.evidence.tasks import AnchorTask, JobTask, PiecesTask, RehearseTask, SampleTask, Task, TrialTask
-from shoestring.processes.messages import Answer, Cause, Failure, Message, Send, happened, written_message
-from shoestring.processes.tasks import DoctorTask, LinkSpeedTask, TrainTask, read_task
-from shoestring.runs.event import Event, Failed
-from shoestring.runs.events import note
-from shoestring.runs.recorder import out_of_memory
+from shoestring.core.imports import Uncollected, leave_garbage
+
+with Uncollected():   # torch is imported here
+    from shoestring.core.blame import blame
+    from shoestring.core.codec import to_json
+    from shoestring.core.errors import Mistake, system_text
+    from shoestring.core.private import load_compiler
+    from shoestring.planning.evidence.tasks import AnchorTask, JobTask, PiecesTask, RehearseTask, SampleTask, Task, TrialTask
+    from shoestring.processes.messages import Answer, Cause, Failure, Message, Send, happened, written_message
+    from shoestring.processes.tasks import DoctorTask, LinkSpeedTask, TrainTask, read_task
+    from shoestring.runs.event import Event, Failed
+    from shoestring.runs.events import note
+    from shoestring.runs.recorder import out_of_memory
 
 if TYPE_CHECKING:
     from shoestring.core.link import Link
@@ -60,6 +64,8 @@ def main() -> None:
             pipe.write(written_message(message) + "\n")
 
     task = read_task(sys.stdin.read())
+    if isinstance(task, JobTask):
+        load_compiler()
     last = last_message(task, lambda: done(task, send))
     if isinstance(last, Failure):
         sys.stderr.write(last.trace)
@@ -68,6 +74,7 @@ def main() -> None:
                 note(Path(task.recording.folder), Failed(last.text))
     with suppress(BrokenPipeError):
         send(last)
+    leave_garbage()
 
 
 def last_message(task: Task[Any], work: Callable[[], Any]) -> Answer | Failure:

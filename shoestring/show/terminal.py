@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from time import localtime, strftime
 from typing import TYPE_CHECKING, Any
 
 from shoestring.core.exactness import stated_in
@@ -132,7 +133,14 @@ def plan_text(outcome: Mapping[str, Any], whys: Mapping[str, str], screen: Scree
     tried = f"{outcome['tried']:,} combination{'s' * (outcome['tried'] != 1)} tried"
     parts += ["", plain(f"{tried}, {outcome['fitting']:,} fit by the ledger; planned in {seconds_text(outcome['seconds'])}"),
               plain(f"how sure: {chosen['sure']}")]
+    parts += [plain(measured_earlier(outcome["measured_at"]))] if outcome.get("measured_at") else []
     return rendered(parts, screen)
+
+
+def measured_earlier(when: float) -> str:
+    """When the figures of a plan were measured, and what to do if that is too long ago."""
+    return (f"measured earlier, at {strftime('%Y-%m-%d %H:%M', localtime(when))}, on this machine; files that the job reads may have "
+            f"changed since, which nobody can know: --fresh-plan measures again")
 
 
 def bought(plan: Mapping[str, Any]) -> tuple[str, str]:

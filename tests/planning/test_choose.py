@@ -128,6 +128,31 @@ def test_what_was_chosen_earlier_stays_unless_it_is_worse_by_more_than_noise() -
     assert Chooser(Shelf(), Bulk(1000)).choice(Budget(size=300), ALL, earlier=(Shrink(4),)).chosen.techniques == (Shrink(2), Drop())
 
 
+class Tidy(Drop):
+    """Less damage by arithmetic, for nothing."""
+
+    def cost(self, bulk: Bulk) -> Bulk:
+        return replace(bulk, damage=bulk.damage - 10)
+
+
+class Airy(Shelf):
+    catalogue = (Tidy,)
+
+    def __init__(self, damage: float) -> None:
+        self.damage = damage
+
+    def confirmed(self, one: Box) -> Box:
+        return replace(one, known={"size_bytes": 260.0, "damage": self.damage})   # larger than the books were
+
+
+def test_a_plan_that_is_no_better_by_more_than_noise_gives_way_to_a_known_one_that_is_smaller() -> None:
+    books = Bulk(250, damage=100)
+    for damage, chosen, lost in ((99.0, "plain", ["no better than plain by more than noise (2%), and larger"]), (97.0, "Tidy()", [])):
+        found = Chooser(Airy(damage), books).choice(Budget(size=300), ALL, known=(asked_for((), books),))
+        assert str(found.chosen) == chosen
+        assert [why for one, why in found.runners_up if one.techniques] == lost
+
+
 def test_thousands_of_candidates_are_enumerated_lazily_each_from_the_one_it_extends() -> None:
     room = Shelf()
     found = list(candidates(room.catalogue, Bulk(1000), Exactness.CHANGED, room.clash, room.complete))

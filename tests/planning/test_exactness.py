@@ -15,6 +15,7 @@ import torch
 import shoestring
 from shoestring import api
 from shoestring.commands.main import run
+from shoestring.commands.verify import show
 from shoestring.core.errors import Mistake, OverBudget
 from shoestring.core.exactness import Exactness, stated_in
 from shoestring.core.hardware import Hardware
@@ -113,6 +114,23 @@ def test_a_plan_carries_its_level_to_json_page_and_back(level: Exactness, tmp_pa
     assert load_plan(tmp_path / "plan.json").exactness is level and plan.as_json()["exactness"] == level.word
     assert plan.as_json()["exact"] == (level <= Exactness.ROUNDING)
     assert f"{level.word.capitalize()}: {level.meaning}." in plan_section({"techniques": [], "exactness": level.word})
+
+
+@pytest.mark.parametrize("level", Exactness)
+def test_terminal_page_and_verify_say_the_same_words_of_a_plan(level: Exactness, capsys: pytest.CaptureFixture[str]) -> None:
+    outcome = Outcome(Plan((Fused(),), 1, 1, 1.0, level), Plan(), (), 1, 1, 1.0, 1, (), ())
+    terminal, page = plan_text(outcome.as_json(), {}), plan_section({"techniques": [], **outcome.chosen.as_json()})
+    figures = {"peak_bytes": 1, "process_bytes": 1, "step_seconds": 1.0}
+    show({"exactness": level.word, "verdicts": [api.verdict("Fused()", level, found(1.0, 2.0), found(1.0, 2.0))], "losses": [],
+          "predicted": figures, "measured": figures}, 5)
+    for text in (terminal, page.replace(level.word.capitalize(), level.word), capsys.readouterr().out):
+        assert f"{level.word}: {level.meaning}" in text
+        assert not [other for other in Exactness if other is not level and other.meaning in text]
+
+
+def test_fused_states_what_is_measured_of_it() -> None:
+    equal, most = api.verify(job("chain"), (Fused(),), 5)
+    assert not equal and 0 < most < 1e-4 and Fused().exactness(Ledger(())) is Exactness.ROUNDING
 
 
 def test_plans_that_were_saved_before_there_were_levels_are_read_as_the_weakest_that_they_can_mean(tmp_path: Path) -> None:

@@ -247,6 +247,12 @@ HEADLINES = {
 }
 
 
+@pytest.mark.parametrize("more", [{"plain": {"process_bytes": 520 * MIB}}, {"techniques": []}])
+def test_plain_training_is_not_said_to_have_needed_less_or_what_it_needed_where_it_was_plain(more: dict[str, Any]) -> None:
+    text = plain_text(page(told("finished") | more))
+    assert "Trained 400 steps inside 600 MiB." in text and "would have needed" not in text
+
+
 @pytest.mark.parametrize("state", sorted(HEADLINES))
 def test_the_headline_says_where_the_run_stands(state: str) -> None:
     text = plain_text(page(told(state)))

@@ -103,8 +103,8 @@ def on_gradient(values: Any, lap: Callable[[], None]) -> None:
 
 
 def step_times(run: Run, feeds: Sequence[Sequence[Batch]], count: int) -> list[dict[str, float]]:
-    """For each feed, median seconds by "phase place" and of the whole step as "step". Feeds take turns, so that a slow moment
-    of the machine meets all of them."""
+    """For each feed, median seconds by "phase place" and of the whole step as "step", and how far steps are from that as "spread". Feeds
+    take turns, so that a slow moment of the machine meets all of them."""
     clocks = [Clock() for _ in feeds]
     whole: list[list[float]] = [[] for _ in feeds]
     watches = [timed(run, clock) for clock in clocks]
@@ -114,8 +114,18 @@ def step_times(run: Run, feeds: Sequence[Sequence[Batch]], count: int) -> list[d
             for _ in steps(watch, [feed[number % len(feed)]]):
                 pass
             spent.append(time.perf_counter() - start)
-    return [{f"{phase} {place}": median(spans) for (phase, place), spans in clock.spans.items()} | {"step": median(spent)}
-            for clock, spent in zip(clocks, whole, strict=True)]
+    return [{f"{phase} {place}": median(spans) for (phase, place), spans in clock.spans.items()}
+            | {"step": median(spent), "spread": spread(spent)} for clock, spent in zip(clocks, whole, strict=True)]
+
+
+def spread(times: Sequence[float]) -> float:
+    """How far these are from their median, in the mean, as a share of it.
+
+    >>> spread([1.0, 1.0, 1.3])
+    0.1
+    """
+    middle = median(times)
+    return round(sum(abs(one - middle) for one in times) / len(times) / middle, 9) if middle else 0.0
 
 
 def validate_largest(run: Run, job: Job, watch: Watch | None = None) -> None:
@@ -182,7 +192,7 @@ def anchored(job: Job, techniques: tuple[Technique, ...], model: nn.Module, memo
         if usual:
             step_times(run, [largest], 1)
         above, share, own = overheads(run, largest, job)
-        return {"times": times, "overheads": above, "filled": share, "validation_bytes": own}
+        return {"times": times, "spread": times.pop("spread"), "overheads": above, "filled": share, "validation_bytes": own}
     smaller = {} if endless or any(one.splits_batch for one in techniques) else pieces_of(job, feed)
     smaller = {number: part for number, part in smaller.items() if can_run(run, part)}
     if not endless:
@@ -190,7 +200,8 @@ def anchored(job: Job, techniques: tuple[Technique, ...], model: nn.Module, memo
     if usual:   # the largest among others: what the allocator keeps back of those is there too
         for _ in steps(run, chain(islice(planned_batches(replace(job, largest=None)), VARIED), largest)):
             pass
-    result: dict[str, Any] = {"times": times, "process": status("VmHWM"), "reserved": status("VmPeak") - status("VmHWM")}
+    result: dict[str, Any] = {"times": times, "spread": times.pop("spread"), "process": status("VmHWM"),
+                              "reserved": status("VmPeak") - status("VmHWM")}
     result["paces"] = [(number, pace(times, other, number)) for number, other in zip(smaller, others, strict=True)] if smaller else []
     result["adding"] = fastest(lambda: [p.grad.add_(p.grad) for p in model.parameters() if p.grad is not None and not p.grad.is_sparse])
     result["probes"] = probed(run)

@@ -13,9 +13,9 @@ from shoestring.measure.instructions import deadly
 from shoestring.measure.tracker import Log
 from shoestring.planning.evidence.anchor import why_not_again
 from shoestring.planning.evidence.pieces import tried_in_pieces
-from shoestring.planning.evidence.real_steps import real_steps
+from shoestring.planning.evidence.real_steps import needs_of, real_steps
 from shoestring.planning.evidence.rehearsals import Rehearsals, failure
-from shoestring.planning.evidence.step import Anchor, first_batch, half_log, plain_ledger, traits_of, unsplittable
+from shoestring.planning.evidence.step import Anchor, first_batch, plain_ledger, unsplittable
 from shoestring.planning.evidence.tasks import PiecesTask
 
 
@@ -64,16 +64,16 @@ class Traits:
             self.note("can't be recomputed", again)
 
 
-def gathered(rehearsals: Rehearsals, variants: Iterable[Technique]) -> Evidence:
-    """The evidence for a job; each of the variants is measured beside the plain step."""
+def gathered(rehearsals: Rehearsals, variants: Iterable[Technique], only: tuple[Technique, ...] | None = None) -> Evidence:
+    """The evidence for a job; each of the variants is measured beside the plain step. `only`: what these techniques need, and no more."""
     plain, hardware = rehearsals.log(()), rehearsals.hardware
     job = rehearsals.job   # planned for the batch that needs most, which the plain steps have told
-    traits = Traits(traits_of(job, plain, rehearsals.worker is not None))
+    traits = Traits(rehearsals.traits(plain))
     half = half_of_the_batch(rehearsals, traits)
     dying = {one.computes_in for one in variants if one.computes_in and deadly(one.computes_in)}   # to this process, which rehearses them
     traits.found |= {f"{dtype} is deadly here" for dtype in dying}
     variants = [one for one in variants if one.computes_in not in dying]
-    steps = real_steps(rehearsals, plain, variants, "can't be split" not in traits.found)
+    steps = real_steps(rehearsals, plain, variants, "can't be split" not in traits.found, needs_of(only))
     traits.found |= {f"no {dtype}" for dtype, what in hardware.dtypes.items() if what}
     traits.note_pieces(rehearsals, plain, steps.pieces)
     traits.note_again(rehearsals, plain, steps.again)
@@ -93,6 +93,9 @@ def gathered(rehearsals: Rehearsals, variants: Iterable[Technique]) -> Evidence:
     return Evidence(ledger, plain, steps.anchors, steps.reserved)
 
 
+PIECES = "trying whether a batch in two pieces gives the same numbers"
+
+
 class Failed(Exception):
     """A variant could not run in the worker."""
 
@@ -102,7 +105,7 @@ def logs_under(rehearsals: Rehearsals, variant: Technique, halved: bool, failed:
     if failed:
         raise Failed(failed)
     log = rehearsals.log((variant,))
-    return log, half_log(rehearsals.job, (variant,), model=rehearsals.model) if halved else None
+    return log, rehearsals.half_log((variant,)) if halved else None
 
 
 def half_of_the_batch(rehearsals: Rehearsals, traits: Traits) -> Log | None:
@@ -112,7 +115,7 @@ def half_of_the_batch(rehearsals: Rehearsals, traits: Traits) -> Log | None:
         traits.reasons["can't be split"] = unsplittable(job)
     elif job.count(first_batch(job)) > 1 and not rehearsals.real:
         try:
-            return half_log(job, model=rehearsals.model)
+            return rehearsals.half_log()
         except Exception as error:
             traits.note("can't be split", f"half of the batch can't be trained on: {failure(error)}")
     return None
@@ -121,9 +124,9 @@ def half_of_the_batch(rehearsals: Rehearsals, traits: Traits) -> Log | None:
 def ledger_of_traits(rehearsals: Rehearsals, wanted: Iterable[Technique]) -> Ledger:
     """The ledger of the plain step without a real one: enough to know how close the wanted techniques stay."""
     plain = rehearsals.log(())
-    traits = Traits(traits_of(rehearsals.job, plain, rehearsals.worker is not None))
+    traits = Traits(rehearsals.traits(plain))
     if rehearsals.worker is not None and any(one.splits_batch or one.unites for one in wanted):
-        tried = rehearsals.worker(PiecesTask(**rehearsals.about_job()), rehearsals.hardware.environment).found
+        tried = rehearsals.asked(PiecesTask(**rehearsals.about_job()), rehearsals.hardware.environment, PIECES).found
         traits.note_pieces(rehearsals, plain, tried)
     found = plain_ledger(rehearsals.job, plain, None, rehearsals.hardware, None, traits.found)
     return replace(found, findings=replace(found.findings, reasons=traits.reasons))

@@ -15,7 +15,7 @@ from shoestring.measure.tracker import Log
 from shoestring.planning.catalogue import CATALOGUE, close_environment
 from shoestring.planning.evidence.rehearsals import PATIENCE, Rehearsals
 from shoestring.planning.evidence.step import Anchor, first_batch, put_together
-from shoestring.planning.evidence.tasks import AnchorTask, SampleTask, specs_of
+from shoestring.planning.evidence.tasks import AnchorStep, AnchorTask, SampleTask, specs_of
 
 SAMPLE = 3 << 28   # bytes: a block that needs more is not made only to be timed
 UNTRIED = {"not tried": "no real step could be run here"}
@@ -32,10 +32,26 @@ class RealSteps:
     reserved: int = 0                                             # bytes of address space that a worker needs above its memory
 
 
-def real_steps(rehearsals: Rehearsals, plain: Log, variants: Iterable[Technique], splittable: bool) -> RealSteps:
+@dataclass(frozen=True)
+class Needs:
+    """What is to be measured beside the times of a step."""
+
+    sizes: bool = True    # where its memory goes, by which processes follow that have an allocator of their own
+    pieces: bool = True   # whether a batch in two pieces gives the same numbers
+
+
+def needs_of(only: tuple[Technique, ...] | None) -> Needs:
+    """What must be measured to predict these techniques alone; None: whatever may be chosen."""
+    if only is None:
+        return Needs()
+    united = any(one.unites for one in only)
+    return Needs(united or any(one.predictable or one.environment for one in only), united or any(one.splits_batch for one in only))
+
+
+def real_steps(rehearsals: Rehearsals, plain: Log, variants: Iterable[Technique], splittable: bool, needs: Needs) -> RealSteps:
     """Measured steps, plain and under each variant; nothing where no step can be run."""
-    worker, environment = rehearsals.worker, rehearsals.hardware.environment
-    if worker is None or rehearsals.job.origin is None:
+    environment = rehearsals.hardware.environment
+    if rehearsals.worker is None or rehearsals.job.origin is None:
         return RealSteps()
     extra = eased(rehearsals, plain, splittable)
     if extra is None:
@@ -44,24 +60,30 @@ def real_steps(rehearsals: Rehearsals, plain: Log, variants: Iterable[Technique]
     specs = {key: specs_of(techniques) for key, techniques in wanted.items()}
     try:
         typical = None if rehearsals.job.largest is None else rehearsals.lengths.typical
-        timed = worker(AnchorTask(**rehearsals.about_job(), variants=specs, typical=typical), environment)
+        timing = AnchorTask(**rehearsals.about_job(), variants=specs, pieces=needs.pieces, typical=typical)
+        timed = rehearsals.asked(timing, environment, "measuring a real step")
     except Mistake as error:
         if not extra or not str(error).startswith(ABOUT_A_BLOCK):   # memory that ran out says nothing of blocks
             raise
         return RealSteps(again=str(error))   # blocks that can't be computed again, of a model too large for a plain step
     close = {**environment, **close_environment()}
-    sized = worker(AnchorTask(**rehearsals.about_job(), variants={"": specs[""]}, memory=True, typical=typical), close).steps[""]
     tensors = peak(rehearsals.log(extra)).bytes if extra else peak(plain).bytes
     pieces = next((technique.parts for technique in extra if technique.splits_batch), 1)
+    first = timed.steps[""]
+    if needs.sizes or extra:   # what does not fit here can't be tried either, and is estimated from this
+        sizing = AnchorTask(**rehearsals.about_job(), variants={"": specs[""]}, memory=True, typical=typical)
+        sized = rehearsals.asked(sizing, close, "measuring where the memory of a real step goes").steps[""]
+    else:
+        sized = AnchorStep(first.times, overheads={"": max(first.process - tensors, 0)})
     anchors = {
         key: Anchor(
             one.times, one.paces, one.adding, one.probes, sized.times["step"],
-            timed.steps[""].process, tensors, sized.overheads, sized.filled, pieces, bool(extra),
+            first.process, tensors, sized.overheads, sized.filled, pieces, bool(extra), spread=first.spread,
             validation_seconds=one.validation_seconds, validation_bytes=sized.validation_bytes)
         for key, one in timed.steps.items() if not one.error
     }
     failed = {key: one.error for key, one in timed.steps.items() if one.error}
-    return RealSteps(anchors, failed, timed.pieces, timed.again, timed.steps[""].reserved)
+    return RealSteps(anchors, failed, timed.pieces, timed.again, first.reserved)
 
 
 def eased(rehearsals: Rehearsals, plain: Log, splittable: bool) -> tuple[Technique, ...] | None:
@@ -89,5 +111,6 @@ def sample(rehearsals: Rehearsals, plain: Log) -> RealSteps:
     largest = max((block.gradient + block.kept for block in blocks_of(plain) if block.inside), default=0)
     if not largest or rehearsals.real or 2 * largest > SAMPLE:
         return RealSteps()
-    found = rehearsals.worker(SampleTask(**rehearsals.about_job()), {**rehearsals.hardware.environment, **close_environment()})
+    found = rehearsals.asked(SampleTask(**rehearsals.about_job()), {**rehearsals.hardware.environment, **close_environment()},
+                             "timing one block of each kind")
     return RealSteps({"": put_together(found, plain)}, reserved=found.reserved)

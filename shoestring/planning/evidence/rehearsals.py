@@ -1,6 +1,7 @@
 """Rehearsals of a job, on fake tensors wherever those can run it, else on real ones: in a child process, or here."""
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -10,11 +11,13 @@ import torch
 from torch import nn
 
 from shoestring.core import random_state
+from shoestring.core.codec import to_json
 from shoestring.core.errors import Mistake
 from shoestring.core.hardware import Hardware
 from shoestring.core.job import Job
 from shoestring.core.link import Link
 from shoestring.core.mesh import on_one_axis
+from shoestring.core.private import load_compiler
 from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.data.lengths import STATED, Lengths
 from shoestring.measure.fake import LooksAtValues
@@ -23,11 +26,19 @@ from shoestring.measure.timeline import peak
 from shoestring.measure.tracker import Log
 from shoestring.planning.catalogue import close_environment
 from shoestring.planning.evidence.rehearse import rehearse, tracked
-from shoestring.planning.evidence.tasks import Position, RehearseTask, Worker, specs_of
+from shoestring.planning.evidence.step import half_log, traits_of
+from shoestring.planning.evidence.tasks import Position, R, RehearseTask, Task, Worker, specs_of
+from shoestring.planning.kept import Kept
+from shoestring.planning.room import named
 
 COPIES = 8        # of a model's weights that must fit in memory for real steps in this process: gradients, moments, activations
 CLOSE = 0.8       # of the peak of the batch that needs most: others that need less than this are not rehearsed again
 PATIENCE = 40.0   # seconds: a real step that is expected to take longer is not run
+Tell = Callable[[str], None]
+
+
+def silent(doing: str) -> None:
+    """Tells nobody."""
 
 
 @dataclass
@@ -44,6 +55,8 @@ class Rehearsals:
     lengths: Lengths = field(default_factory=Lengths)      # what is known of the sizes of the job's batches
     # Where several batches may be the one that needs most: the job planned for each, with the batch's number. `job` is the first of them
     candidates: tuple[tuple[int, Job], ...] = ()
+    kept: Kept | None = None          # what earlier plannings of this job found; None: it can't be known again
+    tell: Tell = silent               # told what is being done
 
     def log(self, techniques: tuple[Technique, ...], rank: int | None = None) -> Log:
         """The log of a rehearsal: that of the worker that needs most, or of the one with this rank; with the batch that needs most."""
@@ -71,7 +84,7 @@ class Rehearsals:
             place = Link(rank, place.world, place.same_machine)
         if not self.real:
             try:
-                return rehearse(replace(job, mesh=on_one_axis(place)), techniques, model=self.model)
+                return self.rehearsed(replace(job, mesh=on_one_axis(place)), techniques, half=False, numbers=numbers)
             except Mistake:
                 raise
             except Exception as error:
@@ -82,8 +95,44 @@ class Rehearsals:
         self.measured.add(techniques)
         if self.worker is not None:
             stands = {"position": Position(place.rank, place.world, place.same_machine), "largest": numbers}
-            return self.worker(RehearseTask(**self.about_job(techniques) | stands), close_environment())
+            return self.asked(RehearseTask(**self.about_job(techniques) | stands), close_environment(),
+                              f"rehearsing {named(techniques)} on real tensors, because fake ones can't run it")
         return self.log_here(replace(job, mesh=on_one_axis(place)), techniques)
+
+    def half_log(self, techniques: tuple[Technique, ...] = ()) -> Log:
+        """The log of one step with half the batch, on fake tensors."""
+        return self.rehearsed(self.job, techniques, half=True, numbers=self.numbers[:1])
+
+    def rehearsed(self, job: Job, techniques: tuple[Technique, ...], half: bool, numbers: tuple[int, ...]) -> Log:
+        """The log of a rehearsal on fake tensors, which is made only if it is not kept; `numbers`: of the batches that it is planned for."""
+        def work() -> Log:
+            self.tell(f"rehearsing {named(techniques)} on fake tensors" + " with half the batch" * half)
+            load_compiler()
+            return half_log(job, techniques, self.model) if half else rehearse(job, techniques, model=self.model)
+
+        if self.kept is None:
+            return work()
+        place = Position(job.link.rank, job.link.world, job.link.same_machine)
+        question = {"rehearsal": to_json(specs_of(techniques)), "half": half, "position": to_json(place), "largest": list(numbers)}
+        return self.kept.answer(question, Log, work)
+
+    def traits(self, plain: Log) -> set[str]:
+        """What the model and the job do that techniques care about, as far as the log of plain steps tells."""
+        def work() -> set[str]:
+            return traits_of(self.job, plain, self.worker is not None)
+
+        return work() if self.kept is None else self.kept.answer({"traits": self.worker is not None}, set[str], work)
+
+    def asked(self, task: Task[R], environment: Mapping[str, str], doing: str) -> R:
+        """The result of a task, done by the worker if it is not kept; `doing` is told then."""
+        assert self.worker is not None, "somebody does tasks"
+        worker = self.worker
+
+        def work() -> R:
+            self.tell(doing)
+            return worker(task, environment)
+
+        return work() if self.kept is None else self.kept.by_worker(task, environment, work)
 
     def log_here(self, job: Job, techniques: tuple[Technique, ...]) -> Log:
         """The log of real steps in this process, of a copy of the model; refused where that might not fit."""

@@ -45,6 +45,7 @@ class Anchor:
     sampled: bool = False             # whether it was put together from one block of each kind
     validation_seconds: float = 0.0   # of the job's own validation, where it has one,
     validation_bytes: int = 0         # and bytes of tensors that it makes, at most
+    spread: float = 0.0               # how far a step is from the median one, in the mean, as a share of it
 
 
 def plain_ledger(job: Job, log: Log, half: Log | None, hardware: Hardware, anchor: Anchor | None,

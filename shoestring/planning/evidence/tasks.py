@@ -23,11 +23,6 @@ class Task(Generic[R]):
     kind: ClassVar[str]            # its name in JSON
     result: ClassVar[type[Any]]    # R, to read the result from JSON
 
-    @property
-    def doing(self) -> str:
-        """What is being done meanwhile, for whoever waits."""
-        return "measuring"
-
 
 class Worker(Protocol):
     """Whoever does tasks: in a child process, or in as many as will train; with these variables in their environment."""
@@ -89,6 +84,7 @@ class AnchorStep:
     validation_seconds: float = 0.0                                # of the job's own validation, where it has one
     validation_bytes: int = 0                                      # of tensors that it makes, at most
     error: str = ""                                                # why the step failed; then nothing else is known
+    spread: float = 0.0                                            # how far a step is from the median one, in the mean, as a share of it
 
 
 @dataclass(frozen=True)
@@ -106,11 +102,8 @@ class AnchorTask(JobTask[AnchorResult]):
     result: ClassVar[type[Any]] = AnchorResult
     variants: Mapping[str, tuple[TechniqueSpec, ...]]              # techniques by a name; "" is the step that must work
     memory: bool = False                                           # measure where memory goes, instead of the time
+    pieces: bool = True                                            # with the time: try whether a batch in two pieces gives the same
     typical: int | None = None                                     # number of the batch whose step is timed; None: that of the memory
-
-    @property
-    def doing(self) -> str:
-        return "measuring the memory of a real step" if self.memory else "timing a real step"
 
 
 @dataclass(frozen=True)
@@ -125,10 +118,6 @@ class PiecesTask(JobTask[PiecesResult]):
     kind: ClassVar[str] = "pieces"
     result: ClassVar[type[Any]] = PiecesResult
     small: bool = False                                            # with a few samples, where a step takes long
-
-    @property
-    def doing(self) -> str:
-        return "trying the batch in pieces"
 
 
 @dataclass(frozen=True)
@@ -147,10 +136,6 @@ class SampleTask(JobTask[SampleResult]):
     kind: ClassVar[str] = "sample"
     result: ClassVar[type[Any]] = SampleResult
 
-    @property
-    def doing(self) -> str:
-        return "timing one block of each kind"
-
 
 @dataclass(frozen=True, kw_only=True)
 class RehearseTask(JobTask[Log]):
@@ -158,10 +143,6 @@ class RehearseTask(JobTask[Log]):
 
     kind: ClassVar[str] = "rehearse"
     result: ClassVar[type[Any]] = Log
-
-    @property
-    def doing(self) -> str:
-        return "running real steps, because fake tensors can't run this model"
 
 
 @dataclass(frozen=True)
@@ -179,6 +160,3 @@ class TrialTask(JobTask[TrialResult]):
     result: ClassVar[type[Any]] = TrialResult
     together: bool = False                                         # by all workers of the group, and not as if there were one
 
-    @property
-    def doing(self) -> str:
-        return f"trying {' + '.join(one.name for one in self.techniques) or 'plain training'} for {self.steps} steps"

@@ -1,0 +1,120 @@
+"""What planning measured is kept, so that the same job on the same machine is not measured again: a file a job in the user's cache folder.
+
+Kept are the answers to slow questions, not a plan: the logs of rehearsals and what worker processes found. Planning asks the same questions
+in the same order and gets the same answers, so the plan follows as it did, in a second; another budget asks mostly the same.
+
+A file is for one job, with all that can be known of it (processes/known_job.py). Beside the answers it has every module of the user's that
+was imported, with a digest: if one of them changed, or the machine is faster or slower than it was, the answers do not count. What a job
+reads from elsewhere nobody can know, so a plan says when it was measured, and `fresh` measures again.
+
+A damaged file counts as not there (measure/cache.py). Two that plan at once both write a whole file, and the last one stays.
+"""
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import sysconfig
+import time
+import zlib
+from base64 import b85decode, b85encode
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shoestring.core.codec import Unreadable, from_json, to_json
+from shoestring.measure.cache import cache_folder, read_kept, write_kept
+from shoestring.planning.evidence.tasks import R, Task
+
+VERSION = 1
+MOST = 100             # jobs that are kept
+LARGEST = 32 << 20     # bytes of one file; a job with more is measured each time
+DRIFTED = 1.25         # times as fast or slow as the machine was: what was measured then does not count
+
+
+@dataclass
+class Kept:
+    """The answers for one job; those that are new are written by `save`."""
+
+    place: Path
+    speed: float = 0.0                                            # the machine's, in operations per second
+    answers: dict[str, Any] = field(default_factory=dict)         # question -> answer, as JSON
+    when: float = 0.0                                             # the time when the first of them was measured
+    files: dict[str, str] = field(default_factory=dict)           # modules of the user's -> SHA-256
+    earlier: frozenset[str] = frozenset()                         # questions that an earlier planning asked
+    used: bool = False                                            # one of their answers was taken
+    added: bool = False
+    asked: Counter[str] = field(default_factory=Counter)          # how often each question to a worker was asked in this planning
+
+    def answer(self, question: Mapping[str, Any], kind: type[R], work: Callable[[], R]) -> R:
+        """The answer to a question: the one that is kept, or what `work` finds."""
+        key = digest(question)
+        if key in self.answers:
+            with suppress(Unreadable, KeyError, TypeError, ValueError):   # of a version that wrote it otherwise
+                found = from_json(kind, self.answers[key])
+                self.used |= key in self.earlier
+                return found
+        new = work()
+        self.answers[key] = to_json(new)
+        self.added, self.when = True, self.when or time.time()
+        return new
+
+    def by_worker(self, task: Task[R], environment: Mapping[str, str], work: Callable[[], R]) -> R:
+        """The result of a task. A trial that is asked for twice in a planning is made twice, because the two may differ."""
+        question = {"task": task.kind, "environment": dict(environment)} | to_json(task)
+        self.asked[digest(question)] += 1
+        return self.answer({**question, "time": self.asked[digest(question)]}, task.result, work)   # type: ignore[no-any-return]
+
+    def save(self) -> None:
+        """Keep what is new for the next time, with the modules that are imported by now."""
+        if not self.added:
+            return
+        packed = b85encode(zlib.compress(json.dumps(self.answers).encode(), 3)).decode()
+        if len(packed) > LARGEST:
+            return
+        files = {**self.files, **digests(own_modules())}
+        write_kept(self.place, {"version": VERSION, "when": self.when, "speed": self.speed, "files": files, "answers": packed})
+        with suppress(OSError):
+            for old in sorted(self.place.parent.glob("*.json"), key=lambda path: path.stat().st_mtime)[:-MOST]:
+                old.unlink(missing_ok=True)
+
+
+def opened(about: Mapping[str, Any], speed: float, fresh: bool = False) -> Kept:
+    """What is kept for a job, of which `about` says all that the answers depend on; with `fresh` nothing is."""
+    new = Kept(cache_folder() / "evidence" / f"{digest(about)[:32]}.json", speed)
+    if fresh:
+        return new
+    found = read_kept(new.place)
+    with suppress(KeyError, TypeError, ValueError, AttributeError, zlib.error):
+        then, files = float(found["speed"]), dict(found["files"])
+        if found["version"] == VERSION and max(then, speed) <= DRIFTED * min(then, speed) and digests(files) == files:
+            answers = dict(json.loads(zlib.decompress(b85decode(found["answers"]))))
+            return Kept(new.place, then, answers, float(found["when"]), files, frozenset(answers))
+    return new
+
+
+def digest(question: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(question, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def digests(files: Iterable[str]) -> dict[str, str]:
+    """SHA-256 of the content of files; those that are not there are left out."""
+    found = {}
+    for name in files:
+        with suppress(OSError):
+            found[name] = hashlib.sha256(Path(name).read_bytes()).hexdigest()
+    return found
+
+
+def own_modules() -> list[str]:
+    """Files of the modules that this process has imported and that belong to no package or library: the user's own."""
+    ours = str(Path(__file__).parents[1])
+    libraries = (ours, *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")))
+    files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
+    return sorted({os.path.abspath(file) for file in files if file and file.endswith(".py")
+                   and not os.path.abspath(file).startswith(tuple(f"{one}{os.sep}" for one in libraries))
+                   and not {"site-packages", "dist-packages"} & set(Path(file).parts)})
