@@ -132,8 +132,8 @@ def put_optimizer_state(run: Run, whole: dict[str, Any]) -> None:
         if not any(part.put_optimizer(whole) for part in run.state.values()):
             run.optimizer.load_state_dict(whole)
     except ValueError as error:   # other weights in a group
-        raise Mistake(f"the optimizer's state in the checkpoint does not fit the job's optimizer now ({error}): give the optimizer that the "
-                      f"run was begun with, or begin anew with --fresh") from error
+        raise Mistake(f"the optimizer's state in the checkpoint does not fit the job's optimizer now ({error}): give the optimizer that "
+                      f"the run was begun with, or begin anew with --fresh") from error
     for group, loaded, own in zip(groups, run.optimizer.param_groups, kernels, strict=True):
         settings = dict(loaded)
         group.clear()

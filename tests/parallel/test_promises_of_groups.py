@@ -88,7 +88,8 @@ def outcomes(name: str, world: int, wanted: list[tuple[Technique, ...]], folder:
 
 
 @pytest.mark.parametrize(("name", "world", "whole"), [
-    ("chain", 2, False), pytest.param("frozen bottom", 2, False, marks=pytest.mark.slow), *(pytest.param(name, 3, True, marks=pytest.mark.slow) for name in ("chain", "u-net", "gpt2"))])
+    ("chain", 2, False), pytest.param("frozen bottom", 2, False, marks=pytest.mark.slow),
+    *(pytest.param(name, 3, True, marks=pytest.mark.slow) for name in ("chain", "u-net", "gpt2"))])
 def test_every_way_to_unite_workers_keeps_to_what_it_states_with_every_technique_that_it_allows(
         name: str, world: int, whole: bool, tmp_path: Path) -> None:
     wanted = plans(name) if whole else some(plans(name))
