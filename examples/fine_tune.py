@@ -73,11 +73,7 @@ def docstrings(held_out: bool) -> list[SAMPLE]:
                 if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and len(text := ast.get_docstring(node) or "") > 40:
                     found.append((text, label))
     encode = tokenizer()
-    return Samples([(encode(text), label) for number, (text, label) in enumerate(found) if (number % 5 == 0) == held_out])
-
-
-class Samples(list[SAMPLE]):
-    """A data set: it has a length, and samples by number."""
+    return [(encode(text), label) for number, (text, label) in enumerate(found) if (number % 5 == 0) == held_out]
 
 
 def tokenizer() -> Any:

@@ -28,8 +28,8 @@ RECIPE = Path(__file__).parent.parent / "examples" / "fine_tune.py"
 
 
 def train(run: Path) -> list[str]:
-    return [sys.executable, "-m", "shoestring", "train", str(RECIPE), "--memory", "1500MiB", "--use", "Checkpoint(every=2)", "--batch", "32",
-            "--epochs", "5", "--save-every", "7", "--run", str(run), "--json"]
+    return [sys.executable, "-m", "shoestring", "train", str(RECIPE), "--memory", "1500MiB", "--use", "Checkpoint(every=2)", "--batch",
+            "32", "--epochs", "5", "--save-every", "7", "--run", str(run), "--json"]
 
 
 def trained(run: Path) -> dict[str, Any]:

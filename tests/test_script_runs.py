@@ -42,7 +42,8 @@ def test_a_script_that_left_its_run_goes_on_with_the_same_bits(techniques: Any, 
     rest = list(shoestring.train(job(), techniques, net(), run=tmp_path / "b"))   # a new process would have other weights, too
     assert [*first, *rest] == steps and [step.number for step in steps if step.metrics] == [3, 6, 9, 12]
     told = report_of(tmp_path / "b")
-    assert told.state == "finished" and told.weights_sha256 == report_of(tmp_path / "a").weights_sha256 == weights_sha256(whole.state_dict())
+    assert told.state == "finished" and told.weights_sha256 == report_of(tmp_path / "a").weights_sha256
+    assert told.weights_sha256 == weights_sha256(whole.state_dict())
     again = net()
     assert not list(shoestring.train(job(), techniques, again, run=tmp_path / "b"))
     assert weights_sha256(again.state_dict()) == told.weights_sha256, "a finished run gives its weights"
@@ -57,7 +58,10 @@ def test_another_job_is_refused_in_the_words_of_a_script(tmp_path: Path) -> None
 
 
 def test_fit_keeps_a_run_too(tmp_path: Path) -> None:
-    fitted = shoestring.fit(net(), lambda output, batch: nn.functional.cross_entropy(output, batch[1]), BATCHES, run=tmp_path / "a", steps=7)
+    def loss(output: torch.Tensor, batch: Any) -> torch.Tensor:
+        return nn.functional.cross_entropy(output, batch[1])
+
+    fitted = shoestring.fit(net(), loss, BATCHES, run=tmp_path / "a", steps=7)
     assert len(fitted.losses) == 7 and report_of(tmp_path / "a").state == "finished"
 
 

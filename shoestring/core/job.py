@@ -39,6 +39,7 @@ def default_optimizer(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimiz
 
 
 USUAL_STEPS = 100   # of a job that says neither steps nor epochs
+UNSAID = -1
 
 
 class Interval(NamedTuple):
@@ -118,7 +119,8 @@ class Job:
     What is trained
       model       a factory: `lambda: MyModel()`. Planning builds it without memory, so give a function, not a model
       weights     what the model begins from: a safetensors file, several of them, or a `Weights`, which takes a part of a file
-      data        a factory of batches, or of a map-style data set: any object with `__len__` and `__getitem__`
+      data        a factory of batches, or of a map-style data set: any object with `__len__` and `__getitem__`. A list is one of
+                  batches, and with `collate` one of samples, in held_out too
       batch, sampler, collate, workers    how batches are made of a data set
       forward, loss, weight, split        how the model is called on a batch, what is minimised, what the loss is a mean over, and how
                   a batch is cut in pieces where its first dimension does not say
@@ -154,7 +156,7 @@ class Job:
     optimizer: Callable[..., torch.optim.Optimizer] = default_optimizer
     batch: int = 8                                       # samples per step, used when data is a Dataset
     sampler: Sampler | None = None                       # which samples of a Dataset make a batch; None: shuffled, every one once a round
-    steps: int = 0                                       # 0: as many as `epochs` make; 100 if there are none
+    steps: int = UNSAID                                  # 0 or not said: as many as `epochs` make; not said, and no epochs: 100
     seed: int = 0
     clip: float = 0.0                                    # largest global norm of the gradients; 0: no clipping
     weights: Any = ""                                    # a safetensors file that the model begins from
@@ -174,12 +176,14 @@ class Job:
     patience: int = 0
 
     def __post_init__(self) -> None:
+        if self.steps == UNSAID:
+            object.__setattr__(self, "steps", 0 if self.epochs else USUAL_STEPS)
         for name, least in (("batch", 1), ("steps", 0), ("epochs", 0), ("clip", 0), ("workers", 0), ("patience", 0)):
             if getattr(self, name) < least:
                 raise Mistake(f"{name}={getattr(self, name)} in the Job: give {least} or more")
         check_calls(vars(self))
         if not self.steps and not self.epochs:
-            object.__setattr__(self, "steps", USUAL_STEPS)
+            raise Mistake("steps=0 and no epochs in the Job: give 1 step or more, or epochs=1")
         if self.held_out is not None and self.validate is not None:
             raise Mistake("the Job has held_out and validate, which are two ways to say how good the model is: give one of them")
         if self.metrics is not None and self.held_out is None:

@@ -48,7 +48,8 @@ class Feed:
         self.random_stream = RandomStream((job.seed + APART) % 2**32)
         with self.random_stream.drawing():
             self.data = factory() if callable(factory) else factory
-        self.mapped, self.listed = is_mapped(self.data), is_listed(self.data)
+        samples = is_listed(self.data) and job.collate is not None   # a list of samples, of which batches are to be made
+        self.mapped, self.listed = samples or is_mapped(self.data), is_listed(self.data) and not samples
         for name in ("sampler", "collate", "workers") if data is None and not self.mapped else ():
             if getattr(job, name):
                 raise Mistake(f"the job has {name}= and its data are a {type(self.data).__name__}, which is gone through as it is: give a "

@@ -105,7 +105,7 @@ class LowRank(TrainingTechnique):
 
         def update(now: Run) -> None:
             if now.clip:
-                nn.utils.clip_grad_norm_(adapters.trained, now.clip)
+                now.noted.note_norm(nn.utils.clip_grad_norm_(adapters.trained, now.clip))
             run.update(replace(now, clip=0.0))
 
         return replace(run, forward=forward, gradients=gradients, update=update, usable=adapters.usable(run.usable),

@@ -28,7 +28,7 @@ from shoestring.memory.offloaded_optimizer import SMALL, AccessOrder, BufferRing
 from shoestring.memory.recompute import Recorder
 from shoestring.memory.row_split import RowSplit, rows_at_once
 from shoestring.memory.stream_units import Unit, laid_out
-from shoestring.memory.waiting_gradients import WaitingGradients
+from shoestring.memory.waiting_gradients import WaitingGradients, clipping
 
 UNIT_BUFFERS = 3   # of units in memory at once: at work, read ahead, written behind
 NAME = "stream.bin"
@@ -317,7 +317,9 @@ class Streaming(OnDisk):
         """Step what was not stepped in backward: small weights outside of all units, and everything if the job clips."""
         if self.clips:
             with torch.no_grad():
-                factor = self.waiting.factor(now.clip, self.trained)
+                norm = self.waiting.norm(self.trained)
+                now.noted.note_norm(norm)
+                factor = clipping(norm, now.clip)
                 for parameter in self.trained:
                     if parameter.grad is not None and parameter not in self.unit_of:
                         parameter.grad.mul_(factor.to(parameter.grad.device))

@@ -99,8 +99,8 @@ class WaitingGradients:
         """The norm of a gradient that is complete, or of the next of its parts."""
         self.norms.setdefault(parameter, []).append(get_total_norm([gradient]))
 
-    def factor(self, clip: float, parameters: Sequence[nn.Parameter]) -> Tensor:
-        """What all gradients are multiplied by, so that their global norm is `clip` at most; `parameters` in the model's order."""
+    def norm(self, parameters: Sequence[nn.Parameter]) -> Tensor:
+        """The global norm of all gradients; `parameters` in the model's order."""
         norms = []
         for parameter in parameters:
             if parameter in self.waiting and parameter not in self.norms:   # it took no part in the last piece
@@ -111,7 +111,12 @@ class WaitingGradients:
                 norms.append(found[0] if len(found) == 1 else get_total_norm(found))
             elif parameter.grad is not None:
                 norms.append(get_total_norm([parameter.grad]))
-        return torch.clamp(clip / (get_total_norm(norms) + TINY), max=1.0)
+        return get_total_norm(norms)
+
+
+def clipping(norm: Tensor, most: float) -> Tensor:
+    """What gradients of this global norm are multiplied by, so that it is `most` or less."""
+    return torch.clamp(most / (norm + TINY), max=1.0)
 
 
 def spans(parameter: nn.Parameter, rows: int | None) -> list[tuple[int, int]]:

@@ -38,6 +38,8 @@ CONFLICTS: dict[frozenset[str], str] = {
     )},
     frozenset({"Stream", "Precision(fp16)"}):
         "fp16 must look at all gradients for overflow before any weight moves; Stream moves them block by block",
+    frozenset({"Ema", "LowRank"}):
+        "Ema averages the model's weights, and LowRank trains updates beside them, which it does not know",
     frozenset({"Ema", "Stream"}):
         "Ema keeps an average of all weights in memory; Stream is there because they do not fit",
     frozenset({"Ema", "Shard(stage=3)"}):

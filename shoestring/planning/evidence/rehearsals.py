@@ -104,7 +104,7 @@ class Rehearsals:
         return self.rehearsed(self.job, techniques, half=True, numbers=self.numbers[:1])
 
     def rehearsed(self, job: Job, techniques: tuple[Technique, ...], half: bool, numbers: tuple[int, ...]) -> Log:
-        """The log of a rehearsal on fake tensors, which is made only if it is not kept; `numbers`: of the batches that it is planned for."""
+        """The log of a rehearsal on fake tensors, which is made only if it is not kept; `numbers`: of the batches it is planned for."""
         def work() -> Log:
             self.tell(f"rehearsing {named(techniques)} on fake tensors" + " with half the batch" * half)
             load_compiler()
