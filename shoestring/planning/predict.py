@@ -196,6 +196,8 @@ class Predictor:
         if not self.has_room(log):
             return one.known["process_bytes"], "estimated: this machine has no room to try it"
         tried = self.trial(one.techniques, self.trial_steps)
+        if not one.techniques and not anchor.eased:   # batches of several sizes: two ways to see what is kept back, and the larger counts
+            return max(tried.process_bytes, anchor.process) * self.margin, f"from the anchor step and a trial of {self.trial_steps} steps"
         return (tried.process_bytes + belonging) * self.margin, f"from a trial of {self.trial_steps} steps"
 
     def needs_trial(self, one: Combination) -> bool:

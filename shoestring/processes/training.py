@@ -63,18 +63,19 @@ def train(task: TrainTask, tell: Tell, link: Link | None = None) -> TrainResult:
 def trial(task: TrialTask, tell: Tell, link: Link | None = None) -> TrialResult:
     """A few real steps, to see how large this process grows."""
     training = Training(job_of(task, link if task.together else None), techniques_of(task.techniques), None, tell)
-    training.batches = chain(largest_batches(training.job, task.largest, training.run), training.batches)
+    largest = largest_batches(training.job, task.largest, training.run)
+    # At the end: what the allocator keeps back of smaller ones does not serve them, while memory of the largest serves all that follow
+    training.batches = chain(islice(training.batches, max((task.steps or 0) - len(largest), 0)), largest) if largest else training.batches
     training.do_steps()
     training.validate_once()
     result = training.result()
     return TrialResult(result.measured["process_bytes"], result.measured["step_seconds"], result.steps)
 
 
-def largest_batches(job: Job, numbers: tuple[int, ...], run: Run) -> Iterator[Batch]:
-    """The batches that were planned for, if they are not the first ones: twice the first of them, because optimizer state is there from the
-    second step on."""
+def largest_batches(job: Job, numbers: tuple[int, ...], run: Run) -> list[Batch]:
+    """The batches that were planned for, if they are not the first ones: twice the first of them."""
     jobs = [planned_for(job, batch) for batch in batches_at(job, numbers)] or [job] * (job.largest is not None)
-    return chain.from_iterable(islice(planned_batches(one, run.assignment), 1 if place else 2) for place, one in enumerate(jobs))
+    return [batch for place, one in enumerate(jobs) for batch in islice(planned_batches(one, run.assignment), 1 if place else 2)]
 
 
 class Training:
