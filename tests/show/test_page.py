@@ -305,7 +305,7 @@ def test_any_one_thing_of_a_story_may_be_missing(key: str, nothing: str) -> None
         if nothing == "missing":
             del story[key]
         assert well_nested(page(story))
-        assert well_nested(overview([summary(story, "name"), summary({}, "other")])) and curves(story)
+    assert well_nested(overview([summary(story, "name"), summary({}, "other")])) and curves(story)
 
 
 def test_the_style_is_in_classes_so_that_a_strict_page_may_show_it() -> None:
@@ -325,10 +325,13 @@ def test_a_page_stays_under_150_kb_whatever_it_is_told(text: str) -> None:
         losses=[1 / step for step in range(1, steps + 1)],
         seconds=[0.1] * steps, step=steps, steps=steps, samples_process=[[0.1 * step, 5 * MIB + step] for step in range(steps)],
         flags={f"{place}{text}": text for place in range(100)}, techniques=[{"name": text, "knobs": {text: text}, "why": text}] * 50,
-        runners_up=[{"text": text, "lost": text}] * 50, events=[{"event": "warning", "time": 1.6e9, "text": text}] * 500,
+        runners_up=[{"text": text, "lost": text}] * 50, events=[{"event": "warning", "time": 1.6e9, "text": text} for _ in range(500)],
         checkpoints=[{"step": 5, "time": 1.6e9}] * 500, blocks=[[f"{place}{text}", MIB] for place in range(900)],
-        measured={"process_bytes": MIB, "parts": {f"{place}{text}": MIB for place in range(50)}})
-    assert len(page(huge).encode()) < 150_000
+        measured={"process_bytes": MIB, "parts": {f"{place}{text}": MIB for place in range(50)}},
+        metrics=[{"step": step, **{f"{place}{text}": step / 7 for place in range(20)}} for step in range(1, 501)], best={"step": 7},
+        rates=[1 / step for step in range(1, steps + 1)], norms=[1 / step for step in range(1, steps + 1)])
+    assert len(page(huge).encode()) < 150_000 and len(curves(huge)) < 150_000
+    assert len(overview([summary(huge, "one"), summary({"flags": {text: text}}, "two")]).encode()) < 60_000
 
 
 def test_an_overview_has_a_row_for_each_run_that_leads_to_it() -> None:

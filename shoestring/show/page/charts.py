@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, isfinite
 from typing import cast
 
@@ -39,7 +39,7 @@ from shoestring.show.page.drawing import (
 from shoestring.show.page.render import render
 from shoestring.show.page.words import all_numbers, number, tidy
 
-FEW, MOST = 240, 500   # points of a line in the picture, and in what the script is told
+FEW, MOST = 150, 400   # points of a line in the picture, and of the loss in what the script is told
 MOST_BORDERS = 60      # ends of epochs
 
 
@@ -57,7 +57,7 @@ class Line:
     best: float | None = None           # where the best value is
 
     def fewer(self, most: int) -> Line:
-        """The same with at most so many points.
+        """The same with at most so many points, and the best one.
 
         >>> line = Line("loss", "forward", [1, 2, 3, 4], [1.0, 3.0, 5.0, None]).fewer(2)
         >>> line.x, line.y, line.low, line.high
@@ -65,6 +65,9 @@ class Line:
         """
         if len(self.x) <= most:
             return self
+        if self.dots:   # each stands for itself, and the best one must be among them
+            kept = [place for place, x in enumerate(self.x) if place % ceil(len(self.x) / most) == 0 or x == self.best]
+            return replace(self, x=[self.x[place] for place in kept], y=[self.y[place] for place in kept])
         x = [group[-1] for group in groups(self.x, most)]
         known = cast(Sequence[Sequence[float]], groups(self.y, most))
         if not all_numbers(self.y):
@@ -82,7 +85,7 @@ class Line:
         return [(x, y) for x, y in zip(self.x, self.y, strict=True) if number(y) is not None and y is not None]
 
     def as_json(self) -> str:
-        bands = f',"low":{listed_json(self.low)},"high":{listed_json(self.high)}' if self.low else ""
+        bands = f',"low":{listed_json(self.low, 4)},"high":{listed_json(self.high, 4)}' if self.low else ""
         best = f',"best":{json.dumps(self.best)}' if self.best is not None else ""
         words = json.dumps({"name": self.name, "tone": self.tone, "dots": self.dots})[:-1]
         return f'{words},"x":{listed_json(self.x, 9)},"y":{listed_json(self.y)}{bands}{best}}}'
@@ -126,7 +129,8 @@ class Chart:
         told = {"key": self.key, "title": self.title, "across": self.across, "unit": self.unit, "zero": self.zero, "tools": self.tools,
                 "span": self.span, "named": self.named, "budget": self.budget,
                 "borders": [list(border) for border in evenly(self.borders, MOST_BORDERS)]}
-        lines = ",".join(line.fewer(MOST).as_json() for line in self.lines)
+        few = [line.fewer(MOST) if self.tools else replace(line.fewer(FEW), low=(), high=()) for line in self.lines]
+        lines = ",".join(line.as_json() for line in few)
         return json.dumps(told, separators=(",", ":"), allow_nan=False)[:-1] + f',"lines":[{lines}]}}'
 
     @property

@@ -30,7 +30,7 @@ from shoestring.show.page.words import (
 )
 
 TONES = ("update", "optimizer", "inputs", "buffers", "temporaries")   # of metrics
-MOST_METRICS, MOST_CHARTS, MOST_ROWS = 12, 4, 6
+MOST_METRICS, MOST_CHARTS, MOST_ROWS, MOST_NAME = 12, 3, 6, 30   # what keeps the page small
 HELD_OUT = "loss"   # what the held-out loss is called among the metrics
 
 
@@ -44,7 +44,8 @@ def metric_line(story: Entries, name: str, tone: str, shown: str = "") -> Line:
     """A metric by the step of its validations."""
     found = [one for one in dicts(story.get("metrics")) if number(one.get("step")) is not None]
     best = number(inner(story, "best").get("step"))
-    return Line(shown or name, tone, [one["step"] for one in found], [number(one.get(name)) for one in found], dots=True, best=best)
+    steps, values = [one["step"] for one in found], [number(one.get(name)) for one in found]
+    return Line(shown or name[:MOST_NAME], tone, steps, values, dots=True, best=best)
 
 
 def step_line(story: Entries, key: str, name: str, tone: str) -> Line:
@@ -86,13 +87,14 @@ def metrics(story: Entries) -> list[Markup]:
     drawn = {name: metric_line(story, name, TONES[place % len(TONES)]) for place, name in enumerate(names)}
     shares = [name for name in names if (found := numbers(list(drawn[name].y))) and min(found) >= 0 and max(found) <= 1]
     sets = ([shares] if shares else []) + [[name] for name in names if name not in shares]
-    return [metric_chart(story, [drawn[name] for name in taken[:len(TONES)]]).drawn() for taken in sets[:MOST_CHARTS]]
+    return [metric_chart(story, [drawn[name] for name in taken[:len(TONES)]], validation_note(story, taken)).drawn()
+            for taken in sets[:MOST_CHARTS]]
 
 
-def metric_chart(story: Entries, lines: Sequence[Line]) -> Chart:
+def metric_chart(story: Entries, lines: Sequence[Line], note: str) -> Chart:
     names = [line.name for line in lines]
-    title = names[0][:60].capitalize() if len(names) == 1 else "Metrics"
-    return Chart(f"metric {' '.join(names)}"[:80], title, validation_note(story, names), tuple(lines), rows=", ".join(names)[:40],
+    title = names[0].capitalize() if len(names) == 1 else "Metrics"
+    return Chart(f"metric {' '.join(names)}"[:80], title, note, tuple(lines), rows=", ".join(names)[:40],
                  span=span(story), named=True, borders=borders(story))
 
 
@@ -103,7 +105,7 @@ def validation_note(story: Entries, names: Sequence[str]) -> str:
     for name in names[:3]:
         now, most = number(last.get(name)), number(best.get(name))
         at = f" ({loss_text(most)} at the best validation)" if most is not None and whole(best, "step") != whole(last, "step") else ""
-        told += [f"{name} {NONE if now is None else loss_text(now)}{at}"]
+        told += [f"{name[:MOST_NAME]} {NONE if now is None else loss_text(now)}{at}"]
     return "On held-out data: " + "; ".join(told) + "."
 
 

@@ -16,7 +16,7 @@ from shoestring.show.page.drawing import BOTTOM, FRAME, LEFT, RIGHT, TOP, Bar, P
 from shoestring.show.page.render import NONE, render
 from shoestring.show.page.words import Entries, figure_of, inner, pairs, share_text, shortened
 
-MOST_BARS = 120
+MOST_BARS = 90
 PHASES = ("forward", "backward", "update")
 PARTS = ("parameters", "optimizer", "gradients", "activations", "temporaries", "inputs", "buffers")
 
@@ -105,7 +105,7 @@ def fewer(found: Sequence[tuple[str, float]]) -> list[tuple[str, float]]:
     """At most about MOST_BARS blocks: neighbours of one phase become the highest of them.
 
     >>> len(fewer([(f"forward {place}", place) for place in range(1000)]))
-    112
+    84
     """
     size = ceil(len(found) / MOST_BARS)
     phases = (list(group) for _, group in groupby(found, lambda block: phase_of(block[0])))

@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from shoestring.core.units import about, bytes_text
 from shoestring.show.page.charts import MOST, Chart, Line
-from shoestring.show.page.curves import HELD_OUT, metric_line, metric_names, process_line, step_line
+from shoestring.show.page.curves import HELD_OUT, MOST_NAME, metric_line, metric_names, process_line, step_line
 from shoestring.show.page.drawing import Strip, strip
 from shoestring.show.page.render import NONE, render
 from shoestring.show.page.standing import NO_BETTER, counted_steps, headline, standing, taken_steps, why_ended
@@ -86,7 +86,7 @@ def summary(story: Entries, name: str) -> Summary:
     return Summary(
         name, state_of(story), stands.tone, stands.word, shorter(stands.why), str(job_text(story)),
         stand(story), warnings_in(story), bar(story, stands.tone),
-        {str(key): str(value) for key, value in inner(story, "flags").items()},
+        {str(key)[:60]: str(value)[:60] for key, value in inner(story, "flags").items()},
         {key: best[key] for key in metric_names(story) if number(best.get(key)) is not None}, losses[-1] if losses else None,
         (figure_of(story, "predicted", "process_bytes"), figure_of(story, "measured", "process_bytes"),
          figure_of(story, "budget", "memory")),
@@ -186,7 +186,7 @@ def curves(story: Entries) -> str:
     """All lines of a run by name, as JSON."""
     found: Iterable[tuple[str, Line]] = (
         ("training loss", step_line(story, "losses", "", "")),
-        *(("held-out loss" if name == HELD_OUT else name, metric_line(story, name, "")) for name in metric_names(story)),
+        *(("held-out loss" if name == HELD_OUT else name[:MOST_NAME], metric_line(story, name, "")) for name in metric_names(story)),
         ("learning rate", step_line(story, "rates", "", "")), ("gradient norm", step_line(story, "norms", "", "")),
         ("memory", process_line(story)))
     return "{" + ",".join(f"{json.dumps(name)}:{line.fewer(MOST).as_json()}" for name, line in found if line.known) + "}"

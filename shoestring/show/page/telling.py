@@ -15,7 +15,7 @@ from shoestring.show.page.times import clock_of
 from shoestring.show.page.words import Entries, clock, counted, dicts, inner, loss_text, number, share_text, warnings_in, whole
 
 IN_A_ROW = ("saved", "validated")   # events that are told as one if they follow each other
-MOST_ROWS, MOST_EVENTS, MOST_CHECKPOINTS, MOST_TEXT = 12, 30, 5, 8000   # what keeps the page small
+MOST_ROWS, MOST_EVENTS, MOST_CHECKPOINTS, MOST_TEXT = 10, 24, 5, 6000   # what keeps the page small
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def event_line(group: list[Entries]) -> Markup:
 
 
 def sentences(event: Entries) -> Iterator[str]:
-    kind, step, text = str(event.get("event")), whole(event, "step"), said(event.get("text") or "", 600)
+    kind, step, text = str(event.get("event")), whole(event, "step"), said(event.get("text") or "", 400)
     memory, how, found = number(event.get("memory")), said(event.get("how") or ""), event.get("differences")
     if kind == "planning":
         yield "Planning" + (f" for {bytes_text(memory)}" if memory else "")
