@@ -26,9 +26,8 @@ from shoestring.core.hardware import Hardware, cluster
 from shoestring.core.job import Job, default_forward, default_optimizer, interval
 from shoestring.core.options import as_arguments, speaking_of_arguments
 from shoestring.core.run import brought_home
-from shoestring.core.technique import in_order, parsed, text
+from shoestring.core.technique import in_order, parsed
 from shoestring.core.training import TrainingTechnique as Technique
-from shoestring.core.training import environment
 from shoestring.core.units import budget_bytes
 from shoestring.course import Course
 from shoestring.data.feed import Feed, counted, shortened
@@ -41,8 +40,7 @@ from shoestring.memory.precision import DTYPES
 from shoestring.planning.catalogue import CATALOGUE, TOGETHER
 from shoestring.planning.duration import expected_seconds, remember_seconds
 from shoestring.planning.earlier import chosen_earlier, place_of, remember_choice
-from shoestring.planning.evidence.gather import ledger_of_traits
-from shoestring.planning.evidence.rehearsals import Rehearsals, Tell, silent
+from shoestring.planning.evidence.rehearsals import Tell, silent
 from shoestring.planning.evidence.rehearse import prepared
 from shoestring.planning.evidence.tasks import R, Task, Worker
 from shoestring.planning.kept import opened
@@ -54,10 +52,10 @@ from shoestring.processes.job_of_task import fresh_model
 from shoestring.processes.known_job import about_job
 from shoestring.processes.launch import run_worker
 from shoestring.processes.scripted import Scripted
-from shoestring.processes.tasks import LinkSpeedTask, TrainResult, TrainTask
+from shoestring.processes.tasks import LinkSpeedTask
+from shoestring.processes.verified import Verified, compared
 from shoestring.runs.cadence import Cadence
 from shoestring.runs.initial_weights import source, valued
-from shoestring.runs.tensors import TensorFile
 
 SHORT = {dtype: name for name, dtype in DTYPES.items()}   # of dtypes whose products may kill a process
 
@@ -318,21 +316,6 @@ def fit(model: nn.Module, loss: Callable[[Any, Batch], Tensor], batches: Iterabl
     return Fitted(outcome, tuple(step.loss for step in train(job, outcome, model, run=run)))
 
 
-def worker_environment(techniques: Iterable[Technique]) -> dict[str, str]:
-    """Variables that a worker for these techniques starts with on this machine."""
-    return {**known_hardware().environment, **environment(techniques)}
-
-
-class Verified(NamedTuple):
-    """What `verify` found."""
-
-    same_bits: bool
-    largest_difference: float   # between two weights
-
-    def __str__(self) -> str:
-        return "the same bits" if self.same_bits else f"not the same bits: weights differ by {self.largest_difference:.2g} at most"
-
-
 def verify(job: Jobs, plan: Plan | Outcome | Iterable[Technique], count: int = 5, *, steps: int | None = None, epochs: int | None = None,
            seed: int | None = None, **flags: Any) -> Verified:
     """Train `count` steps plainly and by the plan, from the same seed, in this process: the same weights?
@@ -356,60 +339,3 @@ def verify(job: Jobs, plan: Plan | Outcome | Iterable[Technique], count: int = 5
                 pass
             states.append(model.state_dict())
         return compared(*states)
-
-
-def compared(plain: Mapping[str, Tensor], planned: Mapping[str, Tensor]) -> Verified:
-    """Whether two states are the same bits, and the largest difference between them."""
-    most, equal = 0.0, True
-    for name, value in plain.items():
-        other = planned[name]
-        if value.dtype != other.dtype or not torch.equal(value, other):
-            equal = False
-            most = max(most, (value.double() - other.double()).abs().max().item())
-    return Verified(equal, most)
-
-
-ROUNDED = 1e-4   # of a loss: how far sums in another order may lead in a few steps
-
-
-def verified(job: Job, plan: Plan, count: int) -> dict[str, Any]:
-    """Plain training, each technique alone and the whole plan, each in a process of its own, side by side."""
-    assert job.origin is not None, "only a job from a file can be made again in a child process"
-    rehearsals = Rehearsals(job, known_hardware(), run_worker)
-    ledger = ledger_of_traits(rehearsals, plan.techniques)
-    with temporary_folder() as folder:
-        def trained(techniques: tuple[Technique, ...], name: str) -> Trained:
-            task = TrainTask(**rehearsals.about_job(techniques), steps=count, weights=f"{folder}/{name}")
-            result = run_worker(task, worker_environment(techniques))
-            return Trained(result, dict(TensorFile(Path(folder, name)).items()))
-
-        plain = trained((), "plain")
-        singles = plan.techniques if len(plan.techniques) > 1 else ()
-        whole = trained(plan.techniques, "plan")
-        verdicts = [verdict(text(one), min(plan.exactness, one.exactness(ledger)), plain, trained((one,), "one")) for one in singles]
-        verdicts.append(verdict(str(plan), plan.exactness, plain, whole))
-    last = verdicts[-1]
-    return {
-        "kept": all(one["kept"] is not False for one in verdicts), "exactness": plan.exactness.word,
-        "bit_equal": last["bit_equal"], "largest_difference": last["largest_difference"], "steps": count,
-        "predicted": {"peak_bytes": plan.peak_bytes, "process_bytes": plan.process_bytes, "step_seconds": plan.step_seconds},
-        "measured": dict(whole.result.measured), "plain_measured": dict(plain.result.measured), "verdicts": verdicts,
-        "losses": list(zip(plain.result.losses, whole.result.losses, strict=True)),
-    }
-
-
-class Trained(NamedTuple):
-    """What a worker process trained."""
-
-    result: TrainResult
-    weights: Mapping[str, Tensor]
-
-
-def verdict(name: str, level: Exactness, plain: Trained, other: Trained) -> dict[str, Any]:
-    """What was found of a plan against the level that it states. What draws anew or is changed is promised nothing that one run of
-    each could show: `kept` is then None."""
-    equal, most = compared(plain.weights, other.weights)
-    off = max(abs(a - b) / max(abs(a), 1e-12) for a, b in zip(plain.result.losses, other.result.losses, strict=True))
-    kept = equal if level is Exactness.BITS else off < ROUNDED if level is Exactness.ROUNDING else None
-    return {"technique": name, "bit_equal": equal, "largest_difference": most, "loss_difference": off,
-            "stated": level.word, "kept": kept}

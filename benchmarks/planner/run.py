@@ -21,7 +21,6 @@ from typing import Any
 import torch
 from turns import techniques
 
-from shoestring.api import worker_environment
 from shoestring.core.errors import OverBudget
 from shoestring.core.technique import described
 from shoestring.core.units import bytes_text, seconds_text
@@ -31,6 +30,7 @@ from shoestring.planning.plan import Plan, techniques_in
 from shoestring.planning.planner import Planner
 from shoestring.processes.launch import run_worker
 from shoestring.processes.tasks import TrainTask
+from shoestring.processes.verified import worker_environment
 
 HERE = Path(__file__).parent
 PLANS = ["", "Fused()", "Checkpoint(groups=-1)", "Accumulate(pieces=2)+Fused()", "StepInBackward()+Fused()"]

@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 
-from shoestring.api import worker_environment
 from shoestring.core.errors import OverBudget
 from shoestring.core.exactness import Exactness
 from shoestring.core.units import bytes_text
@@ -35,6 +34,7 @@ from shoestring.planning.room import families
 from shoestring.planning.training_room import combinations
 from shoestring.processes.launch import run_worker
 from shoestring.processes.tasks import TrainTask
+from shoestring.processes.verified import worker_environment
 
 HERE = Path(__file__).parent
 PROBLEMS = ("gpt2", "bert", "llama", "vit", "wide", "t5", "resnet", "whisper", "mixtral", "recurrent")

@@ -161,8 +161,8 @@ def trained(options: Namespace, path: Path, held: Opened, cadence: Cadence, work
 def worked(options: Namespace, task: TrainTask, job: Job, chosen: Plan, held: Opened, workers: Team,
            rendezvous: Rendezvous | None) -> TrainResult:
     """What the worker, or the group of them, gives back; what happens meanwhile is shown."""
-    from shoestring.api import worker_environment
     from shoestring.processes.launch import run_worker
+    from shoestring.processes.verified import worker_environment
     from shoestring.runs.tensorboard import Board
 
     board = Board(held.folder.path) if options.tensorboard else None
@@ -204,12 +204,12 @@ def grouped(task: TrainTask, held: Opened, workers: Team, rendezvous: Rendezvous
     """Train in a group of workers, here and on the machines that came to the rendezvous."""
     from dataclasses import replace
 
-    from shoestring.api import worker_environment
     from shoestring.planning.evidence.tasks import techniques_of
     from shoestring.processes.group.launch import run_group
     from shoestring.processes.group.round import Invitation
     from shoestring.processes.launch import fingerprint
     from shoestring.processes.tasks import written_task
+    from shoestring.processes.verified import worker_environment
 
     if rendezvous is not None:
         assert task.recording is not None, "the command trains in a folder"
@@ -224,11 +224,11 @@ def followed(options: Namespace, path: Path, wanted: Request, workers: Team) -> 
     from dataclasses import replace
     from pathlib import Path
 
-    from shoestring.api import worker_environment
     from shoestring.planning.evidence.tasks import techniques_of
     from shoestring.processes.group.launch import run_group
     from shoestring.processes.group.rendezvous import Rendezvous
     from shoestring.processes.tasks import TrainTask, read_task
+    from shoestring.processes.verified import worker_environment
     from shoestring.runs.request import differences
 
     assert workers.nodes is not None, "a machine that does not lead is one of several"

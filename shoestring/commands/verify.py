@@ -30,7 +30,7 @@ def run(options: Namespace) -> int:
         raise Mistake(f"--check-steps {options.check_steps}: compare at least one step")
     import json
 
-    from shoestring.api import verified
+    from shoestring.processes.verified import verified
 
     job = loaded(options, given.path, given.flags)
     chosen, _ = planned(options, job, given.memory)
@@ -44,8 +44,8 @@ def run(options: Namespace) -> int:
 
 
 def show(report: dict[str, Any], steps: int) -> None:
-    from shoestring.api import ROUNDED
     from shoestring.planning.quantities import compared
+    from shoestring.processes.verified import ROUNDED
     from shoestring.show.terminal import beside, table
 
     same = Exactness.BITS.word

@@ -19,7 +19,7 @@ from shoestring.core.mesh import on_one_axis
 from shoestring.data.feed import shortened
 from shoestring.parallel.asynchronous import Asynchronous
 from shoestring.planning.evidence.rehearse import rehearse
-from shoestring.processes.training import Training
+from shoestring.processes.training import train
 from shoestring.runs.event import Stepped
 from tests.interrupted import trained
 from tests.tasks import train_task
@@ -236,7 +236,7 @@ def test_a_few_steps_to_try_something_have_the_rates_of_the_whole_training(tmp_p
     (tmp_path / "job.py").write_text(FILE)
     told: list[Stepped] = []
     tried = train_task(tmp_path / "job.py", 3)
-    Training(tried, None, lambda event: told.append(event) if isinstance(event, Stepped) else None, None).result()
+    train(tried, lambda event: told.append(event) if isinstance(event, Stepped) else None)
     assert [event.rate for event in told] == pytest.approx([0.001, 0.002, 0.003])
 
 

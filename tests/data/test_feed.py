@@ -410,8 +410,18 @@ def test_a_held_out_data_set_is_gone_through_once_in_order() -> None:
 
 
 def test_what_a_job_says_of_samples_is_refused_where_there_are_none() -> None:
-    for more in ({"collate": doubled}, {"workers": 2}):
+    for more, data in (({"collate": doubled}, iter([torch.ones(1)])), ({"workers": 2}, [torch.ones(1)])):
         with pytest.raises(Mistake, match="map-style"):
-            Feed(linear(lambda: [torch.ones(1)], **more))
+            Feed(linear(lambda data=data: data, **more))
+
+
+def test_a_list_is_one_of_samples_where_batches_are_collated() -> None:
+    feed = Feed(linear(lambda: [1.0, 2.0, 3.0], collate=torch.tensor, batch=2, steps=2))
+    assert [len(next(feed)) for _ in range(2)] == [2, 2] and feed.per_epoch == 1
+    held = Feed(linear(lambda: [1.0], collate=torch.tensor, batch=2), data=lambda: [1.0, 2.0, 3.0])
+    assert [next(held).tolist() for _ in range(2)] == [[1.0, 2.0], [3.0]]
+
+
+def test_data_sets_by_name_are_told_of() -> None:
     with pytest.raises(Mistake, match="give one of them, such as data=lambda: data\\['train'\\]"):
         Feed(linear(lambda: {"train": Ten(), "test": Ten()}))

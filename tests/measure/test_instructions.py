@@ -16,7 +16,6 @@ import torch
 from torch import nn
 
 import shoestring
-from shoestring.api import worker_environment
 from shoestring.core.errors import Mistake
 from shoestring.core.hardware import Hardware
 from shoestring.measure import instructions, probe
@@ -24,6 +23,7 @@ from shoestring.measure.instructions import CAPS, VARIABLE, cap, cap_this_proces
 from shoestring.memory.precision import Precision
 from shoestring.planning.evidence.rehearse import rehearse
 from shoestring.planning.planner import Planner
+from shoestring.processes.verified import worker_environment
 from tests.models import job, seeded
 
 DIES = "the process died with SIGILL"

@@ -28,6 +28,7 @@ from shoestring.planning.outcome import Outcome
 from shoestring.planning.plan import Plan, load_plan
 from shoestring.planning.planner import Planner
 from shoestring.processes.tasks import TrainResult
+from shoestring.processes.verified import Trained, verdict
 from shoestring.runs.request import Request, differences
 from shoestring.runs.resume import settled
 from shoestring.show.page.telling import plan as plan_section
@@ -121,7 +122,7 @@ def test_terminal_page_and_verify_say_the_same_words_of_a_plan(level: Exactness,
     outcome = Outcome(Plan((Fused(),), 1, 1, 1.0, level), Plan(), (), 1, 1, 1.0, 1, (), ())
     terminal, page = plan_text(outcome.as_json(), {}), plan_section({"techniques": [], **outcome.chosen.as_json()})
     figures = {"peak_bytes": 1, "process_bytes": 1, "step_seconds": 1.0}
-    show({"exactness": level.word, "verdicts": [api.verdict("Fused()", level, found(1.0, 2.0), found(1.0, 2.0))], "losses": [],
+    show({"exactness": level.word, "verdicts": [verdict("Fused()", level, found(1.0, 2.0), found(1.0, 2.0))], "losses": [],
           "predicted": figures, "measured": figures}, 5)
     for text in (terminal, page.replace(level.word.capitalize(), level.word), capsys.readouterr().out):
         assert f"{level.word}: {level.meaning}" in text
@@ -165,8 +166,8 @@ def test_a_saved_plan_is_held_to_the_level_that_is_asked_for(tmp_path: Path, cap
 # verify
 
 
-def found(weights: float, loss: float) -> api.Trained:
-    return api.Trained(TrainResult(losses=(loss,)), {"w": torch.tensor([weights])})
+def found(weights: float, loss: float) -> Trained:
+    return Trained(TrainResult(losses=(loss,)), {"w": torch.tensor([weights])})
 
 
 @pytest.mark.parametrize(("level", "weights", "loss", "kept"), [
@@ -174,8 +175,8 @@ def found(weights: float, loss: float) -> api.Trained:
     (Exactness.ROUNDING, 1.0 + 1e-6, 2.0 + 1e-5, True), (Exactness.ROUNDING, 1.0, 2.0 + 1e-3, False),
     (Exactness.DRAWS, 5.0, 5.0, None), (Exactness.CHANGED, 5.0, 5.0, None)])
 def test_a_verdict_is_about_what_was_stated(level: Exactness, weights: float, loss: float, kept: bool | None) -> None:
-    verdict = api.verdict("X()", level, found(1.0, 2.0), found(weights, loss))
-    assert verdict["kept"] is kept and verdict["stated"] == level.word
+    told = verdict("X()", level, found(1.0, 2.0), found(weights, loss))
+    assert told["kept"] is kept and told["stated"] == level.word
 
 
 @pytest.mark.parametrize(("kept", "code", "word"), [(True, 0, "kept"), (False, 1, "NOT KEPT"), (None, 0, "not checked")])

@@ -28,6 +28,7 @@ from shoestring.processes import training
 from shoestring.processes.launch import run_worker
 from shoestring.processes.sizes import Expected, Sizes, expected
 from shoestring.processes.tasks import TrainTask
+from shoestring.processes.verified import worker_environment
 from shoestring.runs.event import Warned
 from shoestring.runs.recorder import Recording
 from tests.planning import varying
@@ -154,7 +155,7 @@ def trained(kind: str, seed: int, folder: Path, techniques: tuple[Any, ...], ste
                      recording=Recording(str(folder), memory=outcome.chosen.process_bytes, predicted=outcome.chosen.process_bytes),
                      expected=expected(outcome.chosen))
     events: list[Any] = []
-    result = run_worker(task, api.worker_environment(outcome.chosen.techniques), events.append)
+    result = run_worker(task, worker_environment(outcome.chosen.techniques), events.append)
     return outcome.chosen, result.measured, [one for one in events if isinstance(one, Warned)]
 
 

@@ -1,0 +1,95 @@
+"""Plain training and a plan side by side, each in a process of its own: what `shoestring verify` shows."""
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from shoestring.core.exactness import Exactness
+from shoestring.core.files import temporary_folder
+from shoestring.core.job import Job
+from shoestring.core.technique import text
+from shoestring.core.training import TrainingTechnique as Technique
+from shoestring.core.training import environment
+from shoestring.measure.probe import known_hardware
+from shoestring.planning.evidence.gather import ledger_of_traits
+from shoestring.planning.evidence.rehearsals import Rehearsals
+from shoestring.planning.plan import Plan
+from shoestring.processes.launch import run_worker
+from shoestring.processes.tasks import TrainResult, TrainTask
+from shoestring.runs.tensors import TensorFile
+
+
+def worker_environment(techniques: Iterable[Technique]) -> dict[str, str]:
+    """Variables that a worker for these techniques starts with on this machine."""
+    return {**known_hardware().environment, **environment(techniques)}
+
+
+class Verified(NamedTuple):
+    """What `verify` found."""
+
+    same_bits: bool
+    largest_difference: float   # between two weights
+
+    def __str__(self) -> str:
+        return "the same bits" if self.same_bits else f"not the same bits: weights differ by {self.largest_difference:.2g} at most"
+
+
+def compared(plain: Mapping[str, Tensor], planned: Mapping[str, Tensor]) -> Verified:
+    """Whether two states are the same bits, and the largest difference between them."""
+    most, equal = 0.0, True
+    for name, value in plain.items():
+        other = planned[name]
+        if value.dtype != other.dtype or not torch.equal(value, other):
+            equal = False
+            most = max(most, (value.double() - other.double()).abs().max().item())
+    return Verified(equal, most)
+
+
+ROUNDED = 1e-4   # of a loss: how far sums in another order may lead in a few steps
+
+
+def verified(job: Job, plan: Plan, count: int) -> dict[str, Any]:
+    """Plain training, each technique alone and the whole plan, each in a process of its own, side by side."""
+    assert job.origin is not None, "only a job from a file can be made again in a child process"
+    rehearsals = Rehearsals(job, known_hardware(), run_worker)
+    ledger = ledger_of_traits(rehearsals, plan.techniques)
+    with temporary_folder() as folder:
+        def trained(techniques: tuple[Technique, ...], name: str) -> Trained:
+            task = TrainTask(**rehearsals.about_job(techniques), steps=count, weights=f"{folder}/{name}")
+            result = run_worker(task, worker_environment(techniques))
+            return Trained(result, dict(TensorFile(Path(folder, name)).items()))
+
+        plain = trained((), "plain")
+        singles = plan.techniques if len(plan.techniques) > 1 else ()
+        whole = trained(plan.techniques, "plan")
+        verdicts = [verdict(text(one), min(plan.exactness, one.exactness(ledger)), plain, trained((one,), "one")) for one in singles]
+        verdicts.append(verdict(str(plan), plan.exactness, plain, whole))
+    last = verdicts[-1]
+    return {
+        "kept": all(one["kept"] is not False for one in verdicts), "exactness": plan.exactness.word,
+        "bit_equal": last["bit_equal"], "largest_difference": last["largest_difference"], "steps": count,
+        "predicted": {"peak_bytes": plan.peak_bytes, "process_bytes": plan.process_bytes, "step_seconds": plan.step_seconds},
+        "measured": dict(whole.result.measured), "plain_measured": dict(plain.result.measured), "verdicts": verdicts,
+        "losses": list(zip(plain.result.losses, whole.result.losses, strict=True)),
+    }
+
+
+class Trained(NamedTuple):
+    """What a worker process trained."""
+
+    result: TrainResult
+    weights: Mapping[str, Tensor]
+
+
+def verdict(name: str, level: Exactness, plain: Trained, other: Trained) -> dict[str, Any]:
+    """What was found of a plan against the level that it states. What draws anew or is changed is promised nothing that one run of
+    each could show: `kept` is then None."""
+    equal, most = compared(plain.weights, other.weights)
+    off = max(abs(a - b) / max(abs(a), 1e-12) for a, b in zip(plain.result.losses, other.result.losses, strict=True))
+    kept = equal if level is Exactness.BITS else off < ROUNDED if level is Exactness.ROUNDING else None
+    return {"technique": name, "bit_equal": equal, "largest_difference": most, "loss_difference": off,
+            "stated": level.word, "kept": kept}
