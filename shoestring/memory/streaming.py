@@ -42,7 +42,9 @@ class Streaming(OnDisk):
         self.device = parameters[0].device
         self.plain = run
         self.store = DiskStore(run.folder / NAME if run.folder else None, parameters[0].data.new_empty(0))
-        self.trained = [parameter for parameter in parameters if parameter.requires_grad]
+        stepped = (parameter for group in run.optimizer.param_groups for parameter in group["params"])
+        # The model's, in its order, and what is trained beside them (LowRank)
+        self.trained = [parameter for parameter in dict.fromkeys((*parameters, *stepped)) if parameter.requires_grad]
         self.names = {parameter: name for name, parameter in reversed(list(run.model.named_parameters(remove_duplicate=False)))}
         units, self.split_modules = laid_out(run, self.names)
         self.units = {unit.name: unit for unit in units}
@@ -58,7 +60,8 @@ class Streaming(OnDisk):
         rows = {weight: rows_at_once(weight) for weight in self.row_splits}
         self.offloaded = OffloadedOptimizer(run.optimizer, self.store, trained, rows, coded)
         self.clips = bool(run.clip)   # so no weight is stepped in backward
-        unknown = next((self.names[parameter] for parameter in self.trained if parameter not in self.offloaded.group_of), "")
+        unknown = next((self.names[parameter] for parameter in self.trained if parameter in self.names
+                        and parameter not in self.offloaded.group_of), "")
         if self.clips and unknown:
             raise Mistake(f"{unknown} needs a gradient and the optimizer was not given it, so its gradients of all steps add up and count "
                           f"in the norm that is clipped, which Stream does not do: freeze it (requires_grad_(False)), or let the optimizer "

@@ -186,7 +186,7 @@ def test_verify_ends_with_1_when_a_statement_is_not_kept(
     figures = {"peak_bytes": 1, "process_bytes": 1, "step_seconds": 1.0}
     verdict = {"technique": "Fused()", "bit_equal": False, "largest_difference": 0.5, "loss_difference": 0.5, "stated": "to rounding",
                "kept": kept}
-    monkeypatch.setattr(api, "verified", lambda *given: {
+    monkeypatch.setattr("shoestring.processes.verified.verified", lambda *given: {
         "kept": kept is not False, "verdicts": [verdict], "predicted": figures, "measured": figures, "losses": [(1.0, 1.5)]})
     Plan((Fused(),), 1, 1, 1.0, Exactness.ROUNDING).save(tmp_path / "plan.json")
     words = ["verify", "digits", "--plan", str(tmp_path / "plan.json")]
