@@ -192,7 +192,7 @@ class Predictor:
                        for stretch in list(stretches(filled(log, anchor.filled), paged))[1:])
             return (most + belonging) * MARGIN, "from the anchor step and every tensor's pages"
         if not one.techniques and not anchor.eased and self.rehearsals.job.largest is None:
-            return anchor.process * MARGIN, "from the anchor step"
+            return anchor.process * self.margin, "from the anchor step"
         if not self.has_room(log):
             return one.known["process_bytes"], "estimated: this machine has no room to try it"
         tried = self.trial(one.techniques, self.trial_steps)
@@ -223,7 +223,7 @@ class Predictor:
     @property
     def margin(self) -> float:
         """On a process that follows no rule. Where sizes vary, what the allocator keeps back depends on the order in which they come."""
-        return MARGIN if self.rehearsals.job.largest is None else VARIED_MARGIN
+        return VARIED_MARGIN if self.rehearsals.lengths.varies else MARGIN
 
     @property
     def trial_steps(self) -> int:
