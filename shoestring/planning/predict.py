@@ -32,9 +32,11 @@ Combination = Candidate[TrainingTechnique, Ledger]
 
 SLACK = 1.05           # what a device's own allocator takes above the tensors, where that can't be measured
 MARGIN = 1.02          # on the predicted process: better two percent too much than a run over its budget
-VARIED_MARGIN = 1.04   # the same, of one that was tried with batches of several sizes under an allocator that follows no rule
+VARIED_MARGIN = 1.05   # the same, of one that was tried with batches of several sizes under an allocator that follows no rule
 TRIAL_STEPS = 4
-VARIED_STEPS = 6       # more, where batches are of several sizes: what an allocator keeps back depends on what came before
+VARIED_STEPS = (10, 32)   # where batches are of several sizes, because what an allocator keeps back depends on what came before: at least
+                          # and at most,
+VARIED_SECONDS = 8.0      # as many as take so long
 GROUP_STEPS = 8        # of a trial by all workers, which are timed too
 SPREAD = 1.04          # between two trials of one plan: threads race for memory. A plan this close to the budget is tried again,
 AGAIN = 2              # so often
@@ -191,14 +193,15 @@ class Predictor:
             most = max(stretch.top + overhead(anchor.overheads, stretch.moment, base)
                        for stretch in list(stretches(filled(log, anchor.filled), paged))[1:])
             return (most + belonging) * MARGIN, "from the anchor step and every tensor's pages"
-        if not one.techniques and not anchor.eased and self.rehearsals.job.largest is None:
+        if not one.techniques and not anchor.eased and not self.rehearsals.lengths.varies:
             return anchor.process * self.margin, "from the anchor step"
         if not self.has_room(log):
             return one.known["process_bytes"], "estimated: this machine has no room to try it"
-        tried = self.trial(one.techniques, self.trial_steps)
+        count = self.trial_steps(one.known["step_seconds"])
+        tried = self.trial(one.techniques, count)
         if not one.techniques and not anchor.eased:   # batches of several sizes: two ways to see what is kept back, and the larger counts
-            return max(tried.process_bytes, anchor.process) * self.margin, f"from the anchor step and a trial of {self.trial_steps} steps"
-        return (tried.process_bytes + belonging) * self.margin, f"from a trial of {self.trial_steps} steps"
+            return max(tried.process_bytes, anchor.process) * self.margin, f"from the anchor step and a trial of {count} steps"
+        return (tried.process_bytes + belonging) * self.margin, f"from a trial of {count} steps"
 
     def needs_trial(self, one: Combination) -> bool:
         """Whether its process follows no rule, so that only a trial tells how large it is."""
@@ -225,10 +228,12 @@ class Predictor:
         """On a process that follows no rule. Where sizes vary, what the allocator keeps back depends on the order in which they come."""
         return VARIED_MARGIN if self.rehearsals.lengths.varies else MARGIN
 
-    @property
-    def trial_steps(self) -> int:
-        """Of a trial by one worker: where sizes vary, some of the batches as they come follow the largest."""
-        return TRIAL_STEPS if self.rehearsals.job.largest is None else TRIAL_STEPS + VARIED_STEPS
+    def trial_steps(self, seconds: float) -> int:
+        """Of a trial by one worker, whose steps take so long: where sizes vary, batches as they come and then the largest."""
+        if not self.rehearsals.lengths.varies:
+            return TRIAL_STEPS
+        least, most = VARIED_STEPS
+        return min(max(int(VARIED_SECONDS / max(seconds, 1e-3)), least), most)
 
     def tried_again(self, plan: Plan, budget: Budget) -> Plan:
         """A plan whose process was tried, with the largest of some more trials if another run might not fit the budget."""
@@ -237,7 +242,7 @@ class Predictor:
         for _ in range(AGAIN):
             if budget.broken(plan.numbers()) or not budget.broken({"process_bytes": SPREAD * plan.process_bytes}):
                 break
-            more = int(self.trial(plan.techniques, self.trial_steps).process_bytes * self.margin)
+            more = int(self.trial(plan.techniques, self.trial_steps(plan.step_seconds)).process_bytes * self.margin)
             plan = replace(plan, process_bytes=max(plan.process_bytes, more))
         return plan
 

@@ -28,7 +28,7 @@ def test_an_overflowing_step_is_skipped_and_training_recovers() -> None:
     scale = run.state["loss scale"]
     assert scale.state_dict()["skipped"] == 1 and torch.isfinite(first)
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
-    losses = [float(loss) for loss in steps(run, feed)]
+    losses = [float(loss) for loss in steps(run, islice(feed, 39))]
     assert losses[-1] < losses[0] and scale.state_dict()["skipped"] < 20
 
 
