@@ -23,7 +23,7 @@ from shoestring.core.batch import Batch, moved
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job, target
 from shoestring.core.mesh import on_one_axis
-from shoestring.core.run import Run, gathered, kept
+from shoestring.core.run import Run, gathered, guarded_outside, kept
 from shoestring.data.feed import Feed
 from shoestring.data.samplers import InOrder
 from shoestring.memory.block_state import GENERATORS, BlockState, Frozen, FrozenGenerator, generators_of, put_back, version
@@ -77,7 +77,7 @@ def validated(run: Run, job: Job, watch: Watch | None = None, batches: Iterable[
     watch = watch or Watch()
     with validating(run, job, watch):
         if job.validate is not None:
-            with watch.around():
+            with watch.around(), guarded_outside(run):
                 found = named(job.validate(run.model), "validate")
             return dict(gathered(run, found)[0])   # all workers have computed it; where it draws or looks at a clock, the first is right
         return means(run, job, once_through(held_out(job, run.assignment.asynchronous)) if batches is None else batches, watch)
@@ -163,6 +163,11 @@ def means(run: Run, job: Job, batches: Iterable[tuple[Batch, bool]], watch: Watc
 
 def measured(run: Run, job: Job, batch: Batch) -> Mapping[str, Any]:
     """The metrics of one batch, as the job gives them."""
+    with guarded_outside(run):
+        return unguarded(run, job, batch)
+
+
+def unguarded(run: Run, job: Job, batch: Batch) -> Mapping[str, Any]:
     try:
         output = run.evaluate(run.model, batch)
     except RuntimeError as error:

@@ -48,7 +48,7 @@ SEAMS: dict[tuple[str, str], str] = {
     ("loop.py", "steps"): "optimizer",
     ("validation.py", "validated"): "validate",
     ("validation.py", "means"): "weight",
-    ("validation.py", "measured"): "model, loss or metrics",
+    ("validation.py", "unguarded"): "model, loss or metrics",
     ("validation.py", "named"): "metrics",
     ("validation.py", "untouched"): "model",
     ("validation.py", "check_names"): "metrics",

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
@@ -71,6 +71,10 @@ class Part:
     def told(self, weights: Mapping[str, Any]) -> Mapping[str, Any]:
         """Of the model's weights and what it has beside them, what the digest of a trained model is of."""
         return weights
+
+    def guarding(self) -> AbstractContextManager[object]:
+        """While inside, code of the job that is called outside of a step and uses a weight which is not there is refused."""
+        return nullcontext()
 
     def finish(self) -> None:
         """The run is over and the model's weights are in memory: leave there what it has beside them, and nothing else."""
@@ -183,6 +187,15 @@ def digested(run: Run) -> dict[str, Any]:
 def result(run: Run) -> dict[str, Any]:
     """The model's state to give away: as `weights`, with averages where a part keeps them."""
     return {**weights(run), **{name: value for part in run.state.values() for name, value in part.averages.items()}}
+
+
+@contextmanager
+def guarded_outside(run: Run) -> Iterator[None]:
+    """Around code of the job that is called outside of a step, in `Run.usable`: weights that are not there are not used silently."""
+    with ExitStack() as stack:
+        for part in run.state.values():
+            stack.enter_context(part.guarding())
+        yield
 
 
 def traffic(run: Run) -> int:

@@ -11,7 +11,7 @@ If the job clips, all of them wait until their norm is known, and the update bri
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, cast
 
@@ -60,12 +60,6 @@ class Streaming(OnDisk):
         rows = {weight: rows_at_once(weight) for weight in self.row_splits}
         self.offloaded = OffloadedOptimizer(run.optimizer, self.store, trained, rows, coded)
         self.clips = bool(run.clip)   # so no weight is stepped in backward
-        unknown = next((self.names[parameter] for parameter in self.trained if parameter in self.names
-                        and parameter not in self.offloaded.group_of), "")
-        if self.clips and unknown:
-            raise Mistake(f"{unknown} needs a gradient and the optimizer was not given it, so its gradients of all steps add up and count "
-                          f"in the norm that is clipped, which Stream does not do: freeze it (requires_grad_(False)), or let the optimizer "
-                          f"have it")
         large = {parameter: self.names[parameter] for parameter in (*self.unit_of, *self.row_splits)
                  if parameter.requires_grad and (parameter.numel() >= SMALL or parameter in self.row_splits)}
         self.waiting = WaitingGradients(self.store, large if self.clips or run.parts > 1 else {}, rows)
@@ -175,10 +169,13 @@ class Streaming(OnDisk):
         """While inside, the model can be called outside of a step, as often as one likes. The next step finds in memory what it would
         have found without that, so it moves the bytes that every step does."""
         found = list(self.order)
-        with self.aside(), self.loading(), self.guard("outside of a step"):
+        with self.aside(), self.loading():
             yield
             for unit in found:
                 self.start_reading(unit)
+
+    def guarding(self) -> AbstractContextManager[object]:
+        return self.guard("outside of a step")
 
     @contextmanager
     def aside(self) -> Iterator[None]:

@@ -32,7 +32,7 @@ Combination = Candidate[TrainingTechnique, Ledger]
 
 SLACK = 1.05           # what a device's own allocator takes above the tensors, where that can't be measured
 MARGIN = 1.02          # on the predicted process: better two percent too much than a run over its budget
-VARIED_MARGIN = 1.05   # the same, of one that was tried with batches of several sizes under an allocator that follows no rule
+VARIED_MARGIN = 1.04   # the same, of one that was tried with batches of several sizes under an allocator that follows no rule
 TRIAL_STEPS = 4
 VARIED_STEPS = (10, 32)   # where batches are of several sizes, because what an allocator keeps back depends on what came before: at least
                           # and at most,
@@ -233,7 +233,8 @@ class Predictor:
         if not self.rehearsals.lengths.varies:
             return TRIAL_STEPS
         least, most = VARIED_STEPS
-        return min(max(int(VARIED_SECONDS / max(seconds, 1e-3)), least), most)
+        wanted = min(max(int(VARIED_SECONDS / max(seconds, 1e-3)), least), most)
+        return max(min(wanted, self.rehearsals.job.steps or wanted), TRIAL_STEPS)
 
     def tried_again(self, plan: Plan, budget: Budget) -> Plan:
         """A plan whose process was tried, with the largest of some more trials if another run might not fit the budget."""

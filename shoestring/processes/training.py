@@ -24,7 +24,7 @@ from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.link import GroupDone, Link
-from shoestring.core.run import Run, digested, gathered, kept, weights
+from shoestring.core.run import Run, digested, gathered, guarded_outside, kept, weights
 from shoestring.core.training import TrainingTechnique, making
 from shoestring.core.units import bytes_text
 from shoestring.course import Course
@@ -294,7 +294,7 @@ def trained_model(job: Job, run: Run, file: str) -> tuple[str, str]:
                  f"of the model; shoestring export gives them as a file)")
     elif job.show is not None:
         run.model.eval()
-        with torch.no_grad(), run.usable():
+        with torch.no_grad(), run.usable(), guarded_outside(run):
             shown = job.show(run.model) if run.link.rank == 0 else ""
     if file:
         write_tensors(Path(file), found)

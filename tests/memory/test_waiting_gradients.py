@@ -72,14 +72,6 @@ def test_the_users_own_optimizer_steps_by_what_waited(optimizer: Any, techniques
     assert apart(trained(made, techniques[:-1])[0], trained(made, techniques)[0]) == 0.0
 
 
-def test_weights_that_the_optimizer_was_not_given_stay_and_are_refused_where_they_would_count_in_the_norm(tiny: None) -> None:
-    made = job("chain", optimizer=lambda parameters: sgd(list(parameters)[:5]))
-    for more in ((), (Accumulate(2),)):
-        assert apart(trained(made, more)[0], trained(made, (*more, Stream()))[0]) == 0.0
-    with pytest.raises(Mistake, match=r"blocks.1.0.bias needs a gradient and the optimizer was not given it"):
-        trained(replace(made, clip=CLIP), (Stream(),))
-
-
 @pytest.mark.parametrize("name", ["gpt2", pytest.param("bert", marks=pytest.mark.slow), pytest.param("t5", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("more", [(), (Accumulate(2),)])
 def test_the_norm_of_a_weight_that_is_never_whole_is_that_up_to_rounding(name: str, more: tuple[Technique, ...], tiny: None) -> None:

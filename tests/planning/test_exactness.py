@@ -84,7 +84,7 @@ def test_techniques_that_the_user_wrote_are_held_to_the_level_that_the_user_aske
     with pytest.raises(Mistake, match=r"Accumulate\(pieces=2\) is other draws for this job .*--exact rounding allows to rounding"):
         planned(1.0, "rounding", forced=(Accumulate(2),))
     assert planned(1.0, forced=(Accumulate(2),)).chosen.exactness is Exactness.DRAWS
-    with pytest.raises(Mistake, match="--exact bits asks for same bits and --inexact allows changed"):
+    with pytest.raises(Mistake, match='exact="bits" asks for same bits and inexact=True allows changed'):
         shoestring.plan(wide(0.0), exact="bits", inexact=True)
     with pytest.raises(Mistake, match="exact='bytes': there are bits, rounding, draws"):
         shoestring.plan(wide(0.0), exact="bytes")
