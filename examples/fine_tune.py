@@ -30,7 +30,7 @@ def job(lr: float = 1e-4, batch: int = 16, frozen: int = 3, small: bool = False)
     folder = None if small else pretrained()
     return Job(
         model=lambda: classifier(folder, frozen),
-        data=lambda: docstrings(folder, held_out=False),               # samples; `collate` pads each batch to its longest
+        data=lambda: docstrings(folder, held_out=False),       # samples; `collate` pads each batch to its longest
         collate=padded, batch=batch,
         optimizer=lambda named: torch.optim.AdamW(             # a new head learns faster; norms and biases do not decay
             [{**group, "lr": 10 * lr} for group in shoestring.decay_groups([one for one in named if "classifier" in one[0]], 0.01)]
@@ -50,8 +50,8 @@ def classifier(folder: Path | None, frozen: int) -> nn.Module:
     if folder is not None:
         model = BertForSequenceClassification.from_pretrained(folder, num_labels=len(PACKAGES))
     else:
-        model = BertForSequenceClassification(BertConfig(vocab_size=257, hidden_size=64, num_hidden_layers=4, num_attention_heads=4,
-                                                         intermediate_size=128, num_labels=len(PACKAGES)))
+        model = BertForSequenceClassification(BertConfig(vocab_size=257, hidden_size=32, num_hidden_layers=4, num_attention_heads=2,
+                                                         intermediate_size=64, num_labels=len(PACKAGES)))
     for part in (model.bert.embeddings, *model.bert.encoder.layer[:frozen]):
         part.requires_grad_(False)
     return model
@@ -82,7 +82,7 @@ def tokenizer(folder: Path | None) -> Any:
 
         made = AutoTokenizer.from_pretrained(folder)
         return lambda text: made(text, truncation=True, max_length=LONGEST)["input_ids"]
-    return lambda text: [byte + 1 for byte in text.encode()[:LONGEST]]
+    return lambda text: [byte + 1 for byte in text.encode()[:LONGEST // 2]]
 
 
 def padded(samples: list[SAMPLE]) -> dict[str, Tensor]:
