@@ -32,7 +32,7 @@ Combination = Candidate[TrainingTechnique, Ledger]
 
 SLACK = 1.05           # what a device's own allocator takes above the tensors, where that can't be measured
 MARGIN = 1.02          # on the predicted process: better two percent too much than a run over its budget
-VARIED_MARGIN = 1.04   # the same, of one that was tried with batches of several sizes under an allocator that follows no rule
+VARIED_MARGIN = 1.04   # the same, of one that was tried with batches of several sizes
 TRIAL_STEPS = 4
 VARIED_STEPS = (10, 32)   # where batches are of several sizes, because what an allocator keeps back depends on what came before: at least
                           # and at most,
@@ -192,7 +192,12 @@ class Predictor:
             base = min(anchor.overheads.values())
             most = max(stretch.top + overhead(anchor.overheads, stretch.moment, base)
                        for stretch in list(stretches(filled(log, anchor.filled), paged))[1:])
-            return (most + belonging) * MARGIN, "from the anchor step and every tensor's pages"
+            how = "from the anchor step and every tensor's pages"
+            if not self.rehearsals.lengths.varies or anchor.sampled or not self.has_room(log):
+                return (most + belonging) * MARGIN, how
+            # Libraries keep something for every size that they have met, which no rule tells
+            tried = self.trial(one.techniques, count := self.trial_steps(one.known["step_seconds"]))
+            return max((most + belonging) * MARGIN, (tried.process_bytes + belonging) * self.margin), f"{how}, and a trial of {count} steps"
         if not one.techniques and not anchor.eased and not self.rehearsals.lengths.varies:
             return anchor.process * self.margin, "from the anchor step"
         if not self.has_room(log):
