@@ -205,7 +205,7 @@ class Predictor:
         count = self.trial_steps(one.known["step_seconds"])
         tried = self.trial(one.techniques, count)
         if not one.techniques and not anchor.eased:   # batches of several sizes: two ways to see what is kept back, and the larger counts
-            return max(tried.process_bytes, anchor.process) * self.margin, f"from the anchor step and a trial of {count} steps"
+            return max(tried.process_bytes * self.margin, anchor.process), f"from the anchor step and a trial of {count} steps"
         return (tried.process_bytes + belonging) * self.margin, f"from a trial of {count} steps"
 
     def needs_trial(self, one: Combination) -> bool:

@@ -96,6 +96,7 @@ class HeldOut:
     all: float            # bytes of all batches / bytes of the largest
     batches: int          # that were looked at
     ended: bool           # those were all
+    seconds: float        # that making and fetching all of them takes
 
 
 @dataclass(frozen=True)
@@ -121,19 +122,20 @@ def looked_through(job: Job, whole: bool = False) -> HeldOut:
 
 @lru_cache(4)
 def look(source: Source) -> HeldOut:
-    until, largest, counts, most, total, number = time.monotonic() + LONGEST, None, False, -1, 0, 0
+    begun, largest, counts, most, total, number = time.monotonic(), None, False, -1, 0, 0
     feed = held_out(source.job, source.world == 1)
     for batch, own in once_through(feed):
         size, number = size_of(batch), number + 1
         total += size
         if size > most:
             largest, counts, most = batch, own, size
-        if time.monotonic() > until:
+        spent = time.monotonic() - begun
+        if spent > LONGEST:
             rest = max(feed.per_epoch - number, 0)   # where data say how many there are
-            return HeldOut(largest, counts, (total + rest * total / number) / max(most, 1), number, False)
+            return HeldOut(largest, counts, (total + rest * total / number) / max(most, 1), number, False, spent * (1 + rest / number))
     if not number:
         raise Mistake("the job's held_out data yield no batch: there is nothing to validate on")
-    return HeldOut(largest, counts, max(total / most, 1.0) if most > 0 else float(number), number, True)
+    return HeldOut(largest, counts, max(total / most, 1.0) if most > 0 else float(number), number, True, time.monotonic() - begun)
 
 
 def without_validation(job: Job) -> Job:

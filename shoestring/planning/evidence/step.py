@@ -93,12 +93,13 @@ def validation_part(job: Job, log: Log, blocks: Iterable[Block], hardware: Hardw
     forward, flops = sum(block.forward for block in blocks), sum(block.flops for block in blocks)   # those of the log's steps together
     steps = sum(moment.phase == "update" for _, moment in log.marks)
     speed = flops / steps / forward if forward and flops else hardware.flops
-    much = looked_through(job).all if job.held_out is not None else 1.0
+    held_out = looked_through(job) if job.held_out is not None else None
+    much = held_out.all if held_out is not None else 1.0
     own = anchor if job.validate is not None else None
     base = min(anchor.overheads.values()) if anchor is not None else 0
     above = max((size for name, size in anchor.overheads.items() if name.startswith(f"{VALIDATE} ")), default=base) if anchor else 0
     top = max(stretch.top for stretch in found) if own is None else found[0].end + own.validation_bytes
-    seconds = log.validation_flops / speed * much if own is None else own.validation_seconds
+    seconds = log.validation_flops / speed * much + (held_out.seconds if held_out else 0.0) if own is None else own.validation_seconds
     return Validation(top - sum(standing(log).values()), max(above - base, 0), seconds, much)
 
 
