@@ -243,7 +243,7 @@ class Predictor:
 
     def tried_again(self, plan: Plan, budget: Budget) -> Plan:
         """A plan whose process was tried, with the largest of some more trials if another run might not fit the budget."""
-        if not plan.techniques or "from a trial" not in plan.sure or self.devices > 1:
+        if "a trial of" not in plan.sure or self.devices > 1:
             return plan
         for _ in range(AGAIN):
             if budget.broken(plan.numbers()) or not budget.broken({"process_bytes": SPREAD * plan.process_bytes}):

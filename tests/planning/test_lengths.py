@@ -24,6 +24,7 @@ from shoestring.memory.step_in_backward import StepInBackward
 from shoestring.planning.evidence.rehearse import rehearse
 from shoestring.planning.evidence.tasks import specs_of
 from shoestring.planning.planner import Planner
+from shoestring.planning.predict import SPREAD
 from shoestring.processes import training
 from shoestring.processes.launch import run_worker
 from shoestring.processes.sizes import Expected, Sizes, expected
@@ -205,11 +206,12 @@ def test_the_peak_is_exact_under_techniques_too(kind: str, seed: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "seed"), ROW, ids=str)
 def test_no_job_of_varying_lengths_is_over_its_budget(kind: str, seed: int, tmp_path: Path) -> None:
-    """Under the default allocator and under one that follows the tensors, with and without techniques; budget: what was predicted."""
+    """Under one allocator that follows the tensors, with and without techniques, and under the default one, of which two runs of one plan
+    differ: a plan that close to its budget is tried again (tests/planning/test_process.py). Budget: what was predicted."""
     techniques = {1: (), 2: ("Allocator()",), 3: ("Accumulate(pieces=2)", "Allocator()")}[seed]
     chosen, measured, warned = trained(kind, seed, tmp_path / "run", techniques)
     print(json.dumps({"kind": kind, "seed": seed, "plan": str(chosen), "predicted": chosen.process_bytes,
                       "measured": measured["process_bytes"], "tensors": [chosen.peak_bytes, measured["peak_bytes"]]}))
     assert measured["peak_bytes"] == chosen.peak_bytes and not warned
-    assert measured["process_bytes"] <= chosen.process_bytes
-    assert measured["process_bytes"] >= 0.94 * chosen.process_bytes
+    most, least = (SPREAD, 1 / 1.04 / SPREAD ** 2) if not techniques else (1.0, 0.94)
+    assert least * chosen.process_bytes <= measured["process_bytes"] <= most * chosen.process_bytes
