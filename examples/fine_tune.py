@@ -26,7 +26,7 @@ LONGEST = 128        # tokens
 SAMPLE = tuple[list[int], int]
 
 
-def job(lr: float = 1e-4, batch: int = 16, frozen: int = 3, small: bool = False) -> Job:
+def job(lr: float = 1e-4, batch: int = 16, frozen: int = 3, every: str = "1 epoch", small: bool = False) -> Job:
     folder = None if small else pretrained()
     return Job(
         model=lambda: classifier(folder, frozen),
@@ -39,7 +39,7 @@ def job(lr: float = 1e-4, batch: int = 16, frozen: int = 3, small: bool = False)
         epochs=4,
         held_out=lambda: docstrings(folder, held_out=True),
         metrics=lambda output, batch: {"accuracy": (output.logits.argmax(1) == batch["labels"]).float().mean()},
-        every="1 epoch", goal="max accuracy", patience=2,      # the best weights are kept, and it ends when they get no better
+        every=every, goal="max accuracy", patience=2,      # the best weights are kept, and it ends when they get no better
     )
 
 

@@ -27,13 +27,12 @@ pytestmark = pytest.mark.usefixtures("warm_workers")
 RECIPE = Path(__file__).parent.parent / "examples" / "fine_tune.py"
 
 
-SMALL = ["--small", "--frozen", "2", "--epochs", "3", "--lr", "0.003"]
-PRETRAINED = ["--epochs", "4"]
+SMALL = ["--small", "--batch", "32", "--frozen", "2", "--epochs", "3", "--lr", "0.003"]
+PRETRAINED = ["--batch", "8", "--steps", "40", "--every", "8"]
 
 
 def train(run: Path, flags: list[str]) -> list[str]:
-    return [sys.executable, "-m", "shoestring", "train", str(RECIPE), "--memory", "1500MiB", "--use", "Checkpoint(every=2)", "--batch",
-            "32", "--save-every", "7", "--run", str(run), "--json", *flags]
+    return [sys.executable, "-m", "shoestring", "train", str(RECIPE), "--memory", "1500MiB", "--use", "Checkpoint(every=2)", "--save-every", "7", "--run", str(run), "--json", *flags]
 
 
 def trained(run: Path, flags: list[str]) -> dict[str, Any]:
