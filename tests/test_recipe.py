@@ -32,7 +32,8 @@ PRETRAINED = ["--batch", "8", "--steps", "40", "--every", "8"]
 
 
 def train(run: Path, flags: list[str]) -> list[str]:
-    return [sys.executable, "-m", "shoestring", "train", str(RECIPE), "--memory", "1500MiB", "--use", "Checkpoint(every=2)", "--save-every", "7", "--run", str(run), "--json", *flags]
+    return [sys.executable, "-m", "shoestring", "train", str(RECIPE), "--memory", "1500MiB", "--use", "Checkpoint(every=2)",
+            "--save-every", "7", "--run", str(run), "--json", *flags]
 
 
 def trained(run: Path, flags: list[str]) -> dict[str, Any]:
