@@ -12,6 +12,7 @@ from shoestring.core.budget import Budget
 from shoestring.core.hardware import Hardware
 from shoestring.core.job import Origin
 from shoestring.core.ledger import Ledger
+from shoestring.data.lengths import Lengths
 from shoestring.measure.tracker import Log
 from shoestring.memory.allocator import following
 from shoestring.memory.fused import Fused
@@ -63,3 +64,11 @@ def test_a_plan_near_its_budget_is_tried_again_and_the_largest_trial_counts(size
     predictor = Predictor(Rehearsals(replace(job("chain"), origin=Origin("net.py")), Hardware(), worker), Evidence(Ledger(()), Log()))
     assert predictor.tried_again(plan, Budget(memory=1000)).process_bytes == largest and predictor.trials == trials
     assert predictor.tried_again(plan, Budget(memory=2000)) == plan, "far below its budget nothing is tried"
+
+
+def test_where_sizes_vary_a_plan_without_a_rule_needs_room_for_how_far_two_runs_differ() -> None:
+    plan = Plan((), process_bytes=900, sure="process from the anchor step and a trial of 12 steps")
+    rehearsals = Rehearsals(replace(job("chain"), origin=Origin("net.py")), Hardware(), lengths=Lengths(varies=True))
+    predictor = Predictor(rehearsals, Evidence(Ledger(()), Log()))
+    assert predictor.tried_again(plan, Budget(memory=1000)).process_bytes == 1035
+    assert predictor.tried_again(plan, Budget(memory=1100)) == plan, "there is room for that"
