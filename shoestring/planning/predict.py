@@ -33,10 +33,10 @@ Combination = Candidate[TrainingTechnique, Ledger]
 SLACK = 1.05           # what a device's own allocator takes above the tensors, where that can't be measured
 MARGIN = 1.02          # on the predicted process: better two percent too much than a run over its budget
 VARIED_MARGIN = 1.04   # the same, of one that was tried with batches of several sizes
-TRIAL_STEPS = 4
-VARIED_STEPS = (10, 32)   # where batches are of several sizes, because what an allocator keeps back depends on what came before: at least
-                          # and at most,
-VARIED_SECONDS = 8.0      # as many as take so long
+TRIAL_STEPS = (4, 12)     # of a trial, at least and at most: what an allocator keeps back grows in the first steps,
+TRIAL_SECONDS = 2.0       # as many as take so long;
+VARIED_STEPS = (10, 32)   # where batches are of several sizes, more, because that depends on what came before
+VARIED_SECONDS = 8.0
 GROUP_STEPS = 8        # of a trial by all workers, which are timed too
 SPREAD = 1.04          # between two trials of one plan: threads race for memory. A plan this close to the budget is tried again,
 AGAIN = 2              # so often
@@ -236,11 +236,10 @@ class Predictor:
 
     def trial_steps(self, seconds: float) -> int:
         """Of a trial by one worker, whose steps take so long: where sizes vary, batches as they come and then the largest."""
-        if not self.rehearsals.lengths.varies:
-            return TRIAL_STEPS
-        least, most = VARIED_STEPS
-        wanted = min(max(int(VARIED_SECONDS / max(seconds, 1e-3)), least), most)
-        return max(min(wanted, self.rehearsals.job.steps or wanted), TRIAL_STEPS)
+        varies = self.rehearsals.lengths.varies
+        least, most = VARIED_STEPS if varies else TRIAL_STEPS
+        wanted = min(max(int((VARIED_SECONDS if varies else TRIAL_SECONDS) / max(seconds, 1e-3)), least), most)
+        return max(min(wanted, self.rehearsals.job.steps or wanted), TRIAL_STEPS[0])
 
     def tried_again(self, plan: Plan, budget: Budget) -> Plan:
         """A plan whose process was tried, with the largest of some more trials if another run might not fit the budget."""
