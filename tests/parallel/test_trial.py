@@ -54,6 +54,6 @@ def test_what_the_machine_has_no_room_for_is_estimated_and_not_tried(tmp_path: P
 
     planner = Planner(loaded_job(tmp_path / "job.py", {}), Hardware(), worker)
     ledger = planner.ledger()
-    assert "from a trial of 4 steps" in planner.decided(ledger, None, (Fused(),)).chosen.sure and tasks.pop() == "trial"
+    assert "from a trial of 12 steps" in planner.decided(ledger, None, (Fused(),)).chosen.sure and tasks.pop() == "trial"
     monkeypatch.setattr("shoestring.planning.predict.memory_free", lambda: 1 << 20)
     assert "no room to try it" in planner.decided(ledger, None, (Fused(),)).chosen.sure and "trial" not in tasks
