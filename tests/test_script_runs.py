@@ -97,3 +97,11 @@ def test_a_signal_saves_and_then_does_what_it_always_does(number: signal.Signals
     told = report_of(run)
     assert told.state == "stopped" and told.checkpoints[-1].step == told.step
     assert len(list(shoestring.train(job(), run=run))) == 12 - told.step
+
+
+def test_a_run_goes_on_with_its_plan_and_says_so_if_another_is_given(tmp_path: Path) -> None:
+    list(islice(shoestring.train(job(), (), run=tmp_path / "a"), 3))
+    with pytest.warns(UserWarning, match=r"begun with, plain, not with Checkpoint\(every=1\): adopt=True takes that one"):
+        list(islice(shoestring.train(job(), (Checkpoint(every=1),), run=tmp_path / "a"), 3))
+    list(shoestring.train(job(), (Checkpoint(every=1),), run=tmp_path / "a", adopt=True))
+    assert [one["name"] for one in report_of(tmp_path / "a").techniques] == ["Checkpoint"]

@@ -40,6 +40,7 @@ VARIED_SECONDS = 8.0
 GROUP_STEPS = 8        # of a trial by all workers, which are timed too
 SPREAD = 1.04          # between two trials of one plan: threads race for memory. A plan this close to the budget is tried again,
 AGAIN = 2              # so often
+FEW_SPREAD = 1.12      # the same of plain training, of which the anchor did a few steps, and what is kept back grows in the first ones
 VARIED_SPREAD = 1.15   # where sizes vary, two runs of one plan differ by so much under an allocator that follows no rule
 ALIKE = (0.0, 1.0)     # if workers synchronise after every step or never, all steps cost the same, so one may be timed
 
@@ -242,15 +243,16 @@ class Predictor:
         return max(min(wanted, self.rehearsals.job.steps or wanted), TRIAL_STEPS[0])
 
     def tried_again(self, plan: Plan, budget: Budget) -> Plan:
-        """A plan whose process was tried, with the largest of some more trials if another run might not fit the budget."""
-        if "a trial of" not in plan.sure or self.devices > 1:
+        """A plan whose process follows no rule, with the largest of some more trials if another run might not fit the budget."""
+        if "estimated" in plan.sure or self.devices > 1:   # it can't be tried here, or all workers have tried it together
             return plan
         if self.rehearsals.lengths.varies:   # no number of trials would show how large it may become: it must have that much room
             largest = replace(plan, process_bytes=int(VARIED_SPREAD * plan.process_bytes),
                               sure=f"{plan.sure}; counted with {VARIED_SPREAD - 1:.0%} more, by which two runs may differ where sizes vary")
             return largest if budget.broken(largest.numbers()) and not budget.broken(plan.numbers()) else plan
         for _ in range(AGAIN):
-            if budget.broken(plan.numbers()) or not budget.broken({"process_bytes": SPREAD * plan.process_bytes}):
+            spread = SPREAD if "a trial of" in plan.sure else FEW_SPREAD
+            if budget.broken(plan.numbers()) or not budget.broken({"process_bytes": spread * plan.process_bytes}):
                 break
             more = int(self.trial(plan.techniques, self.trial_steps(plan.step_seconds)).process_bytes * self.margin)
             plan = replace(plan, process_bytes=max(plan.process_bytes, more))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import signal
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from shoestring.core.errors import Mistake
 from shoestring.core.files import write_whole
 from shoestring.core.job import Job
+from shoestring.core.options import as_arguments
 from shoestring.core.run import brought_home
 from shoestring.planning.outcome import plan_file
 from shoestring.planning.plan import Plan, plan_in
@@ -25,7 +27,7 @@ from shoestring.processes.finished import finished_report
 from shoestring.processes.sizes import expected
 from shoestring.processes.training import Training
 from shoestring.runs.cadence import Cadence
-from shoestring.runs.event import Event, Failed, Planning
+from shoestring.runs.event import Adopted, Event, Failed, Planning, Warned
 from shoestring.runs.events import note
 from shoestring.runs.recorder import Recording
 from shoestring.runs.report import report_of
@@ -74,15 +76,25 @@ class Scripted:
         self.job, self.model, self.cadence = job, model, cadence
         request, source = request_of(job, model)
         self.held: Opened = opened(path, request, source, fresh, adopt)
-        self.plan = self.kept_plan(plan, outcome)
-        self.training: Training | None = None
+        try:
+            self.plan = self.kept_plan(plan, outcome, adopt)
+        except BaseException:
+            self.held.lock.release()
+            raise
 
-    def kept_plan(self, given: Plan, outcome: dict[str, Any]) -> Plan:
-        """The plan that the run was begun with: going on with another would not give the same bits. A new run takes the one given."""
+    def kept_plan(self, given: Plan, outcome: dict[str, Any], adopt: bool) -> Plan:
+        """The plan that the run was begun with: going on with another would not give the same bits, unless that is wanted (`adopt`). A new
+        run takes the one given."""
         found = {} if self.held.changed else self.held.folder.read("plan.json")
-        if found:
-            return plan_in(found, self.held.folder.path / "plan.json")
-        note(self.held.folder.path, Planning(self.held.request.memory))
+        before = plan_in(found, self.held.folder.path / "plan.json") if found else given
+        if found and before.techniques == given.techniques:
+            return before
+        if found and not adopt:
+            told = f"the run goes on with the plan it was begun with, {before}, not with {given}: --adopt takes that one"
+            note(self.held.folder.path, Warned(told))
+            warnings.warn(as_arguments(told), stacklevel=2)
+            return before
+        note(self.held.folder.path, Adopted((f"the plan {given} instead of {before}",)) if found else Planning(self.held.request.memory))
         self.held.folder.write("plan.json", plan_file(given, outcome))
         return given
 
@@ -92,8 +104,7 @@ class Scripted:
         try:
             with signals_kept():
                 recording = Recording(str(folder.path), self.cadence, self.held.request.memory, self.plan.process_bytes)
-                self.training = made = Training(self.job, self.plan.techniques, recording, silent, expected(self.plan),
-                                                self.model)
+                made = Training(self.job, self.plan.techniques, recording, silent, expected(self.plan), self.model)
                 assert made.recorder is not None, "there is a folder"
                 try:
                     for number in made.each():

@@ -64,6 +64,9 @@ def test_a_plan_near_its_budget_is_tried_again_and_the_largest_trial_counts(size
     predictor = Predictor(Rehearsals(replace(job("chain"), origin=Origin("net.py")), Hardware(), worker), Evidence(Ledger(()), Log()))
     assert predictor.tried_again(plan, Budget(memory=1000)).process_bytes == largest and predictor.trials == trials
     assert predictor.tried_again(plan, Budget(memory=2000)) == plan, "far below its budget nothing is tried"
+    left, predictor.trials = [1000, 1000], 0
+    plain = Plan((), process_bytes=950, sure="process from the anchor step")
+    assert predictor.tried_again(plain, Budget(memory=1050)).process_bytes == 1020, "a few steps do not tell of plain training, either"
 
 
 def test_where_sizes_vary_a_plan_without_a_rule_needs_room_for_how_far_two_runs_differ() -> None:
