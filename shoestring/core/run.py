@@ -140,6 +140,9 @@ class Run:
     together: Callable[[], AbstractContextManager[object]] | None = None
     evaluate: Callable[[nn.Module, Batch], Any] = default_forward   # forward without techniques, in evaluation: inside of these
     mesh: Mesh = field(default_factory=on_one_axis)     # where this worker stands among the others, with links to them
+    # Adds a number up over workers that hold different weights of the model, in place: a square of gradients' norm is that of all
+    summed: Callable[[Tensor], None] = lambda number: None
+    example: Callable[[], Batch] | None = None          # gives a batch like those to come, for who must see one before training begins
     assignment: Assignment = field(default_factory=OwnPart)   # the parts of batches that it trains on, for the feed
     # Asked after a step: all workers are at the same step and have the same weights, so they may agree on what to do (save, stop)
     synchronised: Callable[[], bool] = lambda: True

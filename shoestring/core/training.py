@@ -9,6 +9,7 @@ from typing import ClassVar, Self
 
 from torch.optim import Optimizer
 
+from shoestring.core.errors import Mistake
 from shoestring.core.ledger import Ledger
 from shoestring.core.run import Run
 from shoestring.core.technique import Technique, text
@@ -65,6 +66,11 @@ class TrainingTechnique(Technique[Run, Ledger], ABC):
         return {}
 
     @property
+    def across(self) -> int:
+        """Workers that it needs along the axis that it unites; 0: all that the other axes leave."""
+        return 0
+
+    @property
     def parts(self) -> int:
         """Of one that splits the batch: into so many parts."""
         return 1
@@ -96,6 +102,17 @@ class TrainingTechnique(Technique[Run, Ledger], ABC):
     def making(self) -> AbstractContextManager[object]:
         """In this context the job's model is made and techniques are applied."""
         return nullcontext()
+
+
+def mesh_sizes(techniques: Iterable[TrainingTechnique], world: int) -> dict[str, int]:
+    """How so many workers stand: as many along stage and tensor as techniques want there, and all the others along data. This is the one
+    place that decides it; core/mesh.py says how ranks are counted."""
+    asked = {technique.unites: technique for technique in techniques if technique.across}
+    stages, ways = (asked[axis].across if axis in asked else 1 for axis in ("stage", "tensor"))
+    if world % (stages * ways):
+        wants = " x ".join(f"{text(one)}: {one.across}" for one in asked.values())
+        raise Mistake(f"{world} workers can't stand in lines of {stages * ways} ({wants}): give a multiple of {stages * ways} as --devices")
+    return {"data": world // (stages * ways), "stage": stages, "tensor": ways}
 
 
 def axes_not_united(techniques: Iterable[TrainingTechnique], sizes: Mapping[str, int]) -> list[str]:

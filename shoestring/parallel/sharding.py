@@ -143,6 +143,7 @@ class Sharding(Part):
         for gradient in found:
             square += gradient.float().square().sum()
         self.link.sum(square).wait()
+        self.run.summed(square)
         norm = square.sqrt_()
         self.run.noted.note_norm(norm)
         factor = torch.clamp(most / (norm + 1e-6), max=1.0)

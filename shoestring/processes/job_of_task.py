@@ -12,11 +12,13 @@ from shoestring.core import random_state
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.link import Link
-from shoestring.core.mesh import on_one_axis
+from shoestring.core.mesh import imagined_mesh
+from shoestring.core.training import mesh_sizes
 from shoestring.data.feed import shortened
 from shoestring.data.lengths import batches_at, once, shared_data
 from shoestring.jobfile import loaded_job
-from shoestring.planning.evidence.tasks import JobTask
+from shoestring.parallel.process_mesh import joined_mesh
+from shoestring.planning.evidence.tasks import JobTask, techniques_of
 from shoestring.processes.tasks import TrainTask
 from shoestring.runs.initial_weights import valued
 
@@ -25,7 +27,9 @@ def job_of(task: JobTask[Any], link: Link | None = None) -> Job:
     """The job of a task; with a link to a real group, or as one of a group that is imagined."""
     found, stands = shared_data(loaded_job(Path(task.file), dict(task.flags))), task.position
     job = found if not task.largest else replace(found, largest=once(lambda: batches_at(found, task.largest[:1])[0]))
-    job = replace(job, mesh=on_one_axis(link or Link(stands.rank, stands.world, stands.same_machine)))
+    sizes = mesh_sizes(techniques_of(task.techniques), stands.world if link is None else link.world)
+    mesh = imagined_mesh(sizes, stands.rank, stands.same_machine) if link is None else joined_mesh(link, sizes, link.same_machine)
+    job = replace(job, mesh=mesh)
     if task.steps is None:
         return job
     to_the_end = isinstance(task, TrainTask) and task.recording is not None

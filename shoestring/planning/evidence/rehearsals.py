@@ -16,9 +16,10 @@ from shoestring.core.errors import Mistake
 from shoestring.core.hardware import Hardware
 from shoestring.core.job import Job
 from shoestring.core.link import Link
-from shoestring.core.mesh import on_one_axis
+from shoestring.core.mesh import imagined_mesh
 from shoestring.core.private import load_compiler
 from shoestring.core.training import TrainingTechnique as Technique
+from shoestring.core.training import mesh_sizes
 from shoestring.data.lengths import STATED, Lengths
 from shoestring.measure.fake import LooksAtValues
 from shoestring.measure.process import memory_free
@@ -82,9 +83,10 @@ class Rehearsals:
             rank = place.world - 1
         if rank is not None:
             place = Link(rank, place.world, place.same_machine)
+        mesh = imagined_mesh(mesh_sizes(techniques, place.world), place.rank, place.same_machine)
         if not self.real:
             try:
-                return self.rehearsed(replace(job, mesh=on_one_axis(place)), techniques, half=False, numbers=numbers)
+                return self.rehearsed(replace(job, mesh=mesh), techniques, half=False, numbers=numbers)
             except Mistake:
                 raise
             except Exception as error:
@@ -97,7 +99,7 @@ class Rehearsals:
             stands = {"position": Position(place.rank, place.world, place.same_machine), "largest": numbers}
             return self.asked(RehearseTask(**self.about_job(techniques) | stands), close_environment(),
                               f"rehearsing {named(techniques)} on real tensors, because fake ones can't run it")
-        return self.log_here(replace(job, mesh=on_one_axis(place)), techniques)
+        return self.log_here(replace(job, mesh=mesh), techniques)
 
     def half_log(self, techniques: tuple[Technique, ...] = ()) -> Log:
         """The log of one step with half the batch, on fake tensors."""

@@ -105,7 +105,8 @@ def prepared(job: Job, techniques: Iterable[Technique], model: nn.Module, folder
     if job.epochs and takes_steps(job):   # its schedule wants to know how many they are
         job = counted(job)
     plain = scheduled(job, plain_run(job, model, blocks(model)))
-    run = applied(in_order(techniques), replace(plain, folder=folder, resumed=resumed))
+    plain = replace(plain, folder=folder, resumed=resumed, example=lambda: next(planned_batches(job, plain.assignment)))
+    run = applied(in_order(techniques), plain)
     for name, part in run.state.items():
         if not isinstance(part, Part):
             raise Mistake(f"the part {name!r} of the run's state is a {type(part).__name__}, of which nobody knows what it can do: let its "
