@@ -49,12 +49,14 @@ SPARSE_PARTS = {
     torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
 }
 
-__all__ = ["BATCH_NORMS", "CTC_LOSSES", "GROUPED_PRODUCT", "READ_NUMBER", "RUNNING_NORMS", "SOFTMAX_BACKWARDS", "TRAINING_BATCH_NORMS",
+NO_OVERRIDE: Any = torch._C._disabled_torch_function_impl   # of a subclass: functions are called as they are
+
+__all__ = ["BATCH_NORMS", "CTC_LOSSES", "GROUPED_PRODUCT", "NO_OVERRIDE", "READ_NUMBER", "RUNNING_NORMS", "SOFTMAX_BACKWARDS", "TRAINING_BATCH_NORMS",
            "UNTRACEABLE", "WATCHING", "DispatchMode", "FakeTensor", "FakeTensorMode", "all_gather", "arguments_of", "bit_generator",
            "dense_parts", "has_schedule", "memory_format", "next_node_number", "node_number", "note_step_called",
            "number_of", "operation_of", "own_buffers", "own_parameters", "resize_storage", "results_of", "step_hooks", "storage_id",
            "storage_id_of", "transformers_initialiser", "tree_flatten", "tree_leaves", "tree_map", "tree_unflatten", "without_modes",
-           "write_count"]
+           "without_numbers", "write_count"]
 
 
 class DispatchMode(TorchDispatchMode):
@@ -117,6 +119,13 @@ def dense_parts(tensor: Tensor) -> tuple[Tensor, ...]:
     if tensor.layout is torch.strided or tensor.layout not in SPARSE_PARTS:
         return (tensor,)
     return tuple(getattr(tensor, part)() for part in SPARSE_PARTS[tensor.layout])
+
+
+def without_numbers(kind: type[Tensor], like: Tensor, device: torch.device, gradient: bool) -> Any:
+    """A tensor of a subclass that looks like another and has no memory."""
+    return Tensor._make_wrapper_subclass(   # type: ignore[attr-defined]
+        kind, like.shape, strides=like.stride(), storage_offset=like.storage_offset(), dtype=like.dtype, device=device,
+        requires_grad=gradient)
 
 
 def own_parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:
