@@ -224,7 +224,7 @@ def bubble(schedule: str, stages: int, pieces: int, chunks: int = 1) -> float:
         naive          1 - 1/S                  one worker computes at a time
         gpipe, 1f1b    (S-1) / (M + S-1)        GPipe, section 2; PipeDream-flush has the same (Megatron, arXiv 2104.04473, section 2.2)
         interleaved    (S-1) / (V M + S-1)      the same paper: idle time is 1/V of it, computing as much as before
-        zero-bubble    (S-1) / (3 M + S-1)      ZB-H1 is idle for (S-1) (F + I - W) (arXiv 2401.10241, table 2): a third of 1f1b
+        zero-bubble    (S-1) / (3 M + S-1)      ZB-H1 is idle for (S-1) (F + I - W) (arXiv 2401.10241, section 2): a third of 1f1b
         pipedream      0                        once the line is full; it fills only once in a training
 
     The papers have at least as many pieces as workers; with fewer the last two forms are too small, as the line is never full. What is
