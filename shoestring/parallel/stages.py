@@ -3,15 +3,14 @@
     forward of a piece     receive what crosses the cut, run the user's forward through the chunk (parallel/walk.py), send what crosses the next
     backward of a piece    receive the gradients of what was sent, run backward, send those of what was received
 
-What is sent is held until a moment of the step that does not depend on how fast others are: values until their own backward, gradients
-until the next are sent. A weight that several workers use (tied embeddings) is held by each, and their gradients are added up.
+What is sent is held until the next is sent over the same cut, so how long it lives does not depend on how fast others are. A weight that several workers use (tied embeddings) is held by each, and their gradients are added up.
 """
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,7 +25,7 @@ from shoestring.measure.interception import Guard
 from shoestring.parallel.absent import Absent
 from shoestring.parallel.chain import chain_of
 from shoestring.parallel.schedule import Action, Kind, Orders, Span
-from shoestring.parallel.staged_state import StagedState, released
+from shoestring.parallel.staged_state import StagedState
 from shoestring.parallel.walk import Left, Value, Walk, parts_of
 
 VALUES = 256   # that may cross one cut: tags of messages count them
@@ -58,7 +57,6 @@ class Flight:
 
     inputs: list[Tensor]                     # received, of those that want a gradient
     root: Tensor | None                      # where its backward begins; None: nothing wants a gradient
-    sendings: list[Sending] = field(default_factory=list)
     groups: Any = None                       # what is left to do for weights, when that of inputs is done
 
 
@@ -80,7 +78,7 @@ class Stages(StagedState):
         self.walk: Walk | None = None
         self.gathered = False                          # all weights are here
         self.flights: dict[tuple[int, int], Flight] = {}
-        self.gradients_sent: list[Sending] = []
+        self.on_the_way: dict[tuple[Kind, int], list[Held]] = {}   # by what it is and the chunk that it comes from
         self.spans: list[Span] = []                    # of the last step
         self.begun = 0.0
 
@@ -120,7 +118,7 @@ class Stages(StagedState):
                 total = total if loss is None else total + loss
             else:
                 self.backward_piece(part, action)
-        self.done(self.gradients_sent)
+        self.arrived()
         if now.last:
             self.add_up_tied()
         total = total.float().reshape(1)
@@ -139,16 +137,19 @@ class Stages(StagedState):
         walk = self.walk = Walk(self.parts, self.ranges[action.chunk], bring)
         output = now.forward(now.model, piece)
         self.walk = None
+        loss = None
         if isinstance(output, Crossing):
-            root, sendings = self.handed_on(output.values, walk.gives, action)
-            loss = None
+            root = self.beginning(output.values, walk.gives, action)
         else:
             with walk:
-                value = weighed(now.loss(output, piece), share)
-            if value.numel() != 1:
-                raise Mistake(f"the job's loss gave a tensor of shape {tuple(value.shape)}: it must be one number, the mean over the batch")
-            root, sendings, loss = value, [], value.detach()
-        self.flights[action.piece, action.chunk] = Flight(inputs, root, sendings)
+                root = weighed(now.loss(output, piece), share)
+            if root.numel() != 1:
+                raise Mistake(f"the job's loss gave a tensor of shape {tuple(root.shape)}: it must be one number, the mean over the batch")
+            loss = root.detach()
+        self.spans.append(Span(action, self.begun, time.perf_counter()))
+        self.flights[action.piece, action.chunk] = Flight(inputs, root)
+        if isinstance(output, Crossing):
+            self.hand_on(output.values, action)
         return loss
 
     def received(self, absents: Sequence[Absent], values: Sequence[Value], action: Action) -> list[Tensor]:
@@ -160,45 +161,50 @@ class Stages(StagedState):
         self.begun = time.perf_counter()
         return found
 
-    def handed_on(self, made: list[Tensor], values: Sequence[Value], action: Action) -> tuple[Tensor | None, list[Sending]]:
-        """Send what crosses the next cut; gives where backward will begin."""
+    def beginning(self, made: list[Tensor], values: Sequence[Value], action: Action) -> Tensor | None:
+        """Where the backward of what crosses the next cut begins; None where no gradient comes back."""
         wanted = [(number, one) for number, (one, value) in enumerate(zip(made, values, strict=True)) if value.gradient]
-        shapes = [(number, one.shape, one.dtype) for number, one in wanted]
-        device = made[0].device if made else None
+        shapes = [(number, one.shape, one.dtype, one.device) for number, one in wanted]
 
         def bring() -> list[Tensor]:
-            found = [torch.empty(shape, dtype=dtype, device=device) for _, shape, dtype in shapes]
-            for (number, _, _), arrived in zip(shapes, found, strict=True):
+            found = [torch.empty(shape, dtype=dtype, device=device) for _, shape, dtype, device in shapes]
+            for (number, *_), arrived in zip(shapes, found, strict=True):
                 self.link.receive(arrived, self.home(action.chunk + 1), self.tag(Kind.BACKWARD, action.piece, action.chunk, number))
             self.begun = time.perf_counter()
             return found
 
-        asking = [one for _, one in wanted]
-        for one in asking:
-            if not one.requires_grad:
-                raise Mistake(f"what {self.parts.name_of(self.ranges[action.chunk].stop - 1)} gives asked for a gradient when one forward "
-                              f"was looked at, and does not now: what is frozen must not change while a model is cut into stages")
-        root = Boundary.apply(bring, *asking) if asking else None
-        self.spans.append(Span(action, self.begun, time.perf_counter()))
-        sendings = [self.link.sending(one.detach().contiguous(), self.home(action.chunk + 1),
-                                      self.tag(Kind.FORWARD, action.piece, action.chunk + 1, number)) for number, one in enumerate(made)]
-        return root, sendings
+        if any(not one.requires_grad for _, one in wanted):
+            raise Mistake(f"what {self.parts.name_of(self.ranges[action.chunk].stop - 1)} gives asked for a gradient when one forward was "
+                          f"looked at, and does not now: what is frozen must not change while a model is cut into stages")
+        return Boundary.apply(bring, *(one for _, one in wanted)) if wanted else None
+
+    def hand_on(self, made: list[Tensor], action: Action) -> None:
+        """Send what crosses the next cut."""
+        self.send([one.detach() for one in made], range(len(made)), action, Kind.FORWARD, action.chunk + 1)
+
+    def send(self, made: Sequence[Tensor], numbers: Iterable[int], action: Action, kind: Kind, chunk: int) -> None:
+        """Begin to send to the worker of a chunk; what was sent over this cut before has arrived then."""
+        way = self.on_the_way.setdefault((kind, action.chunk), [])
+        self.done(way)
+        named = chunk if kind is Kind.FORWARD else action.chunk - 1
+        for number, one in zip(numbers, made, strict=True):
+            whole = one.contiguous()
+            way.append(Held(whole, self.link.sending(whole, self.home(chunk), self.tag(kind, action.piece, named, number))))
 
     def backward_piece(self, now: Run, action: Action) -> None:
         key = action.piece, action.chunk
         flight = self.flights[key] if action.kind is Kind.INPUTS else self.flights.pop(key)
-        self.done(flight.sendings)
         if flight.root is None:
             return
-        if action.kind is Kind.BACKWARD or not flight.inputs:   # without inputs, nobody waits for them
-            if action.kind is not Kind.INPUTS:
-                now.backward(now, flight.root)
+        if not flight.inputs and action.kind is Kind.INPUTS:   # nobody waits for it: all is done with the weights
+            return
+        if action.kind is Kind.BACKWARD or not flight.inputs:
+            now.backward(now, flight.root)
         elif action.kind is Kind.INPUTS:
             flight.groups = backward_to_inputs(flight.root, flight.inputs, self.own_weights)
         else:
             self.backward_weights(now, flight)
-        if action.chunk == len(self.ranges) - 1 or action.kind is not Kind.FORWARD:
-            self.spans.append(Span(action, self.begun, time.perf_counter()))
+        self.spans.append(Span(action, self.begun, time.perf_counter()))
         if action.kind is not Kind.WEIGHTS:
             self.send_gradients(flight.inputs, action)
 
@@ -216,17 +222,14 @@ class Stages(StagedState):
             now.backward(now, Boundary.apply(lambda: [gradient for _, gradient in reached], *(one for one, _ in reached)))
 
     def send_gradients(self, inputs: list[Tensor], action: Action) -> None:
-        self.done(self.gradients_sent)
-        if action.chunk == 0:
-            return
-        values = [number for number, value in enumerate(self.walk_takes(action.chunk)) if value.gradient]
-        for number, one in zip(values, inputs, strict=True):
-            gradient = one.grad if one.grad is not None else torch.zeros_like(one)
+        """To the worker before, of what it sent."""
+        numbers = [number for number, value in enumerate(self.takes(action.chunk)) if value.gradient]
+        found = [one.grad if one.grad is not None else torch.zeros_like(one) for one in inputs]
+        for one in inputs:
             one.grad = None
-            self.gradients_sent.append(Held(gradient, self.link.sending(
-                gradient.contiguous(), self.home(action.chunk - 1), self.tag(Kind.BACKWARD, action.piece, action.chunk - 1, number))))
+        self.send(found, numbers, action, Kind.BACKWARD, action.chunk - 1)
 
-    def walk_takes(self, chunk: int) -> Sequence[Value]:
+    def takes(self, chunk: int) -> Sequence[Value]:
         chain = self.parts.chain
         assert chain is not None, "it was looked at when the engine was made"
         return chain.crossing[self.ranges[chunk].start]
@@ -237,10 +240,15 @@ class Stages(StagedState):
     def tag(self, kind: Kind, piece: int, chunk: int, value: int) -> int:
         return ((piece * len(self.ranges) + chunk) * 2 + (kind is Kind.BACKWARD)) * VALUES + value
 
-    def done(self, sendings: list[Sending]) -> None:
-        for sending in sendings:
-            sending.wait()
-        sendings.clear()
+    def done(self, way: list[Held]) -> None:
+        for held in way:
+            held.wait()
+        way.clear()
+
+    def arrived(self) -> None:
+        """All that was sent is there."""
+        for way in self.on_the_way.values():
+            self.done(way)
 
     def add_up_tied(self) -> None:
         """Of every weight that several workers use, the sum of their gradients: the first of them adds up, in the order of workers."""
@@ -297,13 +305,13 @@ class Stages(StagedState):
         for chunk in self.chunks:
             action = Action(Kind.FORWARD, 0, chunk)
             walk = Walk(self.parts, self.ranges[chunk], lambda absents, action=action: self.received(  # type: ignore[misc]
-                absents, self.walk_takes(action.chunk), action))
+                absents, self.takes(action.chunk), action))
             with walk.through():
                 try:
                     output = self.run.evaluate(model, batch)
                 except Left:
-                    _, sendings = self.handed_on(walk.result(), [replace(one, gradient=False) for one in walk.gives], action)
-                    self.done(sendings)
+                    self.hand_on(walk.result(), action)
+                    self.arrived()
         if last not in self.chunks:
             walk = Walk(self.parts, range(0), lambda absents: ())
             with walk.through():
@@ -313,7 +321,7 @@ class Stages(StagedState):
     def shared(self, output: Any, walk: Walk) -> Any:
         """What the last worker has of an output, for all."""
         last = len(self.ranges) - 1
-        start, carried = self.ranges[last].start, {value.number for value in self.walk_takes(last)}
+        start, carried = self.ranges[last].start, {value.number for value in self.takes(last)}
         leaves, structure = tree_flatten(output)
         for place, leaf in enumerate(leaves):
             number = walk.number_of(leaf) if isinstance(leaf, Tensor) else None
