@@ -82,10 +82,14 @@ class Link:
 
     def send(self, tensor: Tensor, to: int) -> None:
         """Give another worker a tensor; done when it may be changed again."""
-        self.count(tensor.nbytes)
-        self.begin_send(tensor, to).wait()
+        self.sending(tensor, to).wait()
 
-    def receive(self, tensor: Tensor, source: int | None = None) -> int:
+    def sending(self, tensor: Tensor, to: int, tag: int = 0) -> Sending:
+        """The same, begun: it must not be changed before this is waited for. A tag tells messages apart that cross each other."""
+        self.count(tensor.nbytes)
+        return self.begin_send(tensor, to, tag)
+
+    def receive(self, tensor: Tensor, source: int | None = None, tag: int = 0) -> int:
         """Take what a worker sends, or any worker, into a tensor; gives who it was."""
         return self.rank if source is None else source
 
@@ -117,7 +121,7 @@ class Link:
             incoming.copy_(outgoing)
         return Done()
 
-    def begin_send(self, tensor: Tensor, to: int) -> Sending:
+    def begin_send(self, tensor: Tensor, to: int, tag: int = 0) -> Sending:
         return Done()
 
 

@@ -51,13 +51,14 @@ class Part:
     def saved(self) -> None:
         """A checkpoint with its state is safe. Only called, before the next step, if `on_disk`."""
 
-    def whole_optimizer(self) -> dict[str, Any] | None:
-        """The optimizer's state as one process would have it, where workers hold parts of it; None: the optimizer has it."""
-        return None
+    def whole_optimizer(self, own: dict[str, Any]) -> dict[str, Any]:
+        """Of the optimizer's state as it is with this part, that without it: of all weights, where this one divides them between
+        workers. Parts are asked from the last that was applied to the first, so that the first gives what one process would have."""
+        return own
 
-    def put_optimizer(self, whole: dict[str, Any]) -> bool:
-        """Take this worker's part of such a state; gives whether that was done. If no part does it, the optimizer takes all of it."""
-        return False
+    def own_optimizer(self, whole: dict[str, Any]) -> dict[str, Any]:
+        """The other way round, from the first that was applied to the last: this worker's part of such a state."""
+        return whole
 
     @property
     def kept(self) -> Mapping[str, StoredTensor]:
@@ -121,6 +122,10 @@ class Noted:
         return None if found is None else float(found)
 
 
+def alone(number: Tensor) -> None:
+    """What a worker adds up with the others, if there are none."""
+
+
 @dataclass(frozen=True)
 class Run:
     model: nn.Module
@@ -141,7 +146,8 @@ class Run:
     evaluate: Callable[[nn.Module, Batch], Any] = default_forward   # forward without techniques, in evaluation: inside of these
     mesh: Mesh = field(default_factory=on_one_axis)     # where this worker stands among the others, with links to them
     # Adds a number up over workers that hold different weights of the model, in place: a square of gradients' norm is that of all
-    summed: Callable[[Tensor], None] = lambda number: None
+    summed: Callable[[Tensor], None] = alone
+    counted: Callable[[nn.Parameter], bool] = lambda parameter: True   # of a weight that several of these hold, whether it counts here
     example: Callable[[], Batch] | None = None          # gives a batch like those to come, for who must see one before training begins
     assignment: Assignment = field(default_factory=OwnPart)   # the parts of batches that it trains on, for the feed
     # Asked after a step: all workers are at the same step and have the same weights, so they may agree on what to do (save, stop)
@@ -226,6 +232,21 @@ def brought_home(run: Run) -> None:
         part.finish()
 
 
+def clipped(run: Run, parameters: Sequence[nn.Parameter]) -> Tensor:
+    """Scale gradients down to the run's largest norm, where other workers hold other weights of the model; gives the norm of all."""
+    found = [(parameter.grad, run.counted(parameter)) for parameter in parameters if parameter.grad is not None]
+    square = parameters[0].new_zeros(1, dtype=torch.float32)
+    for gradient, counts in found:
+        if counts:
+            square += gradient.float().square().sum()
+    run.summed(square)
+    norm = square.sqrt_()
+    factor = torch.clamp(run.clip / (norm + 1e-6), max=1.0)
+    for gradient, _ in found:
+        gradient.mul_(factor.to(gradient.dtype))
+    return norm
+
+
 def plain_run(job: Job, model: nn.Module, blocks: Mapping[str, nn.Module]) -> Run:
     """The run everybody writes first; the yardstick every technique is compared with."""
     optimizer = made_optimizer(job, model)
@@ -246,7 +267,7 @@ def plain_run(job: Job, model: nn.Module, blocks: Mapping[str, nn.Module]) -> Ru
 
     def update(run: Run) -> None:
         if run.clip:
-            run.noted.note_norm(nn.utils.clip_grad_norm_(parameters, run.clip))
+            run.noted.note_norm(nn.utils.clip_grad_norm_(parameters, run.clip) if run.summed is alone else clipped(run, parameters))
         run.optimizer.step()
 
     return Run(model, optimizer, blocks, job.forward, guarded(job.loss), job.weight, gradients, backward, update,

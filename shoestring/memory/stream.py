@@ -30,12 +30,12 @@ from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import Block, Ledger
 from shoestring.core.ledger_parts import Traffic
 from shoestring.core.run import Run
+from shoestring.core.swap import Swap
 from shoestring.core.training import TrainingTechnique
 from shoestring.memory import eight_bits
 from shoestring.memory.checkpoint import Checkpoint
 from shoestring.memory.offloaded_optimizer import BUFFERS, CHUNK, offload_refusal
 from shoestring.memory.streaming import UNIT_BUFFERS, Streaming
-from shoestring.memory.swap import Swap
 
 
 @dataclass(frozen=True)

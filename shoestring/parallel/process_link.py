@@ -38,15 +38,15 @@ class ProcessLink(Link):
     def begin_exchange(self, outgoing: Tensor, incoming: Tensor) -> Sending:
         return Expected(lambda: dist.all_to_all_single(incoming, outgoing, group=self.group, async_op=True))
 
-    def begin_send(self, tensor: Tensor, to: int) -> Sending:
-        return Expected(lambda: dist.isend(tensor, group=self.group, group_dst=to))
+    def begin_send(self, tensor: Tensor, to: int, tag: int = 0) -> Sending:
+        return Expected(lambda: dist.isend(tensor, group=self.group, tag=tag, group_dst=to))
 
-    def receive(self, tensor: Tensor, source: int | None = None) -> int:
+    def receive(self, tensor: Tensor, source: int | None = None, tag: int = 0) -> int:
         try:
             if source is not None:
-                dist.recv(tensor, group=self.group, group_src=source)
+                dist.recv(tensor, group=self.group, tag=tag, group_src=source)
                 return source
-            found = dist.recv(tensor, group=self.group)
+            found = dist.recv(tensor, group=self.group, tag=tag)
             return found if self.group is None else dist.get_group_rank(self.group, found)
         except RuntimeError as error:
             raise PeerLost(str(error)) from error

@@ -185,8 +185,8 @@ class Sharding(Part):
         return {name: ShardedTensor(self, parameter, lambda parameter=parameter: self.unit_of[parameter].pieces.get(parameter))
                 for name, parameter in self.run.model.named_parameters(remove_duplicate=False) if parameter in self.unit_of}
 
-    def whole_optimizer(self) -> dict[str, Any]:
-        """The optimizer's state as one process would have it; what is parted is gathered when it is written."""
+    def whole_optimizer(self, own: dict[str, Any]) -> dict[str, Any]:
+        """What is parted is gathered when it is written."""
         optimizer = self.run.optimizer
         known = [next(map(self.known, self.pieces_of(parameter)), {}) for parameter in self.all_weights()]
         told = self.link.objects(known)
@@ -217,8 +217,8 @@ class Sharding(Part):
         return ShardedTensor(self, parameter, lambda: next(
             (optimizer.state[piece][key] for piece in self.pieces_of(parameter)), None), dtype)
 
-    def put_optimizer(self, whole: dict[str, Any]) -> bool:
-        """Take this worker's pieces of a whole state."""
+    def own_optimizer(self, whole: dict[str, Any]) -> dict[str, Any]:
+        """This worker's pieces of a whole state."""
         state: dict[int, dict[str, Any]] = {}
         groups, local, number = [], 0, 0
         for group, members in zip(whole["param_groups"], self.groups, strict=True):
@@ -231,8 +231,7 @@ class Sharding(Part):
                     local += 1
                 number += 1
             groups.append(group | {"params": own})
-        self.run.optimizer.load_state_dict({"state": state, "param_groups": groups})
-        return True
+        return {"state": state, "param_groups": groups}
 
     def piece_of(self, value: Any, parameter: nn.Parameter) -> Any:
         """This worker's piece of a tensor of a weight's shape."""

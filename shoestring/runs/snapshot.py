@@ -111,11 +111,10 @@ def restore(checkpoint: Checkpoint, run: Run, feed: Feed) -> dict[str, Any]:
 
 def optimizer_state(run: Run) -> dict[str, Any]:
     """The optimizer's state as one process would have it."""
-    for part in run.state.values():
-        whole = part.whole_optimizer()
-        if whole is not None:
-            return whole
-    return run.optimizer.state_dict()
+    state = run.optimizer.state_dict()
+    for part in reversed(list(run.state.values())):
+        state = part.whole_optimizer(state)
+    return state
 
 
 def put_optimizer_state(run: Run, whole: dict[str, Any]) -> None:
@@ -129,8 +128,10 @@ def put_optimizer_state(run: Run, whole: dict[str, Any]) -> None:
                       f"{len(groups)} now: give the optimizer that the run was begun with, or begin anew with --fresh")
     kernels = [{name: group[name] for name in KERNELS if name in group} for group in run.optimizer.param_groups]
     try:
-        if not any(part.put_optimizer(whole) for part in run.state.values()):
-            run.optimizer.load_state_dict(whole)
+        own = whole
+        for part in run.state.values():
+            own = part.own_optimizer(own)
+        run.optimizer.load_state_dict(own)
     except ValueError as error:   # other weights in a group
         raise Mistake(f"the optimizer's state in the checkpoint does not fit the job's optimizer now ({error}): give the optimizer that "
                       f"the run was begun with, or begin anew with --fresh") from error

@@ -21,6 +21,7 @@ from shoestring.core import random_state
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.run import Run, brought_home
+from shoestring.core.swap import Swap
 from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.data.feed import Feed
 from shoestring.loop import steps
@@ -33,7 +34,6 @@ from shoestring.memory.offload import HostOptimizer, OffloadOptimizer
 from shoestring.memory.offloaded_optimizer import AccessOrder
 from shoestring.memory.step_in_backward import StepInBackward
 from shoestring.memory.stream import Stream
-from shoestring.memory.swap import Swap
 from shoestring.planning.evidence.rehearse import prepared, rehearse, tracked
 from shoestring.runs.initial_weights import valued
 from shoestring.runs.tensors import write_tensors
@@ -200,7 +200,7 @@ def test_weights_that_take_no_part_are_kept_as_they_are(tiny: None) -> None:
 
 
 def test_a_model_made_in_little_memory_has_the_values_of_one_made_in_much(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoestring.memory.swap.SMALL", 1024)
+    monkeypatch.setattr("shoestring.core.swap.SMALL", 1024)
     made = job("bert")
     plain = seeded(made).state_dict()
     random_state.seed(made.seed)
@@ -214,7 +214,7 @@ def test_a_disk_that_is_full_while_a_model_is_made_is_told(monkeypatch: pytest.M
     def full(*_: Any) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("shoestring.memory.swap.os.pwrite", full)
+    monkeypatch.setattr("shoestring.core.swap.os.pwrite", full)
     with pytest.raises(Mistake, match=r"wait in a file in .* \(No space left on device\): free some space there"), Swap(room=1 << 16):
         nn.Sequential(*(nn.Linear(512, 512) for _ in range(3)))
 
