@@ -24,7 +24,7 @@ fits in; its formula is the first of the two times.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import accumulate
 from math import ceil, inf
@@ -142,11 +142,17 @@ def best_cut(chain: Sequence[Layer], workers: Workers, stages: int = 0, *, copie
                       f"ask for {max(min(count, world), 1)} stages or fewer")
     search = Search(chain, workers, stages, copied, pieces, holding or Holding())
     if not search.fits(inf, search.holding.memory):
-        least = smallest(search.possible_needs(), lambda memory: search.fits(inf, memory))
+        least = search.least_memory()
         how = f"{stages} stages" if stages else f"{world} workers"
         raise NothingFits(f"no cut of {count} blocks over {how} fits {bytes_text(search.holding.memory)} a device: the best of them needs "
                           f"{bytes_text(least)}; give that much, more stages, or more and smaller pieces", least)
     return search.found(smallest(search.possible_times(), lambda time: search.fits(time, search.holding.memory)))
+
+
+def least_demanding(chain: Sequence[Layer], workers: Workers, stages: int, holding: Holding) -> Cut:
+    """The cut whose largest stage needs the least memory, and of those the fastest."""
+    least = Search(chain, replace(workers, world=stages), stages, False, 1, holding).least_memory()
+    return best_cut(chain, replace(workers, world=stages), stages, holding=replace(holding, memory=least))
 
 
 def smallest(candidates: Table, enough: Callable[[float], bool]) -> float:
@@ -195,6 +201,9 @@ class Search:
     def possible_needs(self) -> Table:
         shares = {ceil(held / r) for held in self.held for r in self.copies.tolist()}
         return np.unique([self.fixed[self.real] + self.per_piece[self.real] * share for share in shares])
+
+    def least_memory(self) -> float:
+        return smallest(self.possible_needs(), lambda memory: self.fits(inf, memory))
 
     def fits(self, time: float, memory: float) -> bool:
         tables = self.fewest(time, memory)

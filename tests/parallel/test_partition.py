@@ -19,6 +19,7 @@ from shoestring.parallel.partition import (
     by_hand,
     by_parameters,
     by_time,
+    least_demanding,
     one_forward_one_backward,
 )
 
@@ -94,6 +95,8 @@ def test_on_uneven_chains_the_program_equals_trying_every_cut(seed: int) -> None
         assert begins[-1] == len(chain) and min(cut.blocks) > 0
         assert cut.seconds == pytest.approx(max(stage_seconds(chain, *span, r, workers, pieces) for span, r in spans), rel=1e-12)
         assert cut.memory == tuple(stage_bytes(chain, *span, r, len(spans) - number, limited) for number, (span, r) in enumerate(spans))
+    if stages and not copied:
+        assert max(least_demanding(chain, workers, stages, holding).memory) == least
     with pytest.raises(NothingFits) as nothing:
         best_cut(chain, workers, stages, copied=copied, pieces=pieces,
                  holding=Holding(least - 1, holding.per_weight, held, holding.stashed))
