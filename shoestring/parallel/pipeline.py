@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -25,6 +25,7 @@ from shoestring.core.ledger import NO_BLOCK_RUNS, Ledger
 from shoestring.core.run import Run
 from shoestring.core.swap import Swap
 from shoestring.core.training import MIXED, TrainingTechnique
+from shoestring.parallel.partition import smallest_maximum
 from shoestring.parallel.schedule import SCHEDULES, Orders, orders
 from shoestring.parallel.stages import Stages
 from shoestring.parallel.walk import Chain
@@ -102,9 +103,9 @@ class Pipeline(TrainingTechnique):
         """The calls of blocks that every chunk has."""
         count = self.stages * self.chunks
         if len(chain.calls) < count:
-            raise Mistake(f"Pipeline: the model calls {len(chain.calls)} blocks ({', '.join(chain.calls)}), and {count} stages need at least "
-                          f"one each: give fewer stages")
-        balance = self.balance or equal_parts(sizes, count)
+            raise Mistake(f"Pipeline: the model calls {len(chain.calls)} blocks ({', '.join(chain.calls)}), and {count} stages need at "
+                          f"least one each: give fewer stages")
+        balance = self.balance or smallest_maximum(sizes, count)
         if sum(balance) != len(chain.calls):
             raise Mistake(f"Pipeline(balance={list(balance)}) has {sum(balance)} blocks, and the model calls {len(chain.calls)}: "
                           f"{', '.join(chain.calls)}")
@@ -134,7 +135,3 @@ class Pipeline(TrainingTechnique):
 def known_orders(schedule: str, stages: int, pieces: int, chunks: int) -> Orders:
     return orders(schedule, stages, pieces, chunks)
 
-
-def equal_parts(sizes: Sequence[int], count: int) -> tuple[int, ...]:
-    """Consecutive parts of a list whose largest sum is as small as can be: the numbers of their members."""
-    raise NotImplementedError
