@@ -29,6 +29,7 @@ class TrainingRoom(Room[TrainingTechnique, Ledger, Plan]):
     catalogue: tuple[type[TrainingTechnique], ...]
     plain: Plan                       # the simplest that there is: of a group, workers that average their gradients
     inexact: bool = False             # whether plans may be `changed`
+    apart: str = ""                   # why the workers can't each train a copy of the model; empty: they can
     objective: Quantity = STEP_SECONDS
     fastest_by_rule: float = 0.0      # seconds of the best plan of a ranking that needs no trial
 
@@ -97,6 +98,8 @@ class TrainingRoom(Room[TrainingTechnique, Ledger, Plan]):
 
     def why_none(self, cost: Ledger) -> str:
         """Why no way to unite workers may be used."""
+        if self.apart:
+            return f"this job can't be trained by {self.predictor.devices} workers: {self.apart}"
         level, why = self.plain.exactness, self.why_inexact(self.plain.techniques[0], cost)
         return (f"{self.predictor.devices} workers that share a batch train this model{why} to what is {level.word}: {level.meaning}; "
                 f"give {level.flag} to allow it, or train with one worker")
