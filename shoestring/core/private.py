@@ -51,7 +51,8 @@ SPARSE_PARTS = {
 
 NO_OVERRIDE: Any = torch._C._disabled_torch_function_impl   # of a subclass: functions are called as they are
 
-__all__ = ["BATCH_NORMS", "CTC_LOSSES", "GROUPED_PRODUCT", "NO_OVERRIDE", "READ_NUMBER", "RUNNING_NORMS", "SOFTMAX_BACKWARDS", "TRAINING_BATCH_NORMS",
+__all__ = ["BATCH_NORMS", "CTC_LOSSES", "GROUPED_PRODUCT", "NO_OVERRIDE", "READ_NUMBER", "RUNNING_NORMS", "SOFTMAX_BACKWARDS",
+           "TRAINING_BATCH_NORMS",
            "UNTRACEABLE", "WATCHING", "DispatchMode", "FakeTensor", "FakeTensorMode", "all_gather", "arguments_of", "backward_to_inputs",
            "backward_to_weights", "bit_generator",
            "dense_parts", "has_schedule", "memory_format", "next_node_number", "node_number", "note_step_called",
@@ -138,7 +139,7 @@ def dense_parts(tensor: Tensor) -> tuple[Tensor, ...]:
 
 def without_numbers(kind: type[Tensor], like: Tensor, device: torch.device, gradient: bool) -> Any:
     """A tensor of a subclass that looks like another and has no memory."""
-    return Tensor._make_wrapper_subclass(   # type: ignore[attr-defined]
+    return Tensor._make_wrapper_subclass(
         kind, like.shape, strides=like.stride(), storage_offset=like.storage_offset(), dtype=like.dtype, device=device,
         requires_grad=gradient)
 

@@ -24,7 +24,7 @@ class Absent(Tensor):
     number: tuple[int, int] | None   # which value of a forward it is (parallel/walk.py); None: nobody asked
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:   # type: ignore[override]
         given = (args, kwargs or {})
         if func is READ_NUMBER or func in SHAPED_BY_VALUES:
             raise LooksAtAbsent

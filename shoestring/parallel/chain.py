@@ -82,8 +82,8 @@ def looked(run: Run, batch: Batch) -> Chain:
 def found(walk: Looking, blocks: Mapping[str, nn.Module]) -> Chain:
     names = list(blocks)
     if len(walk.called) < 2:
-        raise Mistake(f"the model can't be cut into stages: its forward calls {len(walk.called)} of its blocks ({', '.join(names) or 'none'}), "
-                      f"and a cut lies between two")
+        raise Mistake(f"the model can't be cut into stages: its forward calls {len(walk.called)} of its blocks "
+                      f"({', '.join(names) or 'none'}), and a cut lies between two")
     crossing = [tuple(walk.born[number] for number, use in sorted(walk.last_use.items()) if number[0] < call <= use)
                 for call in range(len(walk.called))]
     called = [blocks[names[block]] for block in walk.called]

@@ -123,9 +123,9 @@ class Pipeline(TrainingTechnique):
         """The calls of blocks that every chunk has."""
         count = self.stages * self.chunks
         if len(chain.calls) < count:
-            raise Mistake(f"Pipeline: the model calls {len(chain.calls)} blocks ({', '.join(chain.calls)}), and {count} stages need at least "
-                          f"one each: give fewer stages")
-        balance = self.balance or equal_parts(sizes, count)
+            raise Mistake(f"Pipeline: the model calls {len(chain.calls)} blocks ({', '.join(chain.calls)}), and {count} stages need at "
+                          f"least one each: give fewer stages")
+        balance = self.balance or smallest_maximum(sizes, count)
         if sum(balance) != len(chain.calls):
             raise Mistake(f"Pipeline(balance={list(balance)}) has {sum(balance)} blocks, and the model calls {len(chain.calls)}: "
                           f"{', '.join(chain.calls)}")
@@ -154,8 +154,3 @@ class Pipeline(TrainingTechnique):
 @cache
 def known_orders(schedule: str, stages: int, pieces: int, chunks: int) -> Orders:
     return orders(schedule, stages, pieces, chunks)
-
-
-def equal_parts(sizes: Sequence[int], count: int) -> tuple[int, ...]:
-    """Consecutive parts of a list whose largest sum is as small as can be: the numbers of their members."""
-    return smallest_maximum(sizes, count)

@@ -93,7 +93,8 @@ class StagedState(Part):
         return {"state": dict(sorted(state.items())), "param_groups": groups}
 
     def part(self, own: dict[str, Any], local: int | None, key: str, owner: int, dtype: torch.dtype, shape: torch.Size, _: Any) -> Any:
-        value = own["state"][local][key] if owner == self.link.rank and local is not None else torch.empty(shape, dtype=dtype, device="meta")
+        here = owner == self.link.rank and local is not None
+        value = own["state"][local][key] if here else torch.empty(shape, dtype=dtype, device="meta")
         return StagedTensor(self.link, owner, value)
 
     def own_optimizer(self, whole: dict[str, Any]) -> dict[str, Any]:

@@ -1,9 +1,10 @@
 """The engine of a pipeline: one worker's chunks of a model, and its part in the order of a batch's pieces.
 
-    forward of a piece     receive what crosses the cut, run the user's forward through the chunk (parallel/walk.py), send what crosses the next
+    forward of a piece     receive what crosses the cut, run the user's forward through the chunk (parallel/walk.py), send what goes on
     backward of a piece    receive the gradients of what was sent, run backward, send those of what was received
 
-What is sent is held until the next is sent over the same cut, so how long it lives does not depend on how fast others are. A weight that several workers use (tied embeddings) is held by each, and their gradients are added up.
+What is sent is held until the next is sent over the same cut, so how long it lives does not depend on how fast others are. A weight
+that several workers use (tied embeddings) is held by each of them, and their gradients are added up.
 """
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ from shoestring.parallel.absent import Absent
 from shoestring.parallel.chain import chain_of
 from shoestring.parallel.schedule import Action, Kind, Orders, Span
 from shoestring.parallel.staged_state import StagedState
-from shoestring.parallel.walk import Left, Value, Walk, parts_of
+from shoestring.parallel.walk import Chain, Left, Value, Walk, nothing, parts_of
 
 VALUES = 256   # that may cross one cut: tags of messages count them
 
@@ -51,6 +52,12 @@ class Boundary(torch.autograd.Function):
         return None, *ctx.bring()
 
 
+def begin_with(bring: Callable[[], Sequence[Tensor]], values: Sequence[Tensor]) -> Tensor:
+    """A number from which a backward brings these gradients to these values."""
+    number: Tensor = Boundary.apply(bring, *values)   # type: ignore[no-untyped-call]
+    return number
+
+
 @dataclass
 class Flight:
     """A piece between its forward and its backward in one chunk."""
@@ -63,7 +70,8 @@ class Flight:
 class Stages(StagedState):
     """One worker's part of a pipeline."""
 
-    def __init__(self, run: Run, link: Link, bounds: Callable[[Any], Sequence[range]], orders: Callable[[int], Orders], pieces: int) -> None:
+    def __init__(self, run: Run, link: Link, bounds: Callable[[Chain], Sequence[range]], orders: Callable[[int], Orders],
+                 pieces: int) -> None:
         self.run, self.link, self.pieces = run, link, pieces
         self.orders = orders                           # of a number of pieces
         chain = chain_of(run)
@@ -72,7 +80,7 @@ class Stages(StagedState):
         self.ranges = bounds(chain)                    # of calls, by chunk
         self.chunks = range(link.rank, len(self.ranges), link.world)
         homes = [number % link.world for number, calls in enumerate(self.ranges) for _ in calls]
-        super().__init__(run, link, self.users(chain.weights, homes), self.users(chain.buffers, homes))
+        super().__init__(run, link, users(chain.weights, homes), users(chain.buffers, homes))
         self.blocks = {name: run.blocks[name] for number in self.chunks for call in self.ranges[number]
                        for name in [chain.calls[call]]}
         self.walk: Walk | None = None
@@ -81,14 +89,6 @@ class Stages(StagedState):
         self.on_the_way: dict[tuple[Kind, int], list[Held]] = {}   # by what it is and the chunk that it comes from
         self.spans: list[Span] = []                    # of the last step
         self.begun = 0.0
-
-    def users(self, names: Sequence[frozenset[str]], homes: Sequence[int]) -> dict[str, tuple[int, ...]]:
-        """By name, the workers that use it."""
-        found: dict[str, set[int]] = {}
-        for used, home in zip(names, homes, strict=True):
-            for name in used:
-                found.setdefault(name, set()).add(home)
-        return {name: tuple(sorted(workers)) for name, workers in found.items()}
 
     # The step
 
@@ -146,6 +146,7 @@ class Stages(StagedState):
             if root.numel() != 1:
                 raise Mistake(f"the job's loss gave a tensor of shape {tuple(root.shape)}: it must be one number, the mean over the batch")
             loss = root.detach()
+        walk.forget()
         self.spans.append(Span(action, self.begun, time.perf_counter()))
         self.flights[action.piece, action.chunk] = Flight(inputs, root)
         if isinstance(output, Crossing):
@@ -176,7 +177,7 @@ class Stages(StagedState):
         if any(not one.requires_grad for _, one in wanted):
             raise Mistake(f"what {self.parts.name_of(self.ranges[action.chunk].stop - 1)} gives asked for a gradient when one forward was "
                           f"looked at, and does not now: what is frozen must not change while a model is cut into stages")
-        return Boundary.apply(bring, *(one for _, one in wanted)) if wanted else None
+        return begin_with(bring, [one for _, one in wanted]) if wanted else None
 
     def hand_on(self, made: list[Tensor], action: Action) -> None:
         """Send what crosses the next cut."""
@@ -209,7 +210,7 @@ class Stages(StagedState):
             self.send_gradients(flight.inputs, action)
 
     def backward_weights(self, now: Run, flight: Flight) -> None:
-        """The gradients of weights that were left out, given to them by a backward of their own, so that whoever waits for them sees them."""
+        """The gradients of weights that were left out, given to them by a backward of their own: so whoever waits for them sees them."""
         before = [one.grad for one in self.own_weights]
         for one in self.own_weights:
             one.grad = None
@@ -219,7 +220,7 @@ class Stages(StagedState):
             one.grad = earlier
         reached = [(one, gradient) for one, gradient in zip(self.own_weights, found, strict=True) if gradient is not None]
         if reached:
-            now.backward(now, Boundary.apply(lambda: [gradient for _, gradient in reached], *(one for one, _ in reached)))
+            now.backward(now, begin_with(lambda: [gradient for _, gradient in reached], [one for one, _ in reached]))
 
     def send_gradients(self, inputs: list[Tensor], action: Action) -> None:
         """To the worker before, of what it sent."""
@@ -313,7 +314,7 @@ class Stages(StagedState):
                     self.hand_on(walk.result(), action)
                     self.arrived()
         if last not in self.chunks:
-            walk = Walk(self.parts, range(0), lambda absents: ())
+            walk = Walk(self.parts, range(0), nothing)
             with walk.through():
                 output = self.run.evaluate(model, batch)
         return self.shared(output, walk)
@@ -348,3 +349,12 @@ class Held:
     def wait(self) -> None:
         self.sending.wait()
         self.tensor, self.sending = None, Done()
+
+
+def users(names: Sequence[frozenset[str]], homes: Sequence[int]) -> dict[str, tuple[int, ...]]:
+    """By name, the workers that use it; of every call, what it uses and where it is computed."""
+    found: dict[str, set[int]] = {}
+    for used, home in zip(names, homes, strict=True):
+        for name in used:
+            found.setdefault(name, set()).add(home)
+    return {name: tuple(sorted(workers)) for name, workers in found.items()}

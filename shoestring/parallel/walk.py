@@ -130,8 +130,8 @@ class Walk(TorchFunctionMode):
 
     def real(self, leaf: Absent) -> Tensor:
         if leaf.number is None or leaf.number not in self.values:
-            raise Mistake(f"the model uses something after {self.parts.name_of(self.call)} that an earlier block made, and when one forward "
-                          f"was looked at it did not: what its forward does must not depend on the step")
+            raise Mistake(f"the model uses something after {self.parts.name_of(self.call)} that an earlier block made, and when one "
+                          f"forward was looked at it did not: what its forward does must not depend on the step")
         return self.values[leaf.number]
 
     def used(self, leaves: Iterable[Tensor]) -> None:
@@ -198,6 +198,13 @@ class Walk(TorchFunctionMode):
                           f"model that is cut into stages does must not depend on the step")
         return [self.values[value.number] for value in self.gives]
 
+    def forget(self) -> None:
+        """It is over: nothing that it has seen lives longer because of it."""
+        self.values.clear()
+        self.absents.clear()
+        self.numbers.clear()
+        self.bring = nothing
+
     def elsewhere(self, number: int, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """What a block that is not computed here would give: nothing of it is here, whatever it depends on. The same shapes again are
         looked up."""
@@ -218,6 +225,11 @@ class Walk(TorchFunctionMode):
         if self.parts.chain is not None and (recipe := recipe_of(out, leaves)) is not None:
             self.parts.recipes[key] = recipe
         return out
+
+
+def nothing(absents: Sequence[Absent]) -> Sequence[Tensor]:
+    """What arrives where nothing is awaited."""
+    return ()
 
 
 @dataclass

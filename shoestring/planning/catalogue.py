@@ -23,11 +23,13 @@ from shoestring.parallel.average import Average
 from shoestring.parallel.compress_gradients import CompressGradients
 from shoestring.parallel.drop_stragglers import DropStragglers
 from shoestring.parallel.local_steps import LocalSteps
+from shoestring.parallel.pipeline import Pipeline
 from shoestring.parallel.shard import Shard
 
 CATALOGUE: tuple[type[Technique], ...] = (
     LowRank,
     Precision,
+    Pipeline,
     Accumulate,
     Spill,
     Checkpoint,
