@@ -24,8 +24,8 @@ from shoestring.parallel.partition import Holding, Layer, best_cut, least_demand
 from shoestring.parallel.schedule import Action, Kind, held_at_most, idle_share, needs, orders, timed
 
 RECEIVED = "(received)"    # the row of what comes from the stage before
-EXACT = ("1f1b", "zero-bubble", "interleaved", "gpipe")   # that are tried; of those as good, the first
-MOST_PIECES = 64           # that are tried
+MOST_PIECES = 64           # that are tried,
+TRIED = (("1f1b", "zero-bubble", "interleaved", "gpipe"),)   # and schedules that are as exact as each other; of those as good, the first
 STASHING = "pipedream"     # the schedule in which every piece in flight keeps the weights that it began with
 
 
@@ -182,7 +182,7 @@ def worth_trying(ledger: Ledger) -> Iterator[Setting]:
     for stages in (number for number in range(2, min(world, calls) + 1) if world % number == 0):
         copy = ledger.by_fewer_copies(stages)
         wholes = {pieces: copy.in_pieces(pieces) for pieces in numbers_of_pieces(stages, copy.batch)}
-        for schedules in (EXACT, (STASHING,)):
+        for schedules in TRIED:
             found = [one for pieces, whole in wholes.items() for schedule in schedules
                      for one in with_cuts(whole, stages, pieces, schedule, 2 if schedule == "interleaved" else 1)]
             yield from (Setting(pipe.stages, pipe.pieces, pipe.schedule, pipe.cut, pipe.chunks) for pipe in unbeaten(found))
