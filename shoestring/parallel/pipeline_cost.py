@@ -26,6 +26,7 @@ from shoestring.parallel.schedule import Action, Kind, held_at_most, idle_share,
 RECEIVED = "(received)"    # the row of what comes from the stage before
 MOST_PIECES = 64           # that are tried,
 TRIED = (("1f1b", "zero-bubble", "interleaved", "gpipe"),)   # and schedules that are as exact as each other; of those as good, the first
+HALVED = 1.3               # bytes of gradients that wait between the halves of a backward, per byte of activations (a GPT, measured)
 STASHING = "pipedream"     # the schedule in which every piece in flight keeps the weights that it began with
 
 
@@ -115,15 +116,21 @@ class Pipe:
         latest = update.seconds * (max(map(self.share, range(self.stages))) - share)   # the largest stage's update is waited for
         return replace(
             ledger, blocks=blocks, at_zero_batch=tuple(empty.get(row.name, Block(row.name, False)) for row in blocks),
-            in_flight=max(held / self.chunks, 1.0), stretch=self.step / busy if busy else 1.0,
+            in_flight=max((held - self.waiting(worker)) / self.chunks, 1.0), stretch=self.step / busy if busy else 1.0,
             standing=replace(standing, parameters=standing.parameters * share * versions, optimizer=standing.optimizer * share,
-                             gradients=standing.gradients * share),
+                             gradients=standing.gradients * share,
+                             inputs=standing.inputs + self.waiting(worker) * (1 + HALVED) * sum(row.kept for row in rows)),
             update=replace(update, seconds=update.seconds * share, rise=update.rise * share, call_seconds=update.call_seconds * share,
                            fused_seconds=None if update.fused_seconds is None else update.fused_seconds * share),
             splitting=replace(ledger.splitting, adding_seconds=ledger.splitting.adding_seconds * share),
             allocation=replace(ledger.allocation, allocated=ledger.allocation.allocated / self.stages),
             traffic=ledger.traffic + Traffic(sent=self.sent(worker), waiting=latest),
             workers=replace(ledger.workers, stages=self.stages))
+
+    def waiting(self, worker: int) -> int:
+        """Pieces between the two halves of their backward. Their activations stay, also those that were computed again, and so do the
+        gradients of what was computed from them."""
+        return min(worker, self.pieces - 1) if self.schedule == "zero-bubble" else 0
 
     def share(self, worker: int) -> float:
         """Of all weights, that a worker holds."""
