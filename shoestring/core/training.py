@@ -86,8 +86,9 @@ class TrainingTechnique(Technique[Run, Ledger], ABC):
         """Whether the first worker keeps the weights and computes nothing, so that others need more memory."""
         return False
 
-    def staging(self, ledger: Ledger) -> Staging | None:
-        """Of one that cuts the model into stages: where, and who does what when, on the ledger that its `cost` is given."""
+    def staging(self, ledger: Ledger, after: Ledger) -> Staging | None:
+        """Of one that cuts the model into stages: where, and who does what when. `ledger` is what its `cost` is given, `after` the ledger
+        of the whole plan, in which others may have changed the seconds of blocks."""
         return None
 
     def talking(self, steps: int) -> Mapping[TrainingTechnique, int]:

@@ -113,8 +113,8 @@ class Pipeline(TrainingTechnique):
         """Of the worker that needs most; parallel/pipeline_cost.py says how."""
         return self.pipe(ledger).largest()
 
-    def staging(self, ledger: Ledger) -> Staging:
-        return self.pipe(ledger).staging()
+    def staging(self, ledger: Ledger, after: Ledger) -> Staging:
+        return self.pipe(ledger).staging(after)
 
     def pipe(self, ledger: Ledger) -> Pipe:
         return piped(ledger, self.stages, self.pieces_wanted, self.schedule, self.chunks, self.balance)

@@ -146,19 +146,24 @@ class Pipe:
         """The ledger of the worker that needs most."""
         return max((self.stage(worker) for worker in range(self.stages)), key=lambda ledger: ledger.peak)
 
-    def staging(self, why: str = "") -> Staging:
-        """What is told of it, with the timeline."""
-        forward_backward = self.seconds
+    def staging(self, after: Ledger) -> Staging:
+        """What is told of it, with the timeline. `after` is the ledger of the worker that needs most under the whole plan: what other
+        techniques add to the seconds of its blocks, they add to all."""
+        names = {block.name for block in after.blocks}
+        before = [row for unit in self.units for row in unit.rows if row.name in names]
+        longer = [sum(now) / sum(own) if sum(own) else 1.0 for now, own in (
+            ([block.forward for block in after.blocks], [row.forward for row in before]),
+            ([block.backward for block in after.blocks], [row.backward for row in before]))]
 
         def seconds(action: Action) -> float:
-            forward, backward = forward_backward[action.chunk]
+            forward, backward = (one * more for one, more in zip(self.seconds[action.chunk], longer, strict=True))
             return forward if action.kind is Kind.FORWARD else backward if action.kind is Kind.BACKWARD else backward / 2
 
         timeline = timed(orders(self.schedule, self.stages, self.pieces, self.chunks), seconds, self.carried)
         bubble = self.bubble if self.schedule == STASHING else idle_share(timeline)
         return Staging(self.cut, self.schedule, self.pieces, bubble, tuple(
             tuple(Work(str(span.action.kind), span.action.piece, span.action.chunk, span.begin, span.end) for span in own)
-            for own in timeline), why)
+            for own in timeline), tuple(self.stage(worker).peak for worker in range(self.stages)))
 
 
 def piped(ledger: Ledger, stages: int, pieces: int, schedule: str, chunks: int = 1, balance: Sequence[int] = ()) -> Pipe:

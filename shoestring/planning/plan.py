@@ -126,7 +126,7 @@ def staging_in(chosen: Mapping[str, Any]) -> Staging | None:
     if "cut" not in chosen:
         return None
     timeline = tuple(tuple(Work(*work) for work in own) for own in chosen.get("timeline", ()))
-    return Staging(tuple(chosen["cut"]), chosen["schedule"], chosen["pieces"], chosen["bubble"], timeline, chosen.get("cut_why", ""))
+    return Staging(tuple(chosen["cut"]), chosen["schedule"], chosen["pieces"], chosen["bubble"], timeline, why=chosen.get("cut_why", ""))
 
 
 SAVE = "save one with: shoestring plan JOB --memory 2GiB --save {}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import inf
 
 from torch import nn
 
@@ -17,6 +18,7 @@ from shoestring.core.technique import in_order
 from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.data.lengths import Lengths, Look, batches_at, look, planned_for
 from shoestring.measure.process import address_limit, memory_free
+from shoestring.planning.axes import explained
 from shoestring.planning.catalogue import CATALOGUE, TOGETHER
 from shoestring.planning.choose import Chooser, asked_for
 from shoestring.planning.conflicts import conflict
@@ -109,15 +111,18 @@ class Planner:
         simplest: tuple[Technique, ...] = (TOGETHER,) if self.devices > 1 else ()
         apart = TOGETHER.refusal(ledger) if simplest else ""   # why workers can't each train a copy of the model
         plain = self.predictor.sketched(asked_for((), ledger)) if apart else self.predictor.plan(asked_for(simplest, ledger))
+        self.predictor.limit = inf
         if forced is not None:
             chosen = self.forced(ledger, forced) if forced != simplest or apart else plain
             self.check_exact(chosen)
             fits = int(not budget.broken(chosen.numbers()))
-            return Outcome(self.predictor.with_ranks(chosen), plain, (), 1, fits, self.elapsed(), budget.memory, (), ())
+            chosen = explained(self.predictor.with_ranks(chosen), plain, budget.memory)
+            return Outcome(chosen, plain, (), 1, fits, self.elapsed(), budget.memory, (), ())
         self.tell("ranking all combinations of techniques")
+        self.predictor.limit = budget.memory
         room = TrainingRoom(self.predictor, self.catalogue, plain, self.inexact, apart)
         found = Chooser(room, ledger, self.failed).choice(budget, self.levels, () if apart else (plain,), self.earlier)
-        chosen = self.predictor.with_ranks(found.chosen)
+        chosen = explained(self.predictor.with_ranks(found.chosen), plain, budget.memory)
         return Outcome(chosen, plain, found.runners_up, found.tried, found.fitting, self.elapsed(), budget.memory, found.more,
                        found.refused)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from math import prod
+from itertools import accumulate
+from math import inf, prod
 
 from shoestring.core.budget import Budget
 from shoestring.core.errors import Mistake
@@ -54,16 +55,20 @@ class Predictor:
     devices: int = 1       # workers that train together,
     here: int = 1          # of which so many share this machine
     trials: int = 0        # that were made so far
+    limit: float = inf     # bytes of tensors: a plan of which one worker needs more is not looked at any further
     rehearsed: dict[Techniques, tuple[tuple[RankFigures, ...], Log]] = field(default_factory=dict)   # every kind of worker of a plan
 
     def plan(self, one: Combination) -> Plan:
         """A candidate with its exact figures."""
-        ranks, log = self.by_rank(one.techniques) if self.divided(one.techniques) else ((), self.log(one.techniques))
+        divided = self.divided(one.techniques)
+        ranks, log = self.by_rank(one.techniques) if divided else ((), self.log(one.techniques))
         highest = peak(log)
         if self.rehearsals.job.validates and any(technique.serves for technique in one.techniques):   # there the first worker validates
             highest = max(highest, peak(self.log(one.techniques, rank=0)), key=lambda found: found.bytes)
         seconds = one.known["step_seconds"]
-        if self.tries_group(log):
+        if divided and not ranks:
+            process, how = max(one.known["process_bytes"], highest.bytes), "estimated: its tensors alone are too many"
+        elif self.tries_group(log):
             tried = self.trial(one.techniques, GROUP_STEPS, together=True)
             process, how = tried.process_bytes * MARGIN, f"and time from a trial of {GROUP_STEPS} steps by {self.devices} workers"
             seconds = tried.step_seconds if agrees(one.techniques) in ALIKE else seconds
@@ -90,18 +95,25 @@ class Predictor:
 
     def divided(self, techniques: Techniques) -> bool:
         """Whether workers hold different parts of the model, so that each must be rehearsed to know which of them needs most."""
-        return self.devices > 1 and not self.rehearsals.real and any(one.unites not in ("", "data") for one in techniques)
+        return self.devices > 1 and any(one.unites not in ("", "data") for one in techniques)
 
     def by_rank(self, techniques: Techniques) -> tuple[tuple[RankFigures, ...], Log]:
-        """The figures of every kind of worker, that of the first worker first; and the log of the one that needs most."""
-        if techniques not in self.rehearsed:
-            found, most = [], None
-            for ranks in kinds_of_workers(self.rehearsals.job, dict(self.mesh(techniques)), serves=False):
-                log = self.log(techniques, ranks[0])
-                found.append(RankFigures(ranks, peak(log).bytes, self.sent(techniques, log, ranks[0])[0]))
-                most = log if most is None or found[-1].peak_bytes > peak(most).bytes else most
-            assert most is not None, "a group has workers"
-            self.rehearsed[techniques] = tuple(found), most
+        """The figures of every kind of worker, that of the first worker first; and the log of the one that needs most. Of a plan that is
+        over the limit no figures, and the log of the worker that shows it."""
+        if techniques in self.rehearsed:
+            return self.rehearsed[techniques]
+        sizes, told = dict(self.mesh(techniques)), staging(techniques, self.evidence.ledger)
+        kinds = kinds_of_workers(self.rehearsals.job, sizes, serves=False)
+        if told is not None:   # who needs most by arithmetic comes first
+            kinds.sort(key=lambda ranks: -told.memory[coordinates(sizes, ranks[0])["stage"]])
+        found, logs = [], []
+        for ranks in kinds:
+            logs.append(log := self.log(techniques, ranks[0]))
+            if peak(log).bytes > self.limit:
+                return (), log
+            found.append(RankFigures(ranks, peak(log).bytes, self.sent(techniques, log, ranks[0])[0]))
+            logs = [max(logs, key=lambda log: peak(log).bytes)]
+        self.rehearsed[techniques] = tuple(sorted(found, key=lambda one: one.ranks)), logs[0]
         return self.rehearsed[techniques]
 
     def mesh(self, techniques: Techniques) -> tuple[tuple[str, int], ...]:
@@ -332,12 +344,8 @@ def kinds_of_workers(job: Job, sizes: Mapping[str, int], serves: bool) -> list[t
 
 def staging(techniques: Techniques, ledger: Ledger) -> Staging | None:
     """Where a plan cuts the model, on the ledger of the plain step; None: it does not."""
-    now = ledger
-    for technique in techniques:
-        if (found := technique.staging(now)) is not None:
-            return found
-        now = technique.cost(now)
-    return None
+    costs = list(accumulate(techniques, lambda now, technique: technique.cost(now), initial=ledger))
+    return next(filter(None, (technique.staging(now, costs[-1]) for technique, now in zip(techniques, costs, strict=False))), None)
 
 
 def splits(technique: TrainingTechnique, ledger: Ledger) -> bool:

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import ClassVar
 
 from shoestring.core.budget import Budget
@@ -10,7 +11,7 @@ from shoestring.core.exactness import Exactness
 from shoestring.core.figures import Quantity
 from shoestring.core.ledger import Ledger
 from shoestring.core.training import TrainingTechnique, axes_not_united
-from shoestring.planning.choose import candidates
+from shoestring.planning.choose import asked_for, candidates
 from shoestring.planning.conflicts import clash
 from shoestring.planning.plan import Plan
 from shoestring.planning.predict import Combination, Predictor, Techniques, splits
@@ -80,6 +81,12 @@ class TrainingRoom(Room[TrainingTechnique, Ledger, Plan]):
 
     def confirmed_again(self, one: Combination, plan: Plan, budget: Budget) -> Plan:
         return plan if self.known_by_rule(one) else self.predictor.tried_again(plan, budget)
+
+    def completed(self, plan: Plan) -> Plan:
+        if plan.ranks or not self.predictor.divided(plan.techniques):
+            return plan
+        self.predictor.limit = inf
+        return self.predictor.attempted(asked_for(plan.techniques, self.predictor.evidence.ledger))
 
     def culprit(self, techniques: Techniques) -> frozenset[str]:
         """The family of the technique that fails alone, or all of them together."""
