@@ -54,6 +54,7 @@ class Position:
     rank: int = 0
     world: int = 1
     same_machine: bool = False
+    per_copy: int = 1    # workers that get the same samples, where no technique says so: batches have too few for all
 
 
 @dataclass(frozen=True, kw_only=True)
