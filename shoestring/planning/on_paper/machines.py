@@ -1,0 +1,68 @@
+"""A cluster from a file, for plans on paper: the file of `shoestring plan --hardware`, with what a described model needs besides."""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from shoestring.core.errors import Mistake
+from shoestring.core.hardware import described
+
+BYTES = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0}   # of a number in a matrix product
+EXAMPLE = '"peak": {"bf16": 3.12e14}, "efficiency": {"bf16": 0.7}, "attention": 0.33, "processors": 108'
+
+
+@dataclass(frozen=True)
+class Machines:
+    """Many machines of `devices` equal devices. Speeds are in bytes and operations per second, of one device, one direction."""
+
+    memory: float
+    bandwidth: float                # of the device's memory
+    devices: int                    # in a machine
+    link: float                     # inside a machine
+    latency: float
+    network: float                  # to other machines
+    network_latency: float
+    base: float                     # bytes that a process takes beside its tensors: the driver's context, buffers for sending
+    peak: Mapping[str, float]       # precision -> operations per second that the data sheet states for dense matrix products
+    efficiency: Mapping[str, float] = field(default_factory=dict)   # share of that inside a large product: calibrated
+    attention: float = 0.33         # share of the 16-bit peak that the fused attention kernel reaches, as published of the kernel
+    processors: int = 108           # that a product's tiles are spread over
+    name: str = ""
+
+    def rate(self, precision: str) -> float:
+        """Operations per second in the inside of a large product."""
+        if precision not in self.peak:
+            raise Mistake(f"{self.name or 'the cluster'} has no peak for {precision}, only for {', '.join(self.peak)}: "
+                          f"write it into the file, as in {EXAMPLE}")
+        return self.peak[precision] * self.efficiency.get(precision, 1.0)
+
+    def with_efficiency(self, precision: str, share: float) -> Machines:
+        return replace(self, efficiency={**self.efficiency, precision: share})
+
+
+def machines(path: Path) -> Machines:
+    told: dict[str, Any] = described(path)
+    if not told["peak"]:
+        raise Mistake(f"{path} does not say the peak of its devices by precision, which a plan on paper needs: add for example {EXAMPLE}")
+    try:
+        peak = {str(name): float(value) for name, value in told["peak"].items()}
+        efficiency = {str(name): float(value) for name, value in told["efficiency"].items()}
+        found = Machines(
+            memory=told["memory"], bandwidth=told["bandwidth"], devices=int(told["devices"]), link=told["link"],
+            latency=float(told["latency"]), network=told["network"], network_latency=float(told["network_latency"]), base=told["base"],
+            peak=peak, efficiency=efficiency, attention=float(told["attention"]), processors=int(told["processors"]),
+            name=str(told["name"]),
+        )
+    except (ValueError, TypeError, AttributeError) as error:
+        raise Mistake(f"{path} does not describe a cluster ({error}): write for example {EXAMPLE}") from error
+    positive = {"devices": found.devices, "processors": found.processors, "link": found.link, "network": found.network,
+                "bandwidth": found.bandwidth, "memory": found.memory, "attention": found.attention,
+                **{f"peak of {name}": value for name, value in peak.items()},
+                **{f"efficiency of {name}": value for name, value in efficiency.items()}}
+    if wrong := [f"{name} {value:g}" for name, value in positive.items() if not value > 0]:
+        raise Mistake(f"{path} says {', '.join(wrong)}: it must be more than nothing")
+    if unknown := (peak.keys() | efficiency.keys()) - BYTES.keys():
+        raise Mistake(f"{path} names the precision {', '.join(sorted(unknown))}; known are {', '.join(BYTES)}")
+    return found
