@@ -42,7 +42,7 @@ CLUSTER = """{"name": "8 x A100", "device": "cuda", "memory": "80GiB", "flops": 
 
 
 # What planning/on_paper needs besides.
-ON_PAPER = """{"peak": {"bf16": 3.12e14}, "efficiency": {"bf16": 0.7}, "attention": 0.33, "processors": 108}"""
+ON_PAPER = """{"peak": {"bf16": 3.12e14}, "efficiency": {"bf16": 0.7}, "attention": 0.33, "processors": 108, "sending": 24}"""
 
 
 def cluster(path: Path, devices: int) -> Hardware:
@@ -88,7 +88,7 @@ def reading(path: Path) -> Iterator[None]:
 
 
 MAY_BE_LEFT_OUT: dict[str, Any] = {"name": "", "device": "cuda", "base": "1GiB",   # base: of a process beside its tensors
-                                    "peak": {}, "efficiency": {}, "attention": 0.33, "processors": 108}
+                                    "peak": {}, "efficiency": {}, "attention": 0.33, "processors": 108, "sending": 24}
 
 
 def size_of(written: Any) -> float:

@@ -10,7 +10,7 @@ from shoestring.core.errors import Mistake
 from shoestring.core.hardware import described
 
 BYTES = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0}   # of a number in a matrix product
-EXAMPLE = '"peak": {"bf16": 3.12e14}, "efficiency": {"bf16": 0.7}, "attention": 0.33, "processors": 108'
+EXAMPLE = '"peak": {"bf16": 3.12e14}, "efficiency": {"bf16": 0.7}, "attention": 0.33, "processors": 108, "sending": 24'
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,7 @@ class Machines:
     efficiency: Mapping[str, float] = field(default_factory=dict)   # share of that inside a large product: calibrated
     attention: float = 0.33         # share of the 16-bit peak that the fused attention kernel reaches, as published of the kernel
     processors: int = 108           # that a product's tiles are spread over
+    sending: int = 24               # of them, what a sum between devices occupies while it runs
     name: str = ""
 
     def rate(self, precision: str) -> float:
@@ -53,7 +54,7 @@ def machines(path: Path) -> Machines:
             memory=told["memory"], bandwidth=told["bandwidth"], devices=int(told["devices"]), link=told["link"],
             latency=float(told["latency"]), network=told["network"], network_latency=float(told["network_latency"]), base=told["base"],
             peak=peak, efficiency=efficiency, attention=float(told["attention"]), processors=int(told["processors"]),
-            name=str(told["name"]),
+            sending=int(told["sending"]), name=str(told["name"]),
         )
     except (ValueError, TypeError, AttributeError) as error:
         raise Mistake(f"{path} does not describe a cluster ({error}): write for example {EXAMPLE}") from error

@@ -93,7 +93,7 @@ def gradient_sums(job: Job, mesh: PaperMesh, machines: Machines, blocks: int, ba
     whole = job.gradient_bytes * device_parameters(job.model, mesh)
     seconds = summed(machines, mesh.data, inside, whole)
     if job.overlapped:
-        seconds = max(seconds - (blocks - 1) * backward, seconds / blocks)
+        seconds = shared((blocks - 1) * backward, seconds * (blocks - 1) / blocks, machines) + seconds / blocks
     if mesh.stage > 1 and job.model.tied:              # the embedding stands in the first and the last stage: they add up theirs
         word = job.gradient_bytes * job.model.hidden * job.model.vocabulary / mesh.tensor
         seconds += summed(machines, 2, 2 if mesh.inside("stage", machines) >= mesh.stage else 1, word)
@@ -111,10 +111,16 @@ def hidden_gathers(job: Job, mesh: PaperMesh, machines: Machines, one: Work, hea
     weights = gathered(machines, copies, inside, HALF * block)
     gradients = gathered(machines, copies, inside, job.gradient_bytes * block)
     again = one.forward if mesh.checkpointing else 0.0
-    waits = (model.layers - 1) * (max(0.0, weights - one.forward) + max(0.0, weights + gradients - one.backward - again))
-    ends = weights + max(0.0, weights - head.backward) + gradients                 # first gathers, last scatter: nothing computes meanwhile
+    waits = (model.layers - 1) * (shared(one.forward, weights, machines) + shared(one.backward + again, weights + gradients, machines))
+    ends = weights + shared(head.backward, weights, machines) + gradients          # first gathers, last scatter: nothing computes meanwhile
     ends += gathered(machines, copies, inside, HALF * root) + gathered(machines, copies, inside, job.gradient_bytes * root)
     return mesh.pieces(job.batch) * (waits + ends)
+
+
+def shared(computing: float, sending: float, machines: Machines) -> float:
+    """Seconds more than `computing` alone, where sending goes on beside it: what is longer, and the processors that sending takes away."""
+    taken = min(computing, sending) * machines.sending / machines.processors
+    return max(0.0, sending - computing) + taken
 
 
 def rate_per_device(job: Job, mesh: PaperMesh, seconds: float) -> float:
