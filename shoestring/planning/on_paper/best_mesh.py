@@ -5,16 +5,19 @@ axes are not techniques that are added one to another but sizes that must multip
 """
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from shoestring.core.errors import Mistake
 from shoestring.core.units import bytes_text
 from shoestring.planning.on_paper.machines import Machines
+from shoestring.planning.on_paper.machines import machines as read_machines
 from shoestring.planning.on_paper.memory import Held, held
 from shoestring.planning.on_paper.mesh import PaperMesh
 from shoestring.planning.on_paper.step import Job, Parts, step
 from shoestring.planning.on_paper.trace import reserved
+from shoestring.planning.on_paper.transformer import read_transformer
 
 MOST_SEQUENCES = 128   # of a micro-batch
 CONFIRMED = 20         # meshes with everything sharded that are tried with the allocator before they are given up
@@ -67,14 +70,25 @@ def divisors(number: int, most: int) -> list[int]:
     return [one for one in range(1, min(number, most) + 1) if number % one == 0]
 
 
-def best_mesh(job: Job, world: int, machines: Machines, runners_up: int = 5) -> PaperPlan:
-    """The fastest mesh that fits, and the next ones; refused with the least that would be needed if none fits."""
-    everything = [(mesh, held(job, mesh, machines)) for mesh in meshes(job, world, machines)]
+def plan_on_paper(model: Path, cluster: Path, devices: int, batch: int, precision: str = "bf16") -> PaperPlan:
+    """From two files: a transformer's numbers and a cluster's."""
+    if devices < 1 or batch < 1:
+        raise Mistake(f"a batch of {batch} on {devices} devices: both must be at least 1")
+    return best_mesh(Job(read_transformer(model), batch, precision), devices, read_machines(cluster))
+
+
+def best_mesh(job: Job, world: int, machines: Machines, allowed: Callable[[PaperMesh], bool] = lambda mesh: True,
+              runners_up: int = 5) -> PaperPlan:
+    """The fastest mesh that is allowed and fits, and the next ones; refused with the least that would be needed if none fits."""
+    everything = [(mesh, held(job, mesh, machines)) for mesh in meshes(job, world, machines) if allowed(mesh)]
     if not everything:
         raise Mistake(f"{job.model.layers} blocks, {job.model.heads} heads and batches of {job.batch} can't be spread over "
                       f"{world} devices: choose a number of devices that batch, heads and blocks can be divided by")
     fitting = [Planned(mesh, step(job, mesh, machines), needs) for mesh, needs in everything if needs.total <= machines.memory]
     ranked = first_confirmed(job, machines, sorted(fitting, key=lambda one: (one.parts.total, one.held.total)))
+    if fitting and not ranked:
+        raise Mistake(f"nothing fits {bytes_text(int(machines.memory))} a device: {len(fitting):,} meshes would by their tensors, but not with "
+                      "the segments that the allocator cuts them from: more devices, or a smaller model")
     if not ranked:
         mesh, least = min(everything, key=lambda one: one[1].total)
         raise Mistake(f"nothing fits {bytes_text(int(machines.memory))} a device: of {len(everything):,} meshes the least demanding needs "

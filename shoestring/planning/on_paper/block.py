@@ -11,6 +11,7 @@ HALF = 2.0             # bytes of a number between products, whatever their prec
 MASK = 0.5             # of a number: a byte of a dropout mask
 UNFUSED_LOSS = 40.0    # bytes that pass for each logit where cross entropy is computed in float32, operation by operation (read and write:
                        # to float32 6, maximum 4, difference 8, exponential 8, sum 4, backward 10)
+MEASURED = 14.0        # bytes that pass for each logit where a metric computes its own cross entropy: to float32 6, log-softmax 8
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,7 @@ class Work:
 
     forward: float
     backward: float
+    last: float = 0.0   # of forward: its last product, and what is added after it
 
 
 def device(machines: Machines, precision: str) -> Device:
@@ -40,7 +42,8 @@ def block_work(model: Transformer, machines: Machines, precision: str, micro_bat
         forward += sum(product_seconds(one, half) for one in pairs)
         backward += sum(product_seconds(part, half) for one in pairs for part in one.backward())
     there, back = passed(model, tokens, tensor, precision)
-    return Work(forward + there / machines.bandwidth, backward + back / machines.bandwidth)
+    last = product_seconds(dense[-1], unit) + HALF * tokens * 3 * model.hidden / machines.bandwidth
+    return Work(forward + there / machines.bandwidth, backward + back / machines.bandwidth, last)
 
 
 def weight_products(model: Transformer, tokens: int, tensor: int) -> tuple[Product, ...]:
@@ -76,15 +79,16 @@ def passed(model: Transformer, tokens: int, tensor: int, precision: str) -> tupl
     return HALF * tokens * there, HALF * tokens * back
 
 
-def head_work(model: Transformer, machines: Machines, precision: str, micro_batch: int, tensor: int) -> Work:
-    """The last norm, the logits and the loss. Where blocks compute in 8 bits, the head computes in 16."""
+def head_work(model: Transformer, machines: Machines, precision: str, micro_batch: int, tensor: int, metrics: int = 0) -> Work:
+    """The last norm, the logits, the loss, and after it the metrics. Where blocks compute in 8 bits, the head computes in 16."""
     tokens = micro_batch * model.sequence
     unit = device(machines, sixteen_bit_name(machines) if precision == "fp8" else precision)
     logits = Product(tokens, model.vocabulary // tensor, model.hidden)
     through = HALF * tokens * 2 * model.hidden
     loss = tokens * model.vocabulary / tensor * (3 * HALF if model.fused_loss else UNFUSED_LOSS)
     return Work(product_seconds(logits, unit) + (through + loss / 3) / machines.bandwidth,
-                sum(product_seconds(half, unit) for half in logits.backward()) + (1.5 * through + 2 * loss / 3) / machines.bandwidth)
+                sum(product_seconds(half, unit) for half in logits.backward())
+                + (1.5 * through + 2 * loss / 3 + metrics * MEASURED * tokens * model.vocabulary / tensor) / machines.bandwidth)
 
 
 def sixteen_bit_name(machines: Machines) -> str:

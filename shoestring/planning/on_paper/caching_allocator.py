@@ -1,10 +1,10 @@
 """torch's CUDA caching allocator, simulated: what a device must hold is not the sum of its tensors but of the segments they are cut from.
 
 The rules are those at the head of torch's c10/cuda/CUDACachingAllocator.cpp and in its notes on CUDA semantics, with default settings.
-Sizes are rounded to 512 bytes. Requests up to 1 MiB share segments of 2 MiB, those below 10 MiB segments of 20 MiB, larger ones get a segment of
-their own, rounded to 2 MiB. The smallest free block of the same stream and pool that is large enough is taken, and split if what is left
-is worth it: 512 bytes of a small block, more than 1 MiB of a large one. Freed neighbours grow together. Where the device has no more,
-segments that are wholly free are given back, and the request is tried once more.
+Sizes are rounded to 512 bytes. Requests up to 1 MiB share segments of 2 MiB, those below 10 MiB segments of 20 MiB, larger ones get a
+segment of their own, rounded to 2 MiB. The smallest free block of the same stream and pool that is large enough is taken, and split if
+what is left is worth it: 512 bytes of a small block, more than 1 MiB of a large one. Freed neighbours grow together. Where the device has
+no more, segments that are wholly free are given back, and the request is tried once more.
 """
 from __future__ import annotations
 

@@ -37,7 +37,10 @@ class Machines:
         if precision not in self.peak:
             raise Mistake(f"{self.name or 'the cluster'} has no peak for {precision}, only for {', '.join(self.peak)}: "
                           f"write it into the file, as in {EXAMPLE}")
-        return self.peak[precision] * self.efficiency.get(precision, 1.0)
+        if precision not in self.efficiency:
+            raise Mistake(f"{self.name or 'the cluster'} does not say what share of its peak it reaches in {precision}: write "
+                          f'"efficiency": {{"{precision}": ...}} into the file, or let a published or measured figure tell (calibrate)')
+        return self.peak[precision] * self.efficiency[precision]
 
     def with_efficiency(self, precision: str, share: float) -> Machines:
         return replace(self, efficiency={**self.efficiency, precision: share})

@@ -72,9 +72,14 @@ def held(job: Job, mesh: PaperMesh, machines: Machines) -> Held:
     if mesh.sharding == 3:   # two blocks and the embedding gathered at once; a block's gradients before they are scattered
         weights += 2.0 * (2 * model.block_parameters() + model.embedding_parameters())
         gradients += (2.0 + job.gradient_bytes) * model.block_parameters() + 2.0 * model.embedding_parameters()
-    last = at_once(blocks, 1.0, kept["input"], whole, logits, mesh.checkpointing)
+    waiting = 2.0 * tokens * model.vocabulary / mesh.tensor if job.metrics else 0.0   # logits, until backward is done
+    last = at_once(blocks, 1.0, kept["input"], whole + waiting * mesh.checkpointing, logits, mesh.checkpointing)
+    last = max(last, 5 * waiting)                                                     # then with two float32 copies, for a metric
     first = at_once(blocks, pieces_held(mesh, mesh.pieces(job.batch)), kept["input"], whole, 0.0, mesh.checkpointing)
-    return Held(weights, gradients, optimizer, max(first, last), machines.base)
+    activations = max(first, last)
+    if mesh.sharding == 3 and mesh.pieces(job.batch) == 1:   # gradients that are scattered take the place of activations that are used up
+        activations = max(0.0, activations - 4.0 * parameters / mesh.data)
+    return Held(weights, gradients, optimizer, activations, machines.base)
 
 
 def logit_bytes(model: Transformer) -> float:

@@ -22,6 +22,9 @@ class Job:
     precision: str = "bf16"
     gradient_bytes: float = 4.0   # of a gradient when copies add them up
     overlapped: bool = True       # copies add up gradients while backward goes on; else after it
+    metrics: int = 0              # cross entropies beside the loss that are computed from the logits of every micro-batch, after backward
+    stops_early: bool = False     # computing again ends when backward has all it needs, which is before a block's last product: torch's
+                                  # checkpointing without re-entrance since 2.1
 
 
 @dataclass(frozen=True)
@@ -49,8 +52,8 @@ def step(job: Job, mesh: PaperMesh, machines: Machines) -> Parts:
     mesh.checked(job.model, job.batch, machines)
     pieces, blocks = mesh.pieces(job.batch), job.model.layers // mesh.stage
     one = block_work(job.model, machines, job.precision, mesh.micro_batch, mesh.tensor)
-    head = head_work(job.model, machines, job.precision, mesh.micro_batch, mesh.tensor)
-    again = one.forward if mesh.checkpointing else 0.0
+    head = head_work(job.model, machines, job.precision, mesh.micro_batch, mesh.tensor, job.metrics)
+    again = computed_again(job, mesh, one)
     compute = blocks * (one.forward + again + one.backward) + head.forward + head.backward   # the last stage has the head: all wait for it
     tensor = tensor_sums(job.model, mesh, machines, blocks)
     sends = stage_sends(job.model, mesh, machines)
@@ -61,6 +64,10 @@ def step(job: Job, mesh: PaperMesh, machines: Machines) -> Parts:
     idle = bubble_share(mesh.stage, pieces, mesh.virtual) * (pieces * (compute + tensor + sends))
     update = UPDATED * state * device_parameters(job.model, mesh) / machines.bandwidth
     return Parts(pieces * compute, pieces * tensor, idle, pieces * sends, data, update)
+
+
+def computed_again(job: Job, mesh: PaperMesh, one: Work) -> float:
+    return 0.0 if not mesh.checkpointing else one.forward - one.last if job.stops_early else one.forward
 
 
 def device_parameters(model: Transformer, mesh: PaperMesh) -> float:
@@ -110,7 +117,7 @@ def hidden_gathers(job: Job, mesh: PaperMesh, machines: Machines, one: Work, hea
     block, root = model.block_parameters(), model.parameters() - model.layers * model.block_parameters()
     weights = gathered(machines, copies, inside, HALF * block)
     gradients = gathered(machines, copies, inside, job.gradient_bytes * block)
-    again = one.forward if mesh.checkpointing else 0.0
+    again = computed_again(job, mesh, one)
     waits = (model.layers - 1) * (shared(one.forward, weights, machines) + shared(one.backward + again, weights + gradients, machines))
     ends = weights + shared(head.backward, weights, machines) + gradients          # first gathers, last scatter: nothing computes meanwhile
     ends += gathered(machines, copies, inside, HALF * root) + gathered(machines, copies, inside, job.gradient_bytes * root)

@@ -70,7 +70,7 @@ def allocations(job: Job, mesh: PaperMesh) -> Iterator[Event]:
             yield "temporary1", 0, "compute"
             yield "temporary2", 0, "compute"
         for unit in units:
-            yield f"{unit}.gradient", 0, "compute"
+            yield f"{unit}.gradient", 0, "scatter"
 
 
 def one_piece(job: Job, mesh: PaperMesh, units: dict[str, int], first: bool) -> Iterator[Event]:
@@ -85,7 +85,10 @@ def one_piece(job: Job, mesh: PaperMesh, units: dict[str, int], first: bool) -> 
             yield from gather(f"block{n + 1}", units[f"block{n + 1}"], mesh.data)
         yield from forward(n, kept, mesh.checkpointing)
         yield f"block{n}.weights", 0, "gather"
-    yield from head(model, wide, 2 * mesh.micro_batch * model.sequence * model.vocabulary)
+    logits = 2 * mesh.micro_batch * model.sequence * model.vocabulary
+    yield from head(model, wide, logits)
+    if not job.metrics:
+        yield "logits", 0, "compute"
     yield from gather(f"block{layers - 1}", units["block0"], mesh.data)
     for n in reversed(range(layers)):
         if n:
@@ -99,6 +102,10 @@ def one_piece(job: Job, mesh: PaperMesh, units: dict[str, int], first: bool) -> 
     for name in ("embedding.made", "head.made"):
         yield name, 0, "compute"
     yield "root.weights", 0, "gather"
+    for _ in range(job.metrics):
+        yield from (("copy", 2 * logits, "compute"), ("softmax", 2 * logits, "compute"), ("copy", 0, "compute"), ("softmax", 0, "compute"))
+    if job.metrics:
+        yield "logits", 0, "compute"
 
 
 def head(model: Transformer, wide: int, logits: int) -> Iterator[Event]:
@@ -116,7 +123,7 @@ def head(model: Transformer, wide: int, logits: int) -> Iterator[Event]:
         yield "back32", 0, "compute"
     yield "head.made", 2 * model.hidden * model.vocabulary, "compute"
     yield "gradient", wide, "compute"
-    for name in ("back", "logits", "norm", f"{model.layers}.input"):
+    for name in ("back", "norm", f"{model.layers}.input"):
         yield name, 0, "compute"
 
 
@@ -128,20 +135,18 @@ def gather(unit: str, size: int, copies: int) -> Iterator[Event]:
 
 
 def scatter(unit: str, size: int, copies: int, gradient_bytes: float, first: bool, made: tuple[str, ...]) -> Iterator[Event]:
-    """A unit's gradients: joined, turned into what is added up, scattered, and added to what is there."""
-    shard = f"{unit}.gradient" if first else "added"
+    """A unit's gradients: joined, turned into what is added up, scattered, and kept in float32 or added to what is kept."""
     yield "joined", 2 * size, "compute"
     for name in made:
         yield f"made.{name}", 0, "compute"
     if gradient_bytes > 2:
         yield "widened", int(gradient_bytes * size), "scatter"
-    yield "scattered", int(-(-gradient_bytes * size // copies)), "scatter"
-    yield shard, -(-4 * size // copies), "compute"
+    else:
+        yield "scattered", -(-2 * size // copies), "scatter"
+    yield f"{unit}.gradient" if first else "added", -(-4 * size // copies), "scatter"
+    yield "widened" if gradient_bytes > 2 else "scattered", 0, "scatter"
     if not first:
-        yield "added", 0, "compute"
-    yield "scattered", 0, "scatter"
-    if gradient_bytes > 2:
-        yield "widened", 0, "scatter"
+        yield "added", 0, "scatter"
     yield "joined", 0, "compute"
 
 
