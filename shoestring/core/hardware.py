@@ -2,8 +2,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil, log2
 from pathlib import Path
@@ -41,44 +40,27 @@ CLUSTER = """{"name": "8 x A100", "device": "cuda", "memory": "80GiB", "flops": 
  "link": "250GB", "latency": 1e-5, "network": "25GB", "network_latency": 3e-5, "base": "1GiB"}"""
 
 
-# What planning/on_paper needs besides.
-ON_PAPER = """{"peak": {"bf16": 3.12e14}, "efficiency": {"bf16": 0.7}, "attention": 0.33, "processors": 108, "sending": 24}"""
-
-
 def cluster(path: Path, devices: int) -> Hardware:
     """A described cluster as the hardware of one of `devices` workers.
 
     A ring passes through every machine once, so its slowest part is what counts: `network` between machines, `link` inside of one.
     """
-    with reading(path):
-        told = described(path)
-        inside = devices <= int(told["devices"])
-        speed = told["link"] if inside else min(told["link"], told["network"])
-        latency = float(told["latency"] if inside else told["network_latency"])
-        return Hardware(
-            device=str(told["device"]), name=str(told["name"]), memory=int(told["memory"]), flops=float(told["flops"]),
-            bandwidth=told["bandwidth"], base=told["base"], described=True, cores=1,
-            links={str(devices): (1 / speed, 2 * ceil(log2(max(devices, 2))) * latency, 0.0)},
-        )
-
-
-def described(path: Path) -> dict[str, Any]:
-    """What a file says of a cluster: nothing missing, nothing unknown, sizes in bytes."""
-    with reading(path):
+    try:
         told = {**MAY_BE_LEFT_OUT, **json.loads(path.read_text())}
         known = json.loads(CLUSTER)
         if missing := known.keys() - told.keys():
             raise Mistake(f"{path} does not say {', '.join(sorted(missing))} of the cluster; a whole description is {CLUSTER}")
-        if unknown := told.keys() - known.keys() - json.loads(ON_PAPER).keys():
+        if unknown := told.keys() - known.keys() - ON_PAPER.keys():
             raise Mistake(f"{path} describes {', '.join(sorted(unknown))}, which is nothing of a cluster; its keys are those of {CLUSTER}")
-        return {**told, **{name: size_of(told[name]) for name in ("memory", "bandwidth", "link", "network", "base")}}
-
-
-@contextmanager
-def reading(path: Path) -> Iterator[None]:
-    """Whatever is wrong with the file is said in the same way."""
-    try:
-        yield
+        sizes = {name: size_of(told[name]) for name in ("memory", "bandwidth", "link", "network", "base")}
+        inside = devices <= int(told["devices"])
+        speed = sizes["link"] if inside else min(sizes["link"], sizes["network"])
+        latency = float(told["latency"] if inside else told["network_latency"])
+        return Hardware(
+            device=str(told["device"]), name=str(told["name"]), memory=int(sizes["memory"]), flops=float(told["flops"]),
+            bandwidth=sizes["bandwidth"], base=sizes["base"], described=True, cores=1,
+            links={str(devices): (1 / speed, 2 * ceil(log2(max(devices, 2))) * latency, 0.0)},
+        )
     except Mistake:
         raise
     except FileNotFoundError:
@@ -87,9 +69,11 @@ def reading(path: Path) -> Iterator[None]:
         raise Mistake(f"{path} does not describe a cluster ({type(error).__name__}: {error}): write a file such as {CLUSTER}") from error
 
 
-MAY_BE_LEFT_OUT: dict[str, Any] = {"name": "", "device": "cuda", "base": "1GiB",   # base: of a process beside its tensors
-                                    "peak": {}, "efficiency": {}, "attention": 0.33, "processors": 108, "sending": 24}
+MAY_BE_LEFT_OUT: dict[str, Any] = {"name": "", "device": "cuda", "base": "1GiB"}   # base: of a process beside its tensors
 
 
 def size_of(written: Any) -> float:
     return float(parse_bytes(written)) if isinstance(written, str) else float(written)
+
+
+ON_PAPER: dict[str, Any] = {"peak": {}, "efficiency": {}, "attention": 0.33, "processors": 108, "sending": 24}   # of planning/on_paper

@@ -87,8 +87,8 @@ def best_mesh(job: Job, world: int, machines: Machines, allowed: Callable[[Paper
     fitting = [Planned(mesh, step(job, mesh, machines), needs) for mesh, needs in everything if needs.total <= machines.memory]
     ranked = first_confirmed(job, machines, sorted(fitting, key=lambda one: (one.parts.total, one.held.total)))
     if fitting and not ranked:
-        raise Mistake(f"nothing fits {bytes_text(int(machines.memory))} a device: {len(fitting):,} meshes would by their tensors, but not with "
-                      "the segments that the allocator cuts them from: more devices, or a smaller model")
+        raise Mistake(f"nothing fits {bytes_text(int(machines.memory))} a device: {len(fitting):,} meshes would by their tensors, but not "
+                      "with the segments that the allocator cuts them from: more devices, or a smaller model")
     if not ranked:
         mesh, least = min(everything, key=lambda one: one[1].total)
         raise Mistake(f"nothing fits {bytes_text(int(machines.memory))} a device: of {len(everything):,} meshes the least demanding needs "

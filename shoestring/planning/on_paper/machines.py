@@ -1,13 +1,14 @@
 """A cluster from a file, for plans on paper: the file of `shoestring plan --hardware`, with what a described model needs besides."""
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from shoestring.core.errors import Mistake
-from shoestring.core.hardware import described
+from shoestring.core.hardware import MAY_BE_LEFT_OUT, ON_PAPER, cluster, size_of
 
 BYTES = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0}   # of a number in a matrix product
 EXAMPLE = '"peak": {"bf16": 3.12e14}, "efficiency": {"bf16": 0.7}, "attention": 0.33, "processors": 108, "sending": 24'
@@ -15,7 +16,8 @@ EXAMPLE = '"peak": {"bf16": 3.12e14}, "efficiency": {"bf16": 0.7}, "attention": 
 
 @dataclass(frozen=True)
 class Machines:
-    """Many machines of `devices` equal devices. Speeds are in bytes and operations per second, of one device, one direction."""
+    """Many machines of `devices` equal devices. Speeds are in bytes and operations per second, of one device, one direction. (A file says
+    the network of a machine: each of its devices has its part.)"""
 
     memory: float
     bandwidth: float                # of the device's memory
@@ -47,19 +49,20 @@ class Machines:
 
 
 def machines(path: Path) -> Machines:
-    told: dict[str, Any] = described(path)
+    cluster(path, 1)   # refuses what is wrong with the file as a cluster, in its own words
+    told: dict[str, Any] = {**MAY_BE_LEFT_OUT, **ON_PAPER, **json.loads(path.read_text())}
     if not told["peak"]:
         raise Mistake(f"{path} does not say the peak of its devices by precision, which a plan on paper needs: add for example {EXAMPLE}")
     try:
         peak = {str(name): float(value) for name, value in told["peak"].items()}
         efficiency = {str(name): float(value) for name, value in told["efficiency"].items()}
         found = Machines(
-            memory=told["memory"], bandwidth=told["bandwidth"], devices=int(told["devices"]), link=told["link"],
-            latency=float(told["latency"]), network=told["network"], network_latency=float(told["network_latency"]), base=told["base"],
-            peak=peak, efficiency=efficiency, attention=float(told["attention"]), processors=int(told["processors"]),
-            sending=int(told["sending"]), name=str(told["name"]),
+            **{name: size_of(told[name]) for name in ("memory", "bandwidth", "link", "base")}, devices=int(told["devices"]),
+            latency=float(told["latency"]), network=size_of(told["network"]) / int(told["devices"]),
+            network_latency=float(told["network_latency"]), peak=peak, efficiency=efficiency, attention=float(told["attention"]),
+            processors=int(told["processors"]), sending=int(told["sending"]), name=str(told["name"]),
         )
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, ZeroDivisionError) as error:
         raise Mistake(f"{path} does not describe a cluster ({error}): write for example {EXAMPLE}") from error
     positive = {"devices": found.devices, "processors": found.processors, "link": found.link, "network": found.network,
                 "bandwidth": found.bandwidth, "memory": found.memory, "attention": found.attention,
