@@ -29,11 +29,16 @@ class MegatronRow:
     stage: int
     gpus: int
     published: float                       # operations per second and GPU
+    micro_batch: int = 0                   # 0: the table does not say
+    sharding: int = 0
 
     def meshes(self, cluster: Machines) -> Iterator[PaperMesh]:
         """Theirs, as far as the table says: it does not say micro-batch and parts a stage, only that the schedule was interleaved."""
         data = self.gpus // self.tensor // self.stage
-        for micro_batch in divisors(self.job.batch // data, LARGEST):
+        if self.sharding:
+            yield PaperMesh(data, micro_batch=self.micro_batch, sharding=self.sharding)
+            return
+        for micro_batch in [self.micro_batch] if self.micro_batch else divisors(self.job.batch // data, LARGEST):
             for virtual in divisors(self.job.model.layers // self.stage, self.job.model.layers) if self.stage > 1 else (1,):
                 mesh = PaperMesh(data, self.stage, self.tensor, micro_batch, virtual)
                 if not mesh.wrong(self.job.model, self.job.batch, cluster) and held(self.job, mesh, cluster).total <= cluster.memory:
@@ -67,13 +72,15 @@ def table(name: str) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def megatron() -> list[MegatronRow]:
+def megatron(name: str = "megatron.csv") -> list[MegatronRow]:
     """In float16, gradients too; copies add them up after backward, not beside it; attention and loss were not fused in 2021."""
     rows = []
-    for row in table("megatron.csv"):
-        model = Transformer(int(row["hidden"]), int(row["layers"]), int(row["heads"]), VOCABULARY, SEQUENCE, flash=False, fused_loss=False, dropout=True)
+    for row in table(name):
+        model = Transformer(int(row["hidden"]), int(row["layers"]), int(row["heads"]), VOCABULARY, SEQUENCE, flash=False, fused_loss=False,
+                            dropout=True)
         rows.append(MegatronRow(float(row["billions"]), Job(model, int(row["batch"]), "fp16", 2.0, overlapped=False), int(row["tensor"]),
-                                int(row["stage"]), int(row["gpus"]), 1e12 * float(row["teraflops_per_gpu"])))
+                                int(row["stage"]), int(row["gpus"]), 1e12 * float(row["teraflops_per_gpu"]), int(row.get("micro_batch", 0)),
+                                3 if row.get("way") == "ZeRO-3" else 0))
     return rows
 
 

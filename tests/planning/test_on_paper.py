@@ -92,7 +92,8 @@ def test_a_cluster_file_serves_both_ways_of_planning(tmp_path: Path) -> None:
     told = json.loads(A100.read_text())
     for change, why in (({"peak": {}}, "does not say the peak"), ({"peak": {"bf16": -1}}, "more than nothing"),
                         ({"peak": 3}, "does not describe"), ({"peak": {"int3": 1e12}}, "names the precision int3"),
-                        ({"processors": 0}, "processors 0"), ({"colour": 1}, "colour")):
+                        ({"processors": 0}, "processors 0"), ({"colour": 1}, "colour"), ({"attention": 2}, "for attention"),
+                        ({"efficiency": {"bf16": 70}}, "for efficiency of bf16")):
         path = tmp_path / "cluster.json"
         path.write_text(json.dumps(told | change))
         with pytest.raises(Mistake, match=why):
@@ -224,6 +225,15 @@ def test_megatron_is_predicted_from_one_of_its_rows(published: ModuleType) -> No
     wrong = [published.off(row, cluster) for row in rows]
     assert wrong[0] == pytest.approx(0, abs=1e-6) and len(rows) == 10
     assert median(map(abs, wrong)) < 0.08 and max(map(abs, wrong)) < 0.15
+
+
+def test_the_second_table_is_predicted_with_the_constant_of_the_first(published: ModuleType) -> None:
+    cluster = published.megatron_cluster(published.megatron()[0])
+    for told, row in zip(published.table("megatron_zero.csv"), published.megatron("megatron_zero.csv"), strict=True):
+        days = 8 * 300e9 * row.billions * 1e9 / (row.gpus * row.published) / 86_400   # the paper's formula 4
+        assert days == pytest.approx(float(told["days"]), rel=0.04)
+        if not row.sharding:
+            assert abs(published.off(row, cluster)) < 0.15
 
 
 def test_llm_foundry_is_predicted_from_one_row_a_kind_of_gpu(published: ModuleType) -> None:

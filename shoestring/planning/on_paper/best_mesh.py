@@ -20,6 +20,8 @@ from shoestring.planning.on_paper.trace import reserved
 from shoestring.planning.on_paper.transformer import read_transformer
 
 MOST_SEQUENCES = 128   # of a micro-batch
+VOUCHED = 128          # copies over which everything may be sharded: for more, no published figure vouches for the prediction, and the one
+                       # that there is (arXiv 2104.04473, table 2) is far slower
 CONFIRMED = 20         # meshes with everything sharded that are tried with the allocator before they are given up
 NAMES = {"tensor": "sums between tensor neighbours", "bubble": "idle in the pipeline", "sends": "sends between stages",
          "data": "sums between copies", "optimizer": "the update"}
@@ -60,7 +62,7 @@ def meshes(job: Job, world: int, machines: Machines) -> Iterator[PaperMesh]:
             for micro_batch in divisors(job.batch // data, MOST_SEQUENCES):
                 for virtual in divisors(model.layers // stage, model.layers) if stage > 1 else (1,):
                     for checkpointing in (False, True):
-                        for sharding in (0, 1, 3) if data > 1 else (0,):
+                        for sharding in (0,) if data == 1 else (0, 1, 3) if data <= VOUCHED else (0, 1):
                             mesh = PaperMesh(data, stage, tensor, micro_batch, virtual, checkpointing, sharding)
                             if not mesh.wrong(model, job.batch, machines):
                                 yield mesh

@@ -70,6 +70,10 @@ def machines(path: Path) -> Machines:
                 **{f"efficiency of {name}": value for name, value in efficiency.items()}}
     if wrong := [f"{name} {value:g}" for name, value in positive.items() if not value > 0]:
         raise Mistake(f"{path} says {', '.join(wrong)}: it must be more than nothing")
+    shares = {"attention": found.attention, "sending": found.sending / found.processors,
+              **{f"efficiency of {name}": value for name, value in efficiency.items()}}
+    if wrong := [name for name, value in shares.items() if value > 1]:
+        raise Mistake(f"{path} says more than all there is for {', '.join(wrong)}: shares are at most 1, sending at most all processors")
     if unknown := (peak.keys() | efficiency.keys()) - BYTES.keys():
         raise Mistake(f"{path} names the precision {', '.join(sorted(unknown))}; known are {', '.join(BYTES)}")
     return found
