@@ -50,7 +50,7 @@ def cluster(path: Path, devices: int) -> Hardware:
         known = json.loads(CLUSTER)
         if missing := known.keys() - told.keys():
             raise Mistake(f"{path} does not say {', '.join(sorted(missing))} of the cluster; a whole description is {CLUSTER}")
-        if unknown := told.keys() - known.keys():
+        if unknown := told.keys() - known.keys() - ON_PAPER.keys():
             raise Mistake(f"{path} describes {', '.join(sorted(unknown))}, which is nothing of a cluster; its keys are those of {CLUSTER}")
         sizes = {name: size_of(told[name]) for name in ("memory", "bandwidth", "link", "network", "base")}
         inside = devices <= int(told["devices"])
@@ -74,3 +74,6 @@ MAY_BE_LEFT_OUT: dict[str, Any] = {"name": "", "device": "cuda", "base": "1GiB"}
 
 def size_of(written: Any) -> float:
     return float(parse_bytes(written)) if isinstance(written, str) else float(written)
+
+
+ON_PAPER: dict[str, Any] = {"peak": {}, "efficiency": {}, "attention": 0.33, "processors": 108, "sending": 24}   # of planning/on_paper
