@@ -60,8 +60,9 @@ class Planner:
         found = self.looked()
         jobs = [planned_for(self.job, batch) for batch in found.batches] or [self.job]
         if self.devices > 1:
-            near = self.devices == self.here and not self.hardware.described
-            jobs = [replace(job, mesh=on_one_axis(Link(largest_worker(job, self.devices), self.devices, near))) for job in jobs]
+            near, speeds = self.devices == self.here and not self.hardware.described, self.hardware.speeds
+            places = [Link(largest_worker(job, self.devices), self.devices, near, speeds=speeds) for job in jobs]
+            jobs = [replace(job, mesh=on_one_axis(place)) for job, place in zip(jobs, places, strict=True)]
         sizes = found.lengths.largest if found.batches else ()
         return Rehearsals(jobs[0], self.hardware, self.worker, self.model, lengths=found.lengths, kept=self.kept, tell=self.tell,
                           candidates=tuple((size.number, job) for size, job in zip(sizes, jobs, strict=False)))

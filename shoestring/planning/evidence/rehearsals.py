@@ -82,8 +82,8 @@ class Rehearsals:
         if rank is None and any(technique.serves for technique in techniques):
             rank = place.world - 1
         if rank is not None:
-            place = Link(rank, place.world, place.same_machine)
-        mesh = imagined_mesh(mesh_sizes(techniques, place.world), place.rank, place.same_machine)
+            place = Link(rank, place.world, place.same_machine, speeds=place.speeds)
+        mesh = imagined_mesh(mesh_sizes(techniques, place.world), place.rank, place.same_machine, place.speeds)
         if not self.real:
             try:
                 return self.rehearsed(replace(job, mesh=mesh), techniques, half=False, numbers=numbers)
@@ -96,7 +96,7 @@ class Rehearsals:
                 self.real = not techniques   # what plain steps can do on fake tensors, other plans can
         self.measured.add(techniques)
         if self.worker is not None:
-            stands = {"position": Position(place.rank, place.world, place.same_machine), "largest": numbers}
+            stands = {"position": position_of(place), "largest": numbers}
             return self.asked(RehearseTask(**self.about_job(techniques) | stands), close_environment(),
                               f"rehearsing {named(techniques)} on real tensors, because fake ones can't run it")
         return self.log_here(replace(job, mesh=mesh), techniques)
@@ -114,7 +114,7 @@ class Rehearsals:
 
         if self.kept is None:
             return work()
-        place = Position(job.link.rank, job.link.world, job.link.same_machine)
+        place = position_of(job.link)
         question = {"rehearsal": to_json(specs_of(techniques)), "half": half, "position": to_json(place), "largest": list(numbers)}
         return self.kept.answer(question, Log, work)
 
@@ -169,12 +169,16 @@ class Rehearsals:
         """What every task about this job has in common."""
         assert self.job.origin is not None, "only a job from a file can be made again in a child process"
         return {"file": self.job.origin.file, "flags": dict(self.job.origin.flags), "techniques": specs_of(techniques),
-                "position": Position(self.job.link.rank, self.job.link.world, self.job.link.same_machine), "largest": self.numbers}
+                "position": position_of(self.job.link), "largest": self.numbers}
 
     def how_real(self) -> str:
         """How we know what was rehearsed on real tensors."""
         batches = "the first batches" if self.job.largest is None else "the largest batch"
         return f"measured on real tensors and {batches} alone, because fake ones could not run it ({self.guessed})"
+
+
+def position_of(link: Link) -> Position:
+    return Position(link.rank, link.world, link.same_machine, link.speeds)
 
 
 def failure(error: BaseException) -> str:
