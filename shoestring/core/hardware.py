@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from shoestring.core.errors import Mistake
-from shoestring.core.sums import LIBRARY, RING, Rate, Speeds, chosen, seconds
+from shoestring.core.sums import LIBRARY, RING, Rate, Speeds, chosen, seconds, sent
 from shoestring.core.units import parse_bytes
 
 
@@ -56,7 +56,7 @@ def cluster(path: Path, devices: int) -> Hardware:
             raise Mistake(f"{path} describes {', '.join(sorted(unknown))}, which is nothing of a cluster; its keys are those of {CLUSTER}")
         sizes = {name: size_of(told[name]) for name in ("memory", "bandwidth", "link", "network", "base")}
         speeds = Speeds(int(told["devices"]), Rate(1 / sizes["link"], float(told["latency"])),
-                        Rate(1 / sizes["network"], float(told["network_latency"])), ADDING / sizes["bandwidth"])
+                        Rate(1 / sizes["network"], float(told["network_latency"])))   # adding hides behind what comes in next
         return Hardware(
             device=str(told["device"]), name=str(told["name"]), memory=int(sizes["memory"]), flops=float(told["flops"]),
             bandwidth=sizes["bandwidth"], base=sizes["base"], described=True, cores=1,
@@ -71,10 +71,12 @@ def cluster(path: Path, devices: int) -> Hardware:
 
 
 def sum_rate(speeds: Speeds, world: int) -> tuple[float, float]:
-    """What a sum takes in the way that is chosen for its size: seconds per byte that each worker would send in a ring, and per message."""
+    """What sums take in the ways that are chosen: of a large one, seconds per byte that a worker would send in a ring; of a small one,
+    all seconds."""
     machines = speeds.machines(range(max(world, 2)))
-    small, large = (seconds(chosen(size, machines, speeds), size, machines, speeds) for size in (SMALL, LARGE))
-    return max(large - small, 0.0) / (2 * (sum(machines) - 1) / sum(machines) * (LARGE - SMALL)), small
+    large = chosen(LARGE, machines, speeds)
+    longer = seconds(large, 2 * LARGE, machines, speeds) - seconds(large, LARGE, machines, speeds)
+    return longer / sent(LIBRARY, 0, machines, LARGE, 1), seconds(chosen(SMALL, machines, speeds), SMALL, machines, speeds)
 
 
 def measured_group(machine: Hardware, name: str, count: int, ways: Mapping[str, Rate], memory: float) -> Hardware:
@@ -92,7 +94,6 @@ def for_group(machine: Hardware, name: str, world: int, here: int) -> Hardware:
     return replace(machine, speeds=speeds, links={**machine.links, str(world): machine.links[name]})
 
 
-ADDING = 3        # times that a byte passes to or from memory when it is added to another
 SMALL, LARGE = 64, 16 << 20   # bytes of what workers tell each other at every step, and of a bucket of gradients
 
 MAY_BE_LEFT_OUT: dict[str, Any] = {"name": "", "device": "cuda", "base": "1GiB"}   # base: of a process beside its tensors
