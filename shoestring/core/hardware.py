@@ -28,7 +28,7 @@ class Hardware:
     bandwidth: float = 5e9          # bytes per second of the device's memory
     base: float = 5e8               # bytes of a process before any tensor, where no real step tells
     links: Mapping[str, Sequence[float]] = field(default_factory=dict)   # workers -> seconds per byte sent, per message, bytes of a process
-    sums: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)   # workers -> way to add up -> the first two of these
+    sums: Mapping[str, Mapping[str, Sequence[Sequence[float]]]] = field(default_factory=dict)   # workers -> way to add up -> rates
     speeds: Speeds | None = None    # how fast the workers of the group at hand can talk; None: nobody measured or described it
     described: bool = False         # it is not here: somebody wrote down what it has
     dtypes: Mapping[str, str] = field(default_factory=dict)       # name -> "" if it works, else what happened
@@ -79,18 +79,20 @@ def sum_rate(speeds: Speeds, world: int) -> tuple[float, float]:
     return longer / sent(LIBRARY, 0, machines, LARGE, 1), seconds(chosen(SMALL, machines, speeds), SMALL, machines, speeds)
 
 
-def measured_group(machine: Hardware, name: str, count: int, ways: Mapping[str, Rate], memory: float) -> Hardware:
+def measured_group(machine: Hardware, name: str, count: int, ways: Mapping[str, tuple[Rate, ...]], memory: float) -> Hardware:
     """The machine with what was measured of so many workers on it, under a name of that."""
-    sums = {way: (rate.per_byte, rate.per_message) for way, rate in ways.items()}
+    sums = {way: [(rate.per_byte, rate.per_message, rate.most) for rate in rates] for way, rates in ways.items()}
     link = (*sum_rate(Speeds(measured=ways), count), memory)
     return replace(machine, sums={**machine.sums, name: sums}, links={**machine.links, name: link})
 
 
 def for_group(machine: Hardware, name: str, world: int, here: int) -> Hardware:
     """The machine as one of `world` workers has it, of which `here` share it, by what was measured under a name."""
-    ways = {way: Rate(*rate) for way, rate in machine.sums[name].items()}
-    between = ways[RING] if RING in ways else ways[LIBRARY]
-    speeds = Speeds(0 if here == world else here, between, between, measured=ways)
+    ways = {way: tuple(Rate(per_byte, per_message, int(most)) for per_byte, per_message, most in found)
+            for way, found in machine.sums[name].items()}
+    rates = ways[RING] if RING in ways else ways[LIBRARY]
+    message = Rate(rates[-1].per_byte, rates[0].per_message)   # for two levels, which can't be measured on one machine
+    speeds = Speeds(0 if here == world else here, message, message, measured=ways)
     return replace(machine, speeds=speeds, links={**machine.links, str(world): machine.links[name]})
 
 

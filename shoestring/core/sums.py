@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import groupby, pairwise
+from itertools import accumulate, groupby, pairwise
 
 from shoestring.core.units import bytes_text
 
@@ -168,10 +168,11 @@ def room(way: str, rank: int, machines: Machines, count: int) -> int:
 
 @dataclass(frozen=True)
 class Rate:
-    """What messages take."""
+    """What messages take, in sums up to some size: what is quick while it fits into a cache, or is sent at once, is not for larger ones."""
 
     per_byte: float = 0.0      # seconds
     per_message: float = 0.0   # seconds
+    most: int = 0              # bytes that are added up; 0: any number
 
 
 @dataclass(frozen=True)
@@ -193,7 +194,8 @@ class Speeds:
     inside: Rate = Rate()        # sending and receiving inside a machine,
     between: Rate = Rate()       # and between machines
     adding: float = 0.0          # seconds per byte that is added
-    measured: Mapping[str, Rate] = field(default_factory=dict)   # way -> what its messages take, adding and waiting for a core included
+    measured: Mapping[str, tuple[Rate, ...]] = field(default_factory=dict)   # way -> what its messages take, by rising size, with adding
+                                                                             # and with waiting for a core, where processes share one
 
     def machines(self, line: Iterable[int]) -> Machines:
         """How many of some workers, in the order of ranks, each machine has."""
@@ -227,19 +229,25 @@ def path(way: str, machines: Machines) -> Path:
 def seconds(way: str, size: int, machines: Machines, speeds: Speeds) -> float:
     """What adding up so many bytes takes."""
     found = path(way, machines)
-    if (own := speeds.measured.get(way)) is not None:
-        return (found.inside + found.between) * own.per_message + (found.inside_share + found.between_share) * size * own.per_byte
+    if own := speeds.measured.get(way):
+        rate = next((one for one in own if size <= one.most), own[-1])
+        messages, share = found.inside + found.between, found.inside_share + found.between_share
+        return max(messages * rate.per_message + share * size * rate.per_byte, 0.0)
     near, far = speeds.inside, speeds.between
     return (found.inside * near.per_message + found.between * far.per_message + found.added * size * speeds.adding
             + size * (found.inside_share * near.per_byte + found.between_share * far.per_byte))
 
 
-def fitted(way: str, machines: Machines, small: tuple[int, float], large: tuple[int, float]) -> Rate:
-    """The rate of a way of which two sums were timed, each as bytes and seconds."""
+def fitted(way: str, machines: Machines, timed: Sequence[tuple[int, float]]) -> tuple[Rate, ...]:
+    """The rates of a way of which sums of two or more rising sizes were timed, as (bytes, seconds): a line from each to the next."""
     found = path(way, machines)
     messages, share = found.inside + found.between, found.inside_share + found.between_share
-    per_byte = max(large[1] - small[1], 0.0) / (share * (large[0] - small[0]))
-    return Rate(per_byte, max(small[1] - share * small[0] * per_byte, 0.0) / messages)
+    rising = list(zip((size for size, _ in timed), accumulate((took for _, took in timed), max), strict=True))   # a busy moment aside
+    rates = []
+    for (size, took), (larger, longer) in pairwise(rising):
+        per_byte = (longer - took) / (share * (larger - size))
+        rates.append(Rate(per_byte, (took - share * size * per_byte) / messages, larger))
+    return tuple(rates)
 
 
 # Which way

@@ -15,45 +15,45 @@ from shoestring.core.sums import LIBRARY, MEMORY, NAIVE, RING, TREE, Machines, R
 from shoestring.measure.process import status
 from shoestring.parallel.shared_memory_link import joined
 
-SMALL, LARGE = 1 << 10, 16 << 20   # bytes that are added up at once,
-REPEATS = {SMALL: 8, LARGE: 1}     # so often in a row,
-ROUNDS = 7                         # in so many rounds, of which the one in the middle counts
-DEADLINE = 60.0                    # seconds
+REPEATS = {1 << 10: 8, 1 << 16: 8, 1 << 20: 2, 16 << 20: 1}   # bytes that are added up at once -> how often in a row,
+ROUNDS = 7                                                    # in so many rounds, of which the one in the middle counts
+DEADLINE = 60.0                                               # seconds
 
 
-def link_speed(rank: int, world: int, same_machine: bool, store: str) -> tuple[dict[str, Rate], float]:
+def link_speed(rank: int, world: int, same_machine: bool, store: str) -> tuple[dict[str, tuple[Rate, ...]], float]:
     """What each way to add up takes, and bytes of the process; every worker calls it, with a file that they share."""
     kind = "nccl" if torch.cuda.is_available() and torch.cuda.device_count() >= world else "gloo"
     device = torch.device("cuda", rank) if kind == "nccl" else torch.device("cpu")
     dist.init_process_group(kind, init_method=f"file://{store}", rank=rank, world_size=world, timeout=timedelta(seconds=DEADLINE))
     try:
-        tensors = {size: torch.ones(size // 4, device=device) for size in (SMALL, LARGE)}
-        dist.all_reduce(tensors[SMALL])
+        tensors = {size: torch.ones(size // 4, device=device) for size in REPEATS}
+        dist.all_reduce(tensors[min(REPEATS)])
         before = status("VmRSS")
         link = joined(rank, world, same_machine)
         ways = [LIBRARY] if kind == "nccl" else [*[MEMORY] * link.same_machine, LIBRARY, RING, TREE, NAIVE]
-        spent = timed(link, ways, (world,), tensors)
-        return rates(spent, (world,)), float(max(status("VmRSS") - before, 0))
+        machines = dict.fromkeys(ways, (world,))
+        return rates(timed(link, machines, tensors), machines), float(max(status("VmRSS") - before, 0))
     finally:
         dist.destroy_process_group()
 
 
-def rates(spent: Mapping[tuple[str, int], float], machines: Machines) -> dict[str, Rate]:
-    """What messages of each way take, by its seconds at two sizes."""
-    return {way: fitted(way, machines, (SMALL, spent[way, SMALL]), (LARGE, spent[way, LARGE])) for way, size in spent if size == SMALL}
+def rates(spent: Mapping[tuple[str, int], float], machines: Mapping[str, Machines]) -> dict[str, tuple[Rate, ...]]:
+    """What messages of each way take, by its seconds at some sizes."""
+    return {way: fitted(way, own, [(size, spent[way, size]) for size in sorted(REPEATS)]) for way, own in machines.items()}
 
 
-def timed(link: Link, ways: list[str], machines: Machines, tensors: Mapping[int, Tensor], repeats: Mapping[int, int] = REPEATS,
+def timed(link: Link, machines: Mapping[str, Machines], tensors: Mapping[int, Tensor], repeats: Mapping[int, int] = REPEATS,
           count: int = ROUNDS) -> dict[tuple[str, int], float]:
-    """Seconds of one sum in each way at each size, in the median of some rounds: in each, all have a turn, so that a slow moment of the
-    machine meets all of them. The slowest worker counts. All workers get the same answer."""
+    """Seconds of one sum in each way, among such machines, at each size, in the median of some rounds: in each all have a turn, so that a
+    slow moment of the machine meets all of them. The slowest worker counts. All workers get the same answer."""
     usual = link.sums
-    found: dict[tuple[str, int], list[float]] = {(way, size): [] for size in tensors for way in ways}
+    found: dict[tuple[str, int], list[float]] = {(way, size): [] for size in tensors for way in machines}
     try:
-        for _ in range(count + 1):   # the first is to get warm
-            for (way, size), row in found.items():
-                link.sums = Sums(machines, ((size, way),))
-                row.append(turn(link, tensors[size], repeats[size]))
+        order = list(found)
+        for number in range(count + 1):   # the first is to get warm
+            for way, size in order[number % len(order):] + order[:number % len(order)]:   # nobody always follows the same one
+                link.sums = Sums(machines[way], ((size, way),))
+                found[way, size].append(turn(link, tensors[size], repeats[size]))
     finally:
         link.sums = usual
     told = torch.tensor([row[1:] for row in found.values()], dtype=torch.float64)

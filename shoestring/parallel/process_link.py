@@ -40,8 +40,8 @@ class ProcessLink(Link):
         """Send a part of a sum; it is not counted, because the whole sum was."""
         return Expected(lambda: dist.isend(part, group=self.group, group_dst=to, tag=SUMS))
 
-    def receive_part(self, part: Tensor, source: int) -> None:
-        Expected(lambda: dist.irecv(part, group=self.group, group_src=source, tag=SUMS)).wait()
+    def begin_to_receive(self, part: Tensor, source: int) -> Sending:
+        return Expected(lambda: dist.irecv(part, group=self.group, group_src=source, tag=SUMS))
 
     def begin_scatter(self, whole: Tensor, part: Tensor) -> Sending:
         others = torch.empty_like(whole)

@@ -6,7 +6,7 @@ from typing import Protocol
 from torch import Tensor
 
 from shoestring.core.link import Sending
-from shoestring.core.sums import Sums, rounds
+from shoestring.core.sums import Receive, Sums, rounds
 
 
 class Carrier(Protocol):
@@ -17,23 +17,28 @@ class Carrier(Protocol):
 
     def begin_part(self, part: Tensor, to: int) -> Sending: ...
 
-    def receive_part(self, part: Tensor, source: int) -> None: ...
+    def begin_to_receive(self, part: Tensor, source: int) -> Sending: ...
 
 
 def add_up(link: Carrier, tensor: Tensor, way: str, room: Tensor) -> None:
     """Add up a contiguous tensor over the link's workers, in place; `room` takes what comes in to be added.
 
-    Everything that a round sends is begun before anything is received, so nobody waits for one who waits for them. Every wait has the
-    link's deadline, and a worker that is gone shows as PeerLost.
+    Everything that a round sends is begun before anything is waited for, so nobody waits for one who waits for them; what comes in first
+    is expected before that, because who sends to one that waits already need not ask. Every wait has the link's deadline, and a worker
+    that is gone shows as PeerLost.
     """
     flat = tensor.detach().view(-1)
+
+    def expect(one: Receive) -> Sending:
+        return link.begin_to_receive(room[:one.end - one.begin] if one.adds else flat[one.begin:one.end], one.source)
+
     for each in rounds(way, link.rank, link.sums.machines, len(flat)):
+        coming = [expect(one) for one in each.receives[:1]]
         sendings = [link.begin_part(flat[one.begin:one.end], one.to) for one in each.sends]
-        for one in each.receives:
-            into = flat[one.begin:one.end]
-            part = room[:len(into)] if one.adds else into
-            link.receive_part(part, one.source)
+        for number, one in enumerate(each.receives):
+            coming.pop().wait()
             if one.adds:
-                into.add_(part)
+                flat[one.begin:one.end].add_(room[:one.end - one.begin])
+            coming = [expect(after) for after in each.receives[number + 1:number + 2]]
         for sending in sendings:
             sending.wait()

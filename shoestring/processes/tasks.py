@@ -56,8 +56,8 @@ class TrainTask(JobTask[TrainResult]):
 
 @dataclass(frozen=True)
 class LinkSpeed:
-    ways: Mapping[str, Rate]   # to add up, and what messages take in each
-    memory: float              # bytes that sending takes of the process
+    ways: Mapping[str, tuple[Rate, ...]]   # to add up, and what messages take in each, by rising size
+    memory: float                          # bytes that sending takes of the process
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -154,23 +154,25 @@ def test_seconds_by_hand() -> None:
 @pytest.mark.parametrize("way", [*BY_MESSAGES, LIBRARY, MEMORY])
 def test_what_was_timed_is_predicted(way: str) -> None:
     machines = (2, 2) if way == TWO_LEVEL else (4,)
-    speeds = Speeds(2 if way == TWO_LEVEL else 0, measured={way: fitted(way, machines, (1000, 3e-4), (10**7, 5e-2))})
-    assert seconds(way, 1000, machines, speeds) == pytest.approx(3e-4) and seconds(way, 10**7, machines, speeds) == pytest.approx(5e-2)
+    timed = [(1000, 3e-4), (10**5, 2e-4), (10**6, 7e-3), (10**7, 5e-2)]   # the second in a luckier moment than the first
+    speeds = Speeds(2 if way == TWO_LEVEL else 0, measured={way: fitted(way, machines, timed)})
+    assert [seconds(way, size, machines, speeds) for size, _ in timed] == pytest.approx([3e-4, 3e-4, 7e-3, 5e-2])
+    assert seconds(way, 19 * 10**6, machines, speeds) == pytest.approx(9.3e-2), "the last line goes on"
 
 
 def test_a_tree_for_little_a_ring_for_much_and_two_levels_between_machines() -> None:
     flat = Speeds(inside=Rate(1e-9, 1e-5))
     assert chosen(100, (8,), flat) == TREE and chosen(1 << 24, (8,), flat) == RING
-    assert chosen(1 << 24, (8,), Speeds(inside=Rate(1e-9, 1e-5), measured={MEMORY: Rate(1e-10, 1e-6)})) == MEMORY
+    assert chosen(1 << 24, (8,), Speeds(inside=Rate(1e-9, 1e-5), measured={MEMORY: (Rate(1e-10, 1e-6),)})) == MEMORY
     slow = Speeds(8, Rate(4e-12, 1e-5), Rate(4e-11, 3e-5))
     assert chosen(1 << 24, slow.machines(range(32)), slow) == TWO_LEVEL
-    assert TWO_LEVEL not in ways((8,), slow) and MEMORY not in ways((4, 4), Speeds(4, measured={MEMORY: Rate()}))
+    assert TWO_LEVEL not in ways((8,), slow) and MEMORY not in ways((4, 4), Speeds(4, measured={MEMORY: (Rate(),)}))
 
 
 def test_another_way_than_the_usual_one_must_be_worth_it() -> None:
-    measured = {LIBRARY: Rate(1e-9, 1e-5), RING: Rate(0.95e-9, 0.95e-5), TREE: Rate(1e-9, 1e-4), NAIVE: Rate(1e-9, 1e-4)}
+    measured = {LIBRARY: (Rate(1e-9, 1e-5),), RING: (Rate(0.95e-9, 0.95e-5),), TREE: (Rate(1e-9, 1e-4),), NAIVE: (Rate(1e-9, 1e-4),)}
     assert chosen(1 << 20, (4,), Speeds(measured=measured)) == LIBRARY
-    assert chosen(1 << 20, (4,), Speeds(measured={**measured, RING: Rate(0.5e-9, 0.5e-5)})) == RING
+    assert chosen(1 << 20, (4,), Speeds(measured={**measured, RING: (Rate(0.5e-9, 0.5e-5),)})) == RING
 
 
 def test_a_plan_says_how_sums_are_done() -> None:
