@@ -33,7 +33,7 @@ from shoestring.core.units import bytes_text
 
 NAIVE, TREE, RING, TWO_LEVEL, LIBRARY, MEMORY = "naive", "tree", "ring", "two-level", "library", "shared memory"
 BY_MESSAGES = (NAIVE, TREE, RING, TWO_LEVEL)   # made of sends and receives
-WORTH = 0.1        # another way than the usual one is taken where it is predicted to save this share
+WORTH = 0.05       # another way than the usual one is taken where it is predicted to save this share
 SIZES = tuple(1 << power for power in range(3, 33))   # bytes for which a way is chosen; what lies between goes with the next
 
 Machines = tuple[int, ...]   # workers of each machine, in the order of ranks
@@ -260,7 +260,7 @@ def ways(machines: Machines, speeds: Speeds) -> list[str]:
 
 
 def chosen(size: int, machines: Machines, speeds: Speeds) -> str:
-    """The way to add up so many bytes: the fastest, or the usual one where that would save less than a tenth."""
+    """The way to add up so many bytes: the fastest, or the usual one where that would save next to nothing."""
     times = {way: seconds(way, size, machines, speeds) for way in ways(machines, speeds)}
     usual, best = next(iter(times)), min(times, key=lambda way: times[way])
     return best if times[best] < (1 - WORTH) * times[usual] else usual

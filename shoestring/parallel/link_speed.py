@@ -16,7 +16,7 @@ from shoestring.measure.process import status
 from shoestring.parallel.shared_memory_link import joined
 
 REPEATS = {1 << 10: 8, 1 << 16: 8, 1 << 20: 2, 16 << 20: 1}   # bytes that are added up at once -> how often in a row,
-ROUNDS = 7                                                    # in so many rounds, of which the one in the middle counts
+ROUNDS = 11                                                   # in so many rounds, of which the one in the middle counts
 DEADLINE = 60.0                                               # seconds
 
 
