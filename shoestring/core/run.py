@@ -51,13 +51,15 @@ class Part:
     def saved(self) -> None:
         """A checkpoint with its state is safe. Only called, before the next step, if `on_disk`."""
 
-    def whole_optimizer(self) -> dict[str, Any] | None:
-        """The optimizer's state as one process would have it, where workers hold parts of it; None: the optimizer has it."""
-        return None
+    def whole_optimizer(self, state: dict[str, Any]) -> dict[str, Any]:
+        """The optimizer's state as it would be without this part, of that with it: where workers hold parts of weights, that of the whole.
+        Parts are asked one after the other, the last applied first, so in the end it is the state of one process."""
+        return state
 
-    def put_optimizer(self, whole: dict[str, Any]) -> bool:
-        """Take this worker's part of such a state; gives whether that was done. If no part does it, the optimizer takes all of it."""
-        return False
+    def put_optimizer(self, whole: dict[str, Any]) -> dict[str, Any] | None:
+        """The way back: of a state without this part, that with it, such as this worker's share. Asked from the first applied to the last,
+        and the optimizer takes what is left. None: there is nothing to take."""
+        return whole
 
     @property
     def kept(self) -> Mapping[str, StoredTensor]:
@@ -142,6 +144,8 @@ class Run:
     mesh: Mesh = field(default_factory=on_one_axis)     # where this worker stands among the others, with links to them
     # Adds a number up over workers that hold different weights of the model, in place: a square of gradients' norm is that of all
     summed: Callable[[Tensor], None] = lambda number: None
+    # Of a weight, how much of its gradient's square this worker brings into that sum: 1/n where n of those workers hold the same weight
+    share: Callable[[Tensor], float] = lambda weight: 1.0
     example: Callable[[], Batch] | None = None          # gives a batch like those to come, for who must see one before training begins
     assignment: Assignment = field(default_factory=OwnPart)   # the parts of batches that it trains on, for the feed
     # Asked after a step: all workers are at the same step and have the same weights, so they may agree on what to do (save, stop)

@@ -24,6 +24,7 @@ from shoestring.parallel.compress_gradients import CompressGradients
 from shoestring.parallel.drop_stragglers import DropStragglers
 from shoestring.parallel.local_steps import LocalSteps
 from shoestring.parallel.shard import Shard
+from shoestring.parallel.tensor import TensorParallel
 
 CATALOGUE: tuple[type[Technique], ...] = (
     LowRank,
@@ -41,6 +42,7 @@ CATALOGUE: tuple[type[Technique], ...] = (
     LocalSteps,
     Asynchronous,
     DropStragglers,
+    TensorParallel,
     Ema,
     Allocator,
 )
