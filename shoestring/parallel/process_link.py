@@ -4,7 +4,8 @@ Gloo's own reduce-scatter is an all-reduce of which the rest is thrown away; our
 """
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from ctypes import c_char
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from shoestring.core.link import Link, PeerLost, Received, Sending
-from shoestring.core.private import all_gather
+from shoestring.core.private import all_gather, without_modes
 
 
 class ProcessLink(Link):
@@ -26,20 +27,20 @@ class ProcessLink(Link):
         self.group = group
 
     def begin_sum(self, tensor: Tensor) -> Sending:
-        return Expected(lambda: dist.all_reduce(tensor, group=self.group, async_op=True))
+        return Expected(lambda tensor: dist.all_reduce(tensor, group=self.group, async_op=True), tensor)
 
     def begin_scatter(self, whole: Tensor, part: Tensor) -> Sending:
         others = torch.empty_like(whole)
         return Received(others, part, self.begin_exchange(whole, others))
 
     def begin_gather(self, part: Tensor, whole: Tensor) -> Sending:
-        return Expected(lambda: all_gather(whole, part, group=self.group, async_op=True))
+        return Expected(lambda whole, part: all_gather(whole, part, group=self.group, async_op=True), whole, part)
 
     def begin_exchange(self, outgoing: Tensor, incoming: Tensor) -> Sending:
-        return Expected(lambda: dist.all_to_all_single(incoming, outgoing, group=self.group, async_op=True))
+        return Expected(lambda into, out: dist.all_to_all_single(into, out, group=self.group, async_op=True), incoming, outgoing)
 
     def begin_send(self, tensor: Tensor, to: int) -> Sending:
-        return Expected(lambda: dist.isend(tensor, group=self.group, group_dst=to))
+        return Expected(lambda tensor: dist.isend(tensor, group=self.group, group_dst=to), tensor)
 
     def receive(self, tensor: Tensor, source: int | None = None) -> int:
         try:
@@ -60,9 +61,11 @@ class ProcessLink(Link):
 class Expected:
     """A collective that was begun. A worker that is gone shows as PeerLost, whatever words the library has for it."""
 
-    def __init__(self, begin: Any) -> None:
+    def __init__(self, begin: Callable[..., Any], *tensors: Tensor) -> None:
+        self.tensors = tensors   # their memory is used until all is done
         try:
-            self.work = begin()
+            with without_modes():
+                self.work = begin(*map(lent, tensors))
         except RuntimeError as error:
             raise PeerLost(str(error)) from error
 
@@ -71,6 +74,15 @@ class Expected:
             self.work.wait()
         except RuntimeError as error:
             raise PeerLost(str(error)) from error
+        self.tensors = ()
+
+
+def lent(tensor: Tensor) -> Tensor:
+    """The memory of a tensor as another one that does not own it. Gloo's threads let go of what they are given some time after it is done,
+    and how long a tensor lives must not depend on that."""
+    if tensor.device.type != "cpu" or not tensor.nbytes or not tensor.is_contiguous():
+        return tensor
+    return torch.frombuffer((c_char * tensor.nbytes).from_address(tensor.data_ptr()), dtype=tensor.dtype).view(tensor.shape)
 
 
 class Rows:
