@@ -30,7 +30,7 @@ from shoestring.core.link import Link
 from shoestring.core.run import Run
 from shoestring.core.training import TrainingTechnique
 from shoestring.parallel.average import trained, unaddable, with_traffic
-from shoestring.parallel.recognised import ADVICE, recognised
+from shoestring.parallel.recognised import recognised
 from shoestring.parallel.tensor_parts import TensorParts
 
 MOST = 8       # ways that are tried: more than a machine has devices are seldom worth it
@@ -64,17 +64,16 @@ class TensorParallel(TrainingTechnique):
 
     @classmethod
     def noticed(cls, run: Run) -> frozenset[str]:
-        """In how many ways the model can be split, which its step does not show."""
-        return frozenset(can_split(ways) for ways in range(2, MOST + 1) if not refused(run, ways))
+        """In how many ways the model can't be split, and why: its step does not show that."""
+        return frozenset(unsplit(ways) + reason for ways in range(2, MOST + 1) if (reason := refused(run, ways)))
 
     def refusal(self, ledger: Ledger) -> str:
         if ledger.workers.world % self.ways:
             return f"{ledger.workers.world} workers can't stand in lines of {self.ways}"
         if ledger.has("optimizer looks at whole weights"):
             return NOT_ELEMENTWISE
-        if self.ways <= MOST and not ledger.has(can_split(self.ways)):
-            return f"the model's layers can't be split {self.ways} ways, or are not known: {ADVICE}"
-        return unaddable(ledger)
+        reasons = (trait.removeprefix(known) for trait in ledger.findings.traits if trait.startswith(known := unsplit(self.ways)))
+        return next(reasons, "") or unaddable(ledger)
 
     def exactness(self, ledger: Ledger) -> Exactness:
         return Exactness.DRAWS if ledger.has("draws") else Exactness.ROUNDING
@@ -164,9 +163,9 @@ def check(run: Run, link: Link, ways: int) -> None:
                       f"an optimizer that looks at every number alone (Adam, AdamW, SGD, ...)")
 
 
-def can_split(ways: int) -> str:
-    """The trait of a model whose layers can be split so many ways."""
-    return f"layers split {ways} ways"
+def unsplit(ways: int) -> str:
+    """The trait of a model whose layers can't be split so many ways begins with this; the rest is the reason."""
+    return f"not split {ways} ways: "
 
 
 def refused(run: Run, ways: int) -> str:
