@@ -16,6 +16,7 @@ from shoestring.core.files import write_whole
 from shoestring.core.regular import read_regular
 from shoestring.core.seal import Damaged, unsealed
 from shoestring.core.staging import Staging, Work
+from shoestring.core.sums import Speeds
 from shoestring.core.technique import built, described, in_order
 from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.data.lengths import Lengths
@@ -61,6 +62,7 @@ class Plan:
     ranks: tuple[RankFigures, ...] = field(default=(), compare=False)        # of a group, every kind of worker; of chosen plans only
     blocks: tuple[tuple[str, int], ...] = field(default=(), compare=False)   # highest bytes while each block runs
     lengths: Lengths = field(default_factory=Lengths, compare=False)            # the sizes of batches that it is made for
+    speeds: Speeds | None = field(default=None, compare=False)                  # of links, by which workers choose how to add up
 
     def __str__(self) -> str:
         return named(self.techniques)
@@ -96,11 +98,14 @@ class Plan:
             "techniques": [described(technique) | {"why": technique.why} for technique in self.techniques],
             "drift": self.drift if math.isfinite(self.drift) else None, "blocks": [list(one) for one in self.blocks],
             "ranks": [{"ranks": list(one.ranks), "peak_bytes": one.peak_bytes, "sent_bytes": one.sent_bytes} for one in self.ranks],
-            "lengths": to_json(self.lengths),
+            "lengths": to_json(self.lengths), **self.speeds_as_json(),
         } | ({} if self.staging is None else {"timeline": [[list(work) for work in own] for own in self.staging.timeline]})
 
+    def speeds_as_json(self) -> dict[str, Any]:
+        return {} if self.speeds is None else {"speeds": to_json(self.speeds)}
+
     def save(self, path: Path) -> None:
-        chosen = self.as_json() | {"lengths": to_json(self.lengths)}
+        chosen = self.as_json() | {"lengths": to_json(self.lengths)} | self.speeds_as_json()
         write_whole(path, json.dumps({"shoestring": 1, "chosen": chosen}, indent=1).encode(), asked=True)
 
 
@@ -152,6 +157,7 @@ def plan_in(data: Mapping[str, Any], path: Path) -> Plan:
             blocks=tuple((name, size) for name, size in chosen.get("blocks", data.get("blocks", ()))),
             ranks=tuple(RankFigures(tuple(one["ranks"]), one["peak_bytes"], one["sent_bytes"]) for one in chosen.get("ranks", ())),
             lengths=from_json(Lengths, chosen.get("lengths", {})), mesh=tuple(chosen.get("mesh", {}).items()), staging=staging_in(chosen),
+            speeds=from_json(Speeds, chosen["speeds"]) if "speeds" in chosen else None,
         )
     except Mistake:
         raise

@@ -14,6 +14,7 @@ from shoestring.core.exactness import Exactness, allowed
 from shoestring.core.hardware import Hardware
 from shoestring.core.job import Job
 from shoestring.core.ledger import Ledger
+from shoestring.core.link import Link
 from shoestring.core.technique import in_order
 from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.data.lengths import Lengths, Look, batches_at, look, planned_for
@@ -60,8 +61,9 @@ class Planner:
         found = self.looked()
         jobs = [planned_for(self.job, batch) for batch in found.batches] or [self.job]
         if self.devices > 1:
-            near = self.devices == self.here and not self.hardware.described
-            jobs = [replace(job, mesh=mesh_of_largest(job, (), self.devices, near)) for job in jobs]
+            near, speeds = self.devices == self.here and not self.hardware.described, self.hardware.speeds
+            place = Link(0, self.devices, near, speeds=speeds)
+            jobs = [replace(job, mesh=mesh_of_largest(job, (), place)) for job in jobs]
         sizes = found.lengths.largest if found.batches else ()
         return Rehearsals(jobs[0], self.hardware, self.worker, self.model, lengths=found.lengths, kept=self.kept, tell=self.tell,
                           candidates=tuple((size.number, job) for size, job in zip(sizes, jobs, strict=False)))

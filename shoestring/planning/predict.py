@@ -11,8 +11,8 @@ from shoestring.core.budget import Budget
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job, interval
 from shoestring.core.ledger import Ledger
-from shoestring.core.link import agreement_bytes
-from shoestring.core.mesh import coordinates, on_one_axis
+from shoestring.core.link import Link, agreement_bytes
+from shoestring.core.mesh import coordinates, imagined_mesh, on_one_axis
 from shoestring.core.staging import Staging
 from shoestring.core.technique import drift, in_order, text
 from shoestring.core.training import TrainingTechnique, environment, mesh_sizes
@@ -45,6 +45,7 @@ SPREAD = 1.04          # between two trials of one plan: threads race for memory
 AGAIN = 2              # so often
 FEW_SPREAD = 1.12      # the same of plain training, of which the anchor did a few steps, and what is kept back grows in the first ones
 VARIED_SPREAD = 1.15   # where sizes vary, two runs of one plan differ by so much under an allocator that follows no rule
+APART = 16             # workers of a group that are rehearsed one by one where they send different amounts; of more, one of each kind
 ALIKE = (0.0, 1.0)     # if workers synchronise after every step or never, all steps cost the same, so one may be timed
 
 
@@ -83,6 +84,7 @@ class Predictor:
             stored_bytes=log.stored, disk_speed=disk_speed(one.cost), sent_by_others_bytes=sent_by_others,
             drift=stated_drift(one.techniques, self.evidence.ledger), blocks=by_block(log), lengths=self.rehearsals.lengths,
             mesh=self.mesh(one.techniques), staging=staging(one.techniques, self.evidence.ledger), ranks=ranks,
+            speeds=self.rehearsals.job.link.speeds,
         ))
 
     def log(self, techniques: Techniques, rank: int | None = None) -> Log:
@@ -167,7 +169,8 @@ class Predictor:
         splitting = [text(technique) for technique in one.techniques if splits(technique, one.cost)]
         reasons = self.evidence.ledger.findings.reasons
         changed = f"; {' and '.join(splitting)} changes the result: {reasons['mixes samples']}" if splitting else ""
-        return "; ".join((f"{tensors}; process {how}{changed}", *self.about_data()))
+        adding = self.how_added(one.techniques)
+        return "; ".join((f"{tensors}; process {how}{changed}", *[adding] * bool(adding), *self.about_data()))
 
     def about_data(self) -> Iterator[str]:
         """What the figures mean for batches that are not all alike, and for data that others fetch."""
@@ -185,11 +188,12 @@ class Predictor:
         job = self.rehearsals.job
         if self.devices == 1 or self.rehearsals.real or plan.ranks:
             return plan
-        serves = any(technique.serves for technique in plan.techniques)
+        serves, alike = any(technique.serves for technique in plan.techniques), self.alike(plan.techniques)
         found = []
         with suppress(Exception):   # the plan is good without them
-            for ranks in kinds_of_workers(job, dict(self.mesh(plan.techniques)), serves):
-                if job.link.rank in ranks and not serves:
+            each = [(rank,) for rank in range(self.devices)] if not alike and self.devices <= APART else None
+            for ranks in each or kinds_of_workers(job, dict(self.mesh(plan.techniques)), serves):
+                if job.link.rank in ranks and not serves and alike:
                     found.append(RankFigures(ranks, plan.peak_bytes, plan.sent_bytes))
                     continue
                 log = self.log(plan.techniques, rank=ranks[0])
@@ -207,7 +211,12 @@ class Predictor:
         uniting = united[0]   # the copies of the model, if there are several: others talk in every step
         if uniting.serves:
             return float(self.rehearsals.log(techniques, rank=0).sent[-1]), float(log.sent[-1])
-        told = agreement_bytes(self.devices) if agrees(techniques) else 0
+        if rank is None and not self.alike(techniques):
+            rank = 0
+            log = self.rehearsals.log(techniques, rank)
+        place = self.rehearsals.job.link
+        told = agreement_bytes(Link(place.rank if rank is None else rank, place.world, place.same_machine, speeds=place.speeds)
+                               ) if agrees(techniques) else 0
         total_steps = self.rehearsals.job.steps
         kinds = uniting.talking(total_steps)
         if not kinds:
@@ -216,6 +225,18 @@ class Predictor:
         total = sum(count * (self.rehearsals.log(in_order((*others, kind)), rank).sent[-1] + told)
                     for kind, count in kinds.items() if count)
         return total / max(total_steps, 1), 0.0
+
+    def alike(self, techniques: Techniques) -> bool:
+        """Whether all workers send as much when they add up, along every axis."""
+        place = self.rehearsals.job.link
+        mesh = imagined_mesh(mesh_sizes(techniques, self.devices), speeds=place.speeds)
+        return all(link.sums.alike for link in (mesh.link, *mesh.axes.values()))
+
+    def how_added(self, techniques: Techniques) -> str:
+        """How workers add up, in words, for every line that does; empty where that was neither measured nor described."""
+        mesh = imagined_mesh(mesh_sizes(techniques, self.devices), speeds=self.rehearsals.job.link.speeds)
+        told = dict.fromkeys(str(mesh.along(axis).sums) for axis, size in mesh.sizes.items() if size > 1)
+        return "; ".join(text for text in told if text)
 
     def process(self, one: Combination, log: Log) -> tuple[float, str]:
         """Bytes of the process, and how we know."""

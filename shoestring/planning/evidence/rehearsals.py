@@ -81,11 +81,11 @@ class Rehearsals:
         if rank is None and any(technique.serves for technique in techniques):
             rank = place.world - 1
         if rank is not None:
-            mesh = imagined_mesh(mesh_sizes(techniques, place.world), rank, place.same_machine)
+            mesh = imagined_mesh(mesh_sizes(techniques, place.world), rank, place.same_machine, place.speeds)
         elif any(technique.across for technique in techniques):
-            mesh = mesh_of_largest(job, techniques, place.world, place.same_machine)
+            mesh = mesh_of_largest(job, techniques, place)
         else:
-            mesh = imagined_mesh(job.mesh.sizes, place.rank, place.same_machine)
+            mesh = imagined_mesh(job.mesh.sizes, place.rank, place.same_machine, place.speeds)
         if not self.real:
             try:
                 return self.rehearsed(replace(job, mesh=mesh), techniques, half=False, numbers=numbers)
@@ -181,7 +181,7 @@ class Rehearsals:
 
 def position_of(mesh: Mesh) -> Position:
     """Where a worker stands, for a process that makes its mesh again from its techniques."""
-    return Position(mesh.link.rank, mesh.world, mesh.link.same_machine, mesh.sizes.get("stage", 1))
+    return Position(mesh.link.rank, mesh.world, mesh.link.same_machine, mesh.sizes.get("stage", 1), mesh.link.speeds)
 
 
 def failure(error: BaseException) -> str:

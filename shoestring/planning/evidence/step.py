@@ -16,6 +16,7 @@ from shoestring.core.hardware import Hardware
 from shoestring.core.job import Job
 from shoestring.core.ledger import Block, Ledger, between
 from shoestring.core.ledger_parts import Allocation, AllocatorRates, Findings, Machine, Splitting, Standing, Update, Validation, Workers
+from shoestring.core.link import Link
 from shoestring.core.mesh import Mesh, imagined_mesh, on_one_axis, rank_at
 from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.core.training import mesh_sizes
@@ -205,12 +206,13 @@ def workers_per_copy(job: Job, devices: int) -> int:
     return next(number for number in range(1, devices + 1) if devices % number == 0 and devices // number <= count)
 
 
-def mesh_of_largest(job: Job, techniques: Iterable[Technique], world: int, same_machine: bool) -> Mesh:
+def mesh_of_largest(job: Job, techniques: Iterable[Technique], place: Link) -> Mesh:
     """The imagined mesh of the worker with the largest part of a batch; of a line of workers that share it, the first."""
     techniques = tuple(techniques)
     united = any(technique.unites for technique in techniques)
-    sizes = mesh_sizes(techniques, world, 1 if united else workers_per_copy(job, world))
-    return imagined_mesh(sizes, rank_at(sizes, {"data": largest_worker(job, sizes["data"]), "stage": 0, "tensor": 0}), same_machine)
+    sizes = mesh_sizes(techniques, place.world, 1 if united else workers_per_copy(job, place.world))
+    rank = rank_at(sizes, {"data": largest_worker(job, sizes["data"]), "stage": 0, "tensor": 0})
+    return imagined_mesh(sizes, rank, place.same_machine, place.speeds)
 
 
 def largest_worker(job: Job, devices: int) -> int:
