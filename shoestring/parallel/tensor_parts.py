@@ -63,7 +63,7 @@ class TensorParts(Part):
                 yield
         finally:
             self.entered = False
-            self.draws.rejoin()
+            self.draws.before = None
 
     def changes(self) -> dict[nn.Module, dict[str, Any]]:
         """What modules have otherwise, for a while."""
@@ -71,18 +71,18 @@ class TensorParts(Part):
         for module, layers in self.found.modules.items():
             own = {name: getattr(module, name) // self.link.world for name in layers.divided}
             if layers.shared:
-                own["forward"] = self.entering(module.forward)
+                own["forward"] = self.entering(module)
             found[module] = own
             found |= {child(module, name): {"forward": forward} for name, forward in self.forwards(module, layers)}
         if self.sequence:
             for number, block in enumerate(blocks := list(self.run.blocks.values())):
-                around = self.along_sequence(block.forward, number == 0, number == len(blocks) - 1)
+                around = self.along_sequence(block, number == 0, number == len(blocks) - 1)
                 found[block] = {**found.get(block, {}), "forward": around}
         return found
 
     def forwards(self, module: nn.Module, layers: Layers) -> Iterator[tuple[str, Forward]]:
         for name in layers.columns:
-            yield name, self.column(child(module, name), layers.shared)
+            yield name, self.column(module, name, layers.shared)
         for name in layers.rows:
             yield name, self.row(child(module, name))
         for name in layers.embeddings:
@@ -90,10 +90,13 @@ class TensorParts(Part):
         for name in layers.heads:
             yield name, self.head(child(module, name))
 
-    def entering(self, inner: Forward) -> Forward:
+    def entering(self, module: nn.Module) -> Forward:
         """The forward of a module all of whose columns take what it is given."""
+        inner = module.forward
+
         def forward(*args: Any, **kwargs: Any) -> Any:
-            self.draws.part()
+            if not self.sequence:
+                self.draws.part(module)
             tokens = next(one for one in (*args, *kwargs.values()) if isinstance(one, Tensor))   # then masks and positions, of all tokens
             args, kwargs = tree_map(lambda one: self.entrance(one) if one is tokens else copied(one, self.link)
                                     if isinstance(one, Tensor) else one, (args, kwargs))
@@ -104,10 +107,13 @@ class TensorParts(Part):
     def entrance(self, x: Tensor) -> Tensor:
         return gathered(x, self.link, SEQUENCE) if self.sequence else copied(x, self.link)
 
-    def column(self, layer: nn.Module, shared: bool) -> Forward:
+    def column(self, module: nn.Module, name: str, shared: bool) -> Forward:
+        layer = child(module, name)
+
         def forward(x: Tensor) -> Tensor:
+            if not self.sequence and not shared:
+                self.draws.part(module, name)
             if not shared:
-                self.draws.part()
                 x = self.entrance(x)
             with self.using():
                 return product(layer, x, layer.bias)
@@ -144,16 +150,19 @@ class TensorParts(Part):
 
         return forward
 
-    def along_sequence(self, inner: Forward, first: bool, last: bool) -> Forward:
+    def along_sequence(self, block: nn.Module, first: bool, last: bool) -> Forward:
         """The forward of a block in which every worker has its part of the tokens between layers that are split."""
+        inner = block.forward
+
         def forward(x: Tensor, *args: Any, **kwargs: Any) -> Any:
             if first:
                 if x.shape[SEQUENCE] % self.link.world:
                     raise Mistake(f"TensorParallel(sequence=True): {x.shape[SEQUENCE]} tokens can't be divided by {self.link.world} "
                                   f"workers: give sequences of a multiple of {self.link.world}, or sequence=False")
                 x = sliced(x, self.link, SEQUENCE)
-            with self.draws.apart():
-                found = inner(x, *args, **kwargs)
+            self.draws.part(block)
+            found = inner(x, *args, **kwargs)
+            self.draws.rejoin()
             if not last:
                 return found
             if isinstance(found, tuple):
@@ -263,21 +272,32 @@ class Draws:
 
     A number that all draw alike says, with the worker's place, from where it goes on inside; so a block that is computed again, from the
     random state that it found, draws the same again. A rehearsal has no values and leaves this out.
+
+    A block that is computed again is left as soon as all is there that was wanted, maybe inside, and who does that puts the random state
+    back. So a column that is called when it was called already begins anew, and nothing is put back at the end of a pass.
     """
 
     def __init__(self, run: Run, link: Link) -> None:
         self.link, self.model = link, run.model
-        self.before: list[Tensor] | None = None   # the states outside, while inside
+        self.before: list[Tensor] | None = None   # the states outside, while inside,
+        self.module: nn.Module | None = None      # of this module
+        self.columns: set[str] = set()            # that were called there
 
-    def part(self) -> None:
-        if self.before is not None or self.link.imagined or not self.model.training:
+    def part(self, module: nn.Module, column: str = "") -> None:
+        """From here on every worker draws its own numbers."""
+        if self.link.imagined or not self.model.training:
             return
+        if self.before is not None and self.module is module and column not in self.columns:
+            self.columns.add(column)
+            return
+        self.module, self.columns = module, {column}
         with without_modes():
             number = int(torch.empty((), dtype=torch.int64).random_())
             self.before = [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_available() else ())]
             torch.manual_seed(hash((number, self.link.rank)) % 2**63)
 
     def rejoin(self) -> None:
+        """From here on all draw the same."""
         if self.before is None:
             return
         with without_modes():
@@ -285,11 +305,3 @@ class Draws:
             if self.before[1:]:
                 torch.cuda.set_rng_state_all(self.before[1:])
         self.before = None
-
-    @contextmanager
-    def apart(self) -> Iterator[None]:
-        self.part()
-        try:
-            yield
-        finally:
-            self.rejoin()

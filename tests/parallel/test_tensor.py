@@ -162,7 +162,7 @@ LOSSES: dict[str, Callable[[Tensor, Batch], Tensor]] = {
     "shifted": shifted, "by hand": by_hand,
     "summed": lambda output, batch: functional.cross_entropy(output[..., :, :].view(-1, 256), batch[1].view(-1), reduction="sum") / 96,
     "each": lambda output, batch: functional.cross_entropy(
-        (2 * output).flatten(0, 1), batch[1].flatten(), reduction="none").square().mean(),
+        (2 * output).flatten(0, 1), batch[1].flatten(), reduction="none").square().sum(),
     "smoothed": lambda output, batch: functional.cross_entropy(output.flatten(0, 1), batch[1].flatten(), label_smoothing=0.1),
     "classes second": lambda output, batch: nn.CrossEntropyLoss()(output.transpose(1, 2), batch[1]),
     "masked": lambda output, batch: functional.cross_entropy(output[batch[1] > 50], batch[1][batch[1] > 50]),
