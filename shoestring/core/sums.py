@@ -7,12 +7,13 @@
     two-level       2 (m-1) (a + n/g b) + 2 (k-1) a' + 2 (k-1)/k n b' + ((m-1)/g + (k-1)/(g k)) n c
                     inside each of k machines, of at most m and at least g workers, one adds up each of g parts; those that have the same
                     part pass it in a ring between machines (a', b': the network, which the workers of a machine share); and back [3, 4]
-    library         as the ring: gloo's and NCCL's own
+    library         2 ceil(log2 w) a + 2 (w-1)/w n b                 NCCL's: trees for little, rings for much [5]; gloo's is a ring
     shared memory   2 a + 2 (w-1)/w n b, where a is a wait for all and b copies (parallel/shared_memory_link.py)
 
 [1] Thakur, Rabenseifner, Gropp: Optimization of collective communication operations in MPICH, 2005. [2] Patarasuk, Yuan: Bandwidth optimal
 all-reduce algorithms for clusters of workstations, 2009. [3] Goyal et al.: Accurate, large minibatch SGD, 2017, arXiv 1706.02677. [4] Cho,
-Finkler, Kung, Hunter: BlueConnect, 2019.
+Finkler, Kung, Hunter: BlueConnect, 2019. [5] Sanders, Speck, Traeff: Two-tree algorithms for full bandwidth broadcast, reduction and scan,
+2009.
 
 `rounds` is the program of one worker as data. The real link sends by it (parallel/sums.py) and every link counts by it, so what is
 predicted is what is sent, worker by worker: in a tree or a naive sum they send different amounts.
@@ -224,6 +225,7 @@ class Speeds:
     inside: Rate = Rate()        # sending and receiving inside a machine,
     between: Rate = Rate()       # and between machines
     adding: float = 0.0          # seconds per byte that is added
+    only: str = ""               # the one way that there is: GPUs have their library; empty: all that can be used
     measured: Mapping[str, tuple[Rate, ...]] = field(default_factory=dict)   # way -> what its messages take, by rising size, with adding
                                                                              # and with waiting for a core, where processes share one
 
@@ -252,7 +254,10 @@ def path(way: str, machines: Machines) -> Path:
         return Path(2 * near, 2 * near / least, 2 * far, 2 * far / count, near / least + far / count / least)
     if way == MEMORY:
         return Path(2, 2 * (world - 1) / world)
-    messages, share, added = 2 * (world - 1), 2 * (world - 1) / world, (world - 1) / world
+    messages, share = 2 * (world - 1), 2 * (world - 1) / world
+    added = (world - 1) / world
+    if way == LIBRARY:
+        messages, added = 2 * (world - 1).bit_length(), 0   # adding hides behind what comes in next
     return Path(messages, share, added=added) if count == 1 else Path(0, 0, messages, share, added)
 
 
@@ -285,6 +290,8 @@ def fitted(way: str, machines: Machines, timed: Sequence[tuple[int, float]]) -> 
 
 def ways(machines: Machines, speeds: Speeds) -> list[str]:
     """Those that there are, the usual one first: what was measured of them decides whether a library or shared memory can be used."""
+    if speeds.only:
+        return [speeds.only]
     found = [MEMORY] * (MEMORY in speeds.measured and len(machines) == 1) + [LIBRARY] * (LIBRARY in speeds.measured)
     return [*found, RING, TREE, NAIVE, *[TWO_LEVEL] * (len(machines) > 1 and max(machines) > 1)]
 

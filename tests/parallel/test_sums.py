@@ -148,6 +148,7 @@ def test_seconds_by_hand() -> None:
     assert seconds(TREE, 1000, (2, 2), two) == pytest.approx(2 * (1e-5 + 1e-6) + 2 * (1e-4 + 1e-5))
     assert seconds(NAIVE, 1000, (2, 2), two) == pytest.approx(2 * (1e-5 + 1e-6) + 4 * (1e-4 + 1e-5))
     assert seconds(TWO_LEVEL, 1000, (2, 2), two) == pytest.approx(2 * (1e-5 + 0.5e-6) + 2e-4 + 1e-5)
+    assert seconds(LIBRARY, 1000, (4,), flat) == pytest.approx(4e-5 + 1.5e-6)
     assert all(seconds(way, 1000, (1,), two) == 0 for way in BY_MESSAGES)
 
 
@@ -166,6 +167,7 @@ def test_a_tree_for_little_a_ring_for_much_and_two_levels_between_machines() -> 
     assert chosen(1 << 24, (8,), Speeds(inside=Rate(1e-9, 1e-5), measured={MEMORY: (Rate(1e-10, 1e-6),)})) == MEMORY
     slow = Speeds(8, Rate(4e-12, 1e-5), Rate(4e-11, 3e-5))
     assert chosen(1 << 24, slow.machines(range(32)), slow) == TWO_LEVEL
+    assert chosen(1 << 24, (8, 8), Speeds(8, only=LIBRARY)) == LIBRARY
     assert TWO_LEVEL not in ways((8,), slow) and MEMORY not in ways((4, 4), Speeds(4, measured={MEMORY: (Rate(),)}))
 
 
