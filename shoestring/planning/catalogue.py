@@ -24,8 +24,10 @@ from shoestring.parallel.compress_gradients import CompressGradients
 from shoestring.parallel.drop_stragglers import DropStragglers
 from shoestring.parallel.local_steps import LocalSteps
 from shoestring.parallel.shard import Shard
+from shoestring.parallel.tokens import Tokens
 
 CATALOGUE: tuple[type[Technique], ...] = (
+    Tokens,
     LowRank,
     Precision,
     Accumulate,
