@@ -113,7 +113,7 @@ class Ledger:
     def numbers(self) -> dict[str, float]:
         """What is ranked and limited, by the names of their figures."""
         tensors, process = map(max, zip(*self.tops(), strict=True))
-        return {"peak_bytes": tensors, "process_bytes": process, "step_seconds": self.seconds, "world": self.workers.world,
+        return {"peak_bytes": tensors, "process_bytes": process, "step_seconds": self.seconds, "world": self.workers.everybody,
                 "traffic_bytes": self.traffic.disk, "sent_bytes": self.traffic.sent}
 
     @property
@@ -157,6 +157,39 @@ class Ledger:
             slope = (seconds[-1] - seconds[-2]) / (numbers[-1] - numbers[-2])
             return float(seconds[-1] + max(slope, 0.0) * (pieces - numbers[-1]))
         return float(np.interp(pieces, numbers, seconds))
+
+    def in_pieces(self, pieces: int) -> Ledger:
+        """The step whose batch runs in so many pieces, one after the other: gradients stand from the first of them on."""
+        largest = -(-self.batch // pieces)
+        both = list(zip(self.at_zero_batch, self.blocks, strict=True))
+        parts = tuple(between(none, full, largest / self.batch) for none, full in both)
+        mean = tuple(between(none, full, 1 / pieces) for none, full in both)
+        share = self.pace(pieces) / pieces
+        held = self.block_gradients
+        adding = (pieces - 1) / pieces * self.splitting.adding_seconds / max(held, 1.0)   # per byte, the mean of all pieces
+        blocks = tuple(   # the piece's own gradient is there while it is being added to the sum
+            replace(part, gradient=0.0, forward=share * part.forward, backward=share * part.backward + adding * part.gradient,
+                    flops=middle.flops, backward_flops=middle.backward_flops)
+            for part, middle in zip(parts, mean, strict=True)
+        )
+        return replace(self, blocks=blocks, batch=largest, pieces=self.pieces * pieces,
+                       standing=replace(self.standing, gradients=self.standing.gradients + held))
+
+    def by_fewer_copies(self, factor: int) -> Ledger:
+        """The step of a worker whose batches go to fewer copies of the model, because so many workers hold one of them between them:
+        each copy has as many times the samples. What the worker does not hold of its copy is for the caller to take away."""
+        workers = self.workers
+        fewer = max(workers.world // factor, 1)
+        own = -(-workers.samples // fewer)
+        share = own / workers.own if workers.own else factor
+        blocks = tuple(between(none, full, share).changed(forward=share * full.forward, backward=share * full.backward)
+                       for none, full in zip(self.at_zero_batch or self.blocks, self.blocks, strict=True))
+        paces = ((1.0, 1.0), *((number * share, pace) for number, pace in self.splitting.paces if number * share > 1.0))
+        return replace(
+            self, blocks=blocks, batch=max(round(self.batch * share), 1), splitting=replace(self.splitting, paces=paces),
+            standing=replace(self.standing, inputs=share * self.standing.inputs),
+            allocation=replace(self.allocation, allocated=share * self.allocation.allocated),
+            workers=replace(workers, world=fewer, per_copy=workers.per_copy * factor, own=own))
 
     @property
     def inside(self) -> tuple[Block, ...]:

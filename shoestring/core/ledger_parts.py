@@ -99,10 +99,17 @@ class Allocation:
 class Workers:
     """The workers that share a batch, and how they talk."""
 
-    world: int = 1               # how many there are; the ledger is that of one of them
+    world: int = 1               # copies of the model that train on different samples; the ledger is that of one worker of one copy
     per_byte_sent: float = 0.0   # seconds
     per_message: float = 0.0     # seconds
     hides: bool = False          # sending has an engine of its own and hides behind backward
+    per_copy: int = 1            # workers that hold one copy between them, each a part of it
+    samples: int = 0             # of a whole batch; 0: nobody said
+    own: int = 0                 # of those, what this worker's copy trains on
+
+    @property
+    def everybody(self) -> int:
+        return self.world * self.per_copy
 
     def seconds(self, sent: float, messages: float) -> float:
         """The time that a worker takes to send so many bytes in so many messages."""

@@ -49,12 +49,16 @@ SPARSE_PARTS = {
     torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
 }
 
-__all__ = ["BATCH_NORMS", "CTC_LOSSES", "GROUPED_PRODUCT", "READ_NUMBER", "RUNNING_NORMS", "SOFTMAX_BACKWARDS", "TRAINING_BATCH_NORMS",
-           "UNTRACEABLE", "WATCHING", "DispatchMode", "FakeTensor", "FakeTensorMode", "all_gather", "arguments_of", "bit_generator",
+NO_OVERRIDE: Any = torch._C._disabled_torch_function_impl   # of a subclass: functions are called as they are
+
+__all__ = ["BATCH_NORMS", "CTC_LOSSES", "GROUPED_PRODUCT", "NO_OVERRIDE", "READ_NUMBER", "RUNNING_NORMS", "SOFTMAX_BACKWARDS",
+           "TRAINING_BATCH_NORMS",
+           "UNTRACEABLE", "WATCHING", "DispatchMode", "FakeTensor", "FakeTensorMode", "all_gather", "arguments_of", "backward_to_inputs",
+           "backward_to_weights", "bit_generator",
            "dense_parts", "has_schedule", "memory_format", "next_node_number", "node_number", "note_step_called",
            "number_of", "operation_of", "own_buffers", "own_parameters", "resize_storage", "results_of", "step_hooks", "storage_id",
            "storage_id_of", "transformers_initialiser", "tree_flatten", "tree_leaves", "tree_map", "tree_unflatten", "without_modes",
-           "write_count"]
+           "without_numbers", "write_count"]
 
 
 class DispatchMode(TorchDispatchMode):
@@ -81,6 +85,20 @@ def resize_storage(tensor: torch.Tensor, count: int) -> None:
 def number_of(value: torch.Tensor) -> float:
     """The number in a tensor; in a rehearsal, which has none and where it is only passed on, 0."""
     return 0.0 if isinstance(value, FakeTensor) else float(value)
+
+
+def backward_to_inputs(root: Tensor, inputs: list[Tensor], weights: list[nn.Parameter]) -> Any:
+    """Backward from a number to what went in, whose .grad is set; gives what `backward_to_weights` needs for the rest of it."""
+    from torch.distributed.pipelining._backward import stage_backward_input
+
+    return stage_backward_input([root], None, list(inputs), iter(weights))[1]
+
+
+def backward_to_weights(weights: list[nn.Parameter], groups: Any) -> None:
+    """The rest of a backward: adds to the weights' .grad."""
+    from torch.distributed.pipelining._backward import stage_backward_weight
+
+    stage_backward_weight(iter(weights), groups)
 
 
 def next_node_number() -> int:
@@ -117,6 +135,13 @@ def dense_parts(tensor: Tensor) -> tuple[Tensor, ...]:
     if tensor.layout is torch.strided or tensor.layout not in SPARSE_PARTS:
         return (tensor,)
     return tuple(getattr(tensor, part)() for part in SPARSE_PARTS[tensor.layout])
+
+
+def without_numbers(kind: type[Tensor], like: Tensor, device: torch.device, gradient: bool) -> Any:
+    """A tensor of a subclass that looks like another and has no memory."""
+    return Tensor._make_wrapper_subclass(
+        kind, like.shape, strides=like.stride(), storage_offset=like.storage_offset(), dtype=like.dtype, device=device,
+        requires_grad=gradient)
 
 
 def own_parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:

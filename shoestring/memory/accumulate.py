@@ -21,7 +21,7 @@ from torch import Tensor
 from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
-from shoestring.core.ledger import Ledger, between
+from shoestring.core.ledger import Ledger
 from shoestring.core.run import Run, weighed
 from shoestring.core.training import MIXED, TrainingTechnique
 
@@ -66,20 +66,7 @@ class Accumulate(TrainingTechnique):
         return MIXED
 
     def cost(self, ledger: Ledger) -> Ledger:
-        largest = -(-ledger.batch // self.pieces)
-        both = list(zip(ledger.at_zero_batch, ledger.blocks, strict=True))
-        parts = tuple(between(none, full, largest / ledger.batch) for none, full in both)
-        mean = tuple(between(none, full, 1 / self.pieces) for none, full in both)
-        share = ledger.pace(self.pieces) / self.pieces
-        held = ledger.block_gradients
-        adding = (self.pieces - 1) / self.pieces * ledger.splitting.adding_seconds / max(held, 1.0)   # per byte, the mean of all pieces
-        blocks = tuple(   # the piece's own gradient is there while it is being added to the sum
-            replace(part, gradient=0.0, forward=share * part.forward, backward=share * part.backward + adding * part.gradient,
-                    flops=middle.flops, backward_flops=middle.backward_flops)
-            for part, middle in zip(parts, mean, strict=True)
-        )
-        return replace(ledger, blocks=blocks, batch=largest, pieces=self.pieces,
-                       standing=replace(ledger.standing, gradients=ledger.standing.gradients + held))
+        return ledger.in_pieces(self.pieces)
 
     def pieces_of(self, run: Run, batch: Batch) -> list[Batch]:
         """The batch in pieces; in a group, a worker may have fewer samples than that."""

@@ -23,6 +23,7 @@ from shoestring.parallel.average import Average
 from shoestring.parallel.compress_gradients import CompressGradients
 from shoestring.parallel.drop_stragglers import DropStragglers
 from shoestring.parallel.local_steps import LocalSteps
+from shoestring.parallel.pipeline import Pipeline
 from shoestring.parallel.shard import Shard
 from shoestring.parallel.tokens import Tokens
 
@@ -30,6 +31,7 @@ CATALOGUE: tuple[type[Technique], ...] = (
     Tokens,
     LowRank,
     Precision,
+    Pipeline,
     Accumulate,
     Spill,
     Checkpoint,

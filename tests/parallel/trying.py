@@ -20,13 +20,14 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from shoestring.core.job import Job
-from shoestring.core.link import Link
-from shoestring.core.mesh import on_one_axis
+from shoestring.core.mesh import imagined_mesh, on_one_axis
 from shoestring.core.run import brought_home
 from shoestring.core.training import TrainingTechnique as Technique
+from shoestring.core.training import mesh_sizes
 from shoestring.data.feed import Feed
 from shoestring.loop import steps
 from shoestring.measure.timeline import peak
+from shoestring.parallel.process_mesh import joined_mesh
 from shoestring.parallel.shared_memory_link import joined
 from shoestring.planning.evidence.rehearse import prepared, rehearse, tracked
 from shoestring.planning.plan import techniques_in
@@ -56,12 +57,13 @@ def flat(model: nn.Module) -> Tensor:
 
 def tried(made: Job, techniques: tuple[Technique, ...], begun: Tensor, plain: Tensor) -> dict[str, Any]:
     rank, world, near = dist.get_rank(), dist.get_world_size(), "far" not in sys.argv
-    grouped = replace(made, mesh=on_one_axis(joined(rank, world, near)))
+    sizes = mesh_sizes(techniques, world)
+    grouped = replace(made, mesh=joined_mesh(joined(rank, world, near), sizes, near))
     after, losses = trained(grouped, techniques)
     before = on_the_wire()
-    measured = tracked(replace(made, mesh=on_one_axis(joined(rank, world, near))), techniques, seeded(made))
+    measured = tracked(replace(made, mesh=joined_mesh(joined(rank, world, near), sizes, near)), techniques, seeded(made))
     wire = on_the_wire() - before
-    predicted = rehearse(replace(made, mesh=on_one_axis(Link(rank, world, near))), techniques)
+    predicted = rehearse(replace(made, mesh=imagined_mesh(sizes, rank, near)), techniques)
     told = grouped.link.objects({
         "apart": float((after - plain).abs().max()), "drift": float((after - plain).norm() / (plain - begun).norm()),
         "losses": losses, "peaks": (peak(predicted).bytes, peak(measured).bytes),

@@ -1,0 +1,83 @@
+"""A tensor that is elsewhere: it has a shape and a kind, no numbers and no memory.
+
+What is computed from one is absent too, whatever else goes into it. Code that looks at its numbers can't be answered, and is told so.
+"""
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shoestring.core.errors import Mistake
+from shoestring.core.private import NO_OVERRIDE, READ_NUMBER, tree_leaves, tree_map, without_numbers
+
+aten = torch.ops.aten
+SHAPED_BY_VALUES = {aten.nonzero.default, aten.masked_select.default, aten.unique_consecutive.default}
+
+
+class Absent(Tensor):
+    """Made with `absent`. Its shape is kept in a tensor on the meta device."""
+
+    shaped: Tensor
+    __torch_function__ = NO_OVERRIDE
+    number: tuple[int, int] | None   # which value of a forward it is (parallel/walk.py); None: nobody asked
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:   # type: ignore[override]
+        given = (args, kwargs or {})
+        if func is READ_NUMBER or func in SHAPED_BY_VALUES:
+            raise LooksAtAbsent
+        device = next(leaf.device for leaf in tree_leaves(given) if isinstance(leaf, Absent))
+        if func is aten.index.Tensor:
+            given = ((args[0], [one for index in args[1] for one in counted(index)]), {})
+        shapes = tree_map(shape_of, given)
+        known = {id(shape): leaf for shape, leaf in zip(tree_leaves(shapes), tree_leaves(given), strict=True) if isinstance(shape, Tensor)}
+        out = func(*shapes[0], **shapes[1])
+
+        def back(leaf: Any) -> Any:
+            if not isinstance(leaf, Tensor):
+                return leaf
+            if (same := known.get(id(leaf))) is not None:   # it was written to
+                if not isinstance(same, Absent):
+                    raise WritesAbsent
+                return same
+            return absent(leaf, device)
+
+        return tree_map(back, out)
+
+
+class LooksAtAbsent(Mistake):
+    def __init__(self) -> None:
+        super().__init__("the model looks at a number that depends on weights (item, bool or a comparison in an if, a shape that follows "
+                         "from values), outside of its blocks, and the worker that asks does not have it: do that inside of a block")
+
+
+class WritesAbsent(Mistake):
+    def __init__(self) -> None:
+        super().__init__("the model writes what depends on weights into a tensor that does not, outside of its blocks: other workers would "
+                         "not see it; do that inside of a block, or compute a new tensor")
+
+
+def absent(like: Tensor, device: torch.device | None = None, gradient: bool = False) -> Absent:
+    """A tensor as `like`, elsewhere."""
+    found: Absent = without_numbers(Absent, like, device or like.device, gradient)
+    found.shaped = like if like.is_meta and type(like) is Tensor else shape_of(like)
+    found.number = None
+    return found
+
+
+def shape_of(leaf: Any) -> Any:
+    """What stands for a leaf where only shapes are computed."""
+    if isinstance(leaf, Absent):
+        return leaf.shaped
+    if isinstance(leaf, Tensor):
+        return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device="meta")
+    return torch.device("meta") if isinstance(leaf, torch.device) else leaf
+
+
+def counted(index: Any) -> list[Any]:
+    """A mask that is here, as the places that it selects along each of its dimensions."""
+    if isinstance(index, Tensor) and not isinstance(index, Absent) and index.dtype in (torch.bool, torch.uint8):
+        return list(index.nonzero().unbind(1))
+    return [index]

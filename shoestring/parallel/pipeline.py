@@ -1,0 +1,137 @@
+"""Pipeline: every worker holds some layers of the model; a batch goes through them in pieces.
+
+    idle        (S - 1) / (M + S - 1)         of S stages and M equal pieces, for gpipe and 1f1b; parallel/schedule.py has the others
+    memory      weights / S                   and the activations of the pieces that are on their way: of stage s at most S - s with 1f1b
+    sent        values that cross a cut, once forward, and their gradients once backward
+
+Exact: gradients of all pieces are added up before the update, as in one process that splits the batch. What crosses a cut (skip
+connections, masks that blocks make) is carried along from stage to stage; a weight that several stages use is held by each of them, and
+its gradients are added up. With `pipedream` weights are updated after every piece instead, and nobody waits.
+Huang et al.: GPipe, 2018, arXiv 1811.06965; Narayanan et al.: PipeDream, 2018, arXiv 1806.03377.
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import ClassVar
+
+from torch import Tensor
+
+from shoestring.core.errors import Mistake
+from shoestring.core.exactness import Exactness
+from shoestring.core.ledger import NO_BLOCK_RUNS, Ledger
+from shoestring.core.run import Run
+from shoestring.core.swap import Swap
+from shoestring.core.training import MIXED, TrainingTechnique
+from shoestring.parallel.partition import smallest_maximum
+from shoestring.parallel.schedule import SCHEDULES, Orders, orders
+from shoestring.parallel.stages import Stages
+from shoestring.parallel.walk import Chain
+
+
+@dataclass(frozen=True)
+class Pipeline(TrainingTechnique):
+    stages: int = 2                     # workers that a model is divided between
+    pieces: int = 0                     # of a batch; 0: four times as many as stages
+    schedule: str = "1f1b"              # who does what when
+    balance: tuple[int, ...] = ()       # blocks of each chunk, in order; empty: as equal as can be by bytes of weights
+    chunks: int = 1                     # that every worker holds, for `interleaved`
+
+    order: ClassVar[int] = 12
+    exact: ClassVar[bool] = True
+    unites: ClassVar[str] = "stage"
+    splits_batch: ClassVar[bool] = True
+    why: ClassVar[str] = "every worker holds some layers; a batch goes through them in pieces"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "balance", tuple(self.balance))
+        if self.stages < 1 or self.pieces < 0 or self.chunks < 1:
+            raise Mistake(f"Pipeline(stages={self.stages}, pieces={self.pieces}, chunks={self.chunks}): give positive numbers")
+        if self.schedule not in SCHEDULES:
+            raise Mistake(f"Pipeline(schedule={self.schedule!r}): there are {', '.join(SCHEDULES)}")
+        if self.balance and (len(self.balance) != self.stages * self.chunks or min(self.balance) < 1):
+            raise Mistake(f"Pipeline(balance={list(self.balance)}): give the number of blocks, at least one, of each of the "
+                          f"{self.stages * self.chunks} parts that {self.stages} stages x {self.chunks} chunks are")
+        self.orders(self.pieces_wanted)   # what can't be ordered is refused here
+
+    @property
+    def across(self) -> int:
+        return self.stages
+
+    @property
+    def pieces_wanted(self) -> int:
+        return self.pieces or 4 * self.stages
+
+    @property
+    def parts(self) -> int:
+        return self.pieces_wanted
+
+    def orders(self, pieces: int) -> Orders:
+        return known_orders(self.schedule, self.stages, pieces, self.chunks)
+
+    @classmethod
+    def choices(cls, ledger: Ledger) -> tuple[Pipeline, ...]:
+        return ()
+
+    def refusal(self, ledger: Ledger) -> str:
+        if ledger.has("no block runs"):
+            return NO_BLOCK_RUNS
+        if ledger.has("can't be split"):
+            return ledger.findings.reasons.get("can't be split", "a batch can't be split")
+        if ledger.has("sparse gradients"):
+            return "the model has sparse gradients, which are not sent between workers: make its embeddings with sparse=False"
+        return ""
+
+    def exactness(self, ledger: Ledger) -> Exactness:
+        if ledger.has("mixes samples") or self.schedule == "pipedream":
+            return Exactness.CHANGED
+        return Exactness.DRAWS if ledger.has("draws") else Exactness.ROUNDING
+
+    def drift(self, ledger: Ledger) -> float:
+        return MIXED
+
+    def making(self) -> AbstractContextManager[object]:
+        """A worker makes the whole model and keeps a part of it: what does not fit waits in a file meanwhile."""
+        return Swap()
+
+    def cost(self, ledger: Ledger) -> Ledger:
+        return ledger
+
+    def bounds(self, chain: Chain, sizes: Sequence[int]) -> list[range]:
+        """The calls of blocks that every chunk has."""
+        count = self.stages * self.chunks
+        if len(chain.calls) < count:
+            raise Mistake(f"Pipeline: the model calls {len(chain.calls)} blocks ({', '.join(chain.calls)}), and {count} stages need at "
+                          f"least one each: give fewer stages")
+        balance = self.balance or smallest_maximum(sizes, count)
+        if sum(balance) != len(chain.calls):
+            raise Mistake(f"Pipeline(balance={list(balance)}) has {sum(balance)} blocks, and the model calls {len(chain.calls)}: "
+                          f"{', '.join(chain.calls)}")
+        ends = [sum(balance[:number + 1]) for number in range(count)]
+        return [range(end - size, end) for end, size in zip(ends, balance, strict=True)]
+
+    def apply(self, run: Run) -> Run:
+        link = run.mesh.along(self.unites)
+        weights = {name: one.nbytes for name, one in run.model.named_parameters()}
+
+        def bounds(chain: Chain) -> list[range]:
+            return self.bounds(chain, [sum(weights[name] for name in used) for used in chain.weights])
+
+        stages = Stages(run, link, bounds, self.orders, self.pieces_wanted)
+
+        def summed(number: Tensor) -> None:
+            run.summed(number)
+            link.sum(number).wait()
+
+        return replace(run, blocks=stages.blocks, forward=stages.forward, gradients=stages.gradients, usable=stages.usable,
+                       together=stages.together, evaluate=stages.evaluate, summed=summed,
+                       counted=lambda parameter: run.counted(parameter) and stages.counted(parameter),
+                       parts=run.parts * self.pieces_wanted, state={**run.state, "stages": stages})
+
+
+@cache
+def known_orders(schedule: str, stages: int, pieces: int, chunks: int) -> Orders:
+    return orders(schedule, stages, pieces, chunks)
+

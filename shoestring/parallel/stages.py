@@ -1,0 +1,360 @@
+"""The engine of a pipeline: one worker's chunks of a model, and its part in the order of a batch's pieces.
+
+    forward of a piece     receive what crosses the cut, run the user's forward through the chunk (parallel/walk.py), send what goes on
+    backward of a piece    receive the gradients of what was sent, run backward, send those of what was received
+
+What is sent is held until the next is sent over the same cut, so how long it lives does not depend on how fast others are. A weight
+that several workers use (tied embeddings) is held by each of them, and their gradients are added up.
+"""
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shoestring.core.batch import Batch, moved
+from shoestring.core.errors import Mistake
+from shoestring.core.link import Done, Link, Sending
+from shoestring.core.private import backward_to_inputs, backward_to_weights, storage_id_of, tree_flatten, tree_unflatten
+from shoestring.core.run import Run, weighed
+from shoestring.measure.interception import Guard
+from shoestring.parallel.absent import Absent
+from shoestring.parallel.chain import chain_of
+from shoestring.parallel.schedule import Action, Kind, Orders, Span
+from shoestring.parallel.staged_state import StagedState
+from shoestring.parallel.walk import Chain, Left, Value, Walk, nothing, parts_of
+
+VALUES = 256   # that may cross one cut: tags of messages count them
+
+
+class Crossing:
+    """What crosses a cut, as the result of a forward that was left; an object that techniques around it pass on as it is."""
+
+    def __init__(self, values: list[Tensor]) -> None:
+        self.values = values
+
+
+class Boundary(torch.autograd.Function):
+    """A number whose backward brings gradients from elsewhere to the values that were sent: so every backward begins at a number."""
+
+    @staticmethod
+    def forward(ctx: Any, bring: Callable[[], Sequence[Tensor]], *values: Tensor) -> Tensor:
+        ctx.bring = bring
+        return values[0].new_zeros((), dtype=torch.float32)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> Any:
+        return None, *ctx.bring()
+
+
+def begin_with(bring: Callable[[], Sequence[Tensor]], values: Sequence[Tensor]) -> Tensor:
+    """A number from which a backward brings these gradients to these values."""
+    number: Tensor = Boundary.apply(bring, *values)   # type: ignore[no-untyped-call]
+    return number
+
+
+@dataclass
+class Flight:
+    """A piece between its forward and its backward in one chunk."""
+
+    inputs: list[Tensor]                     # received, of those that want a gradient
+    root: Tensor | None                      # where its backward begins; None: nothing wants a gradient
+    groups: Any = None                       # what is left to do for weights, when that of inputs is done
+
+
+class Stages(StagedState):
+    """One worker's part of a pipeline."""
+
+    def __init__(self, run: Run, link: Link, bounds: Callable[[Chain], Sequence[range]], orders: Callable[[int], Orders],
+                 pieces: int) -> None:
+        self.run, self.link, self.pieces = run, link, pieces
+        self.orders = orders                           # of a number of pieces
+        chain = chain_of(run)
+        self.parts = parts_of(run.model, run.blocks)
+        self.parts.chain = chain
+        self.ranges = bounds(chain)                    # of calls, by chunk
+        self.chunks = range(link.rank, len(self.ranges), link.world)
+        homes = [number % link.world for number, calls in enumerate(self.ranges) for _ in calls]
+        super().__init__(run, link, users(chain.weights, homes), users(chain.buffers, homes))
+        self.blocks = {name: run.blocks[name] for number in self.chunks for call in self.ranges[number]
+                       for name in [chain.calls[call]]}
+        self.walk: Walk | None = None
+        self.gathered = False                          # all weights are here
+        self.flights: dict[tuple[int, int], Flight] = {}
+        self.on_the_way: dict[tuple[Kind, int], list[Held]] = {}   # by what it is and the chunk that it comes from
+        self.spans: list[Span] = []                    # of the last step
+        self.begun = 0.0
+
+    # The step
+
+    def forward(self, model: nn.Module, batch: Batch) -> Any:
+        """The user's forward, through the chunk that is in turn."""
+        assert self.walk is not None, "who calls has said which chunk it is"
+        with self.walk.through():
+            try:
+                return self.run.forward(model, batch)
+            except Left:
+                return Crossing(self.walk.result())
+
+    def gradients(self, now: Run, batch: Batch) -> Tensor:
+        device = next(iter(self.own_weights)).device
+        here = now.pieces(moved(batch, device), min(self.pieces, now.count(batch)))
+        whole = float(now.weight(batch))
+        shares = [float(now.weight(piece)) / whole if whole else 0.0 for piece in here]
+        order = self.orders(len(here))[self.link.rank]
+        final = max((number for number, one in enumerate(order) if one.kind in (Kind.BACKWARD, Kind.WEIGHTS)), default=-1)
+        total = torch.zeros((), device=device)
+        self.spans = []
+        for number, action in enumerate(order):
+            part = replace(now, last=now.last and number == final)
+            self.begun = time.perf_counter()
+            if action.kind is Kind.FORWARD:
+                loss = self.forward_piece(part, here[action.piece], shares[action.piece], action)
+                total = total if loss is None else total + loss
+            else:
+                self.backward_piece(part, action)
+        self.arrived()
+        if now.last:
+            self.add_up_tied()
+        total = total.float().reshape(1)
+        self.link.sum(total).wait()
+        return total[0].clone()
+
+    def forward_piece(self, now: Run, piece: Batch, share: float, action: Action) -> Tensor | None:
+        """One piece through one chunk; gives its loss if that ends there."""
+        inputs: list[Tensor] = []
+
+        def bring(absents: Sequence[Absent]) -> list[Tensor]:
+            found = self.received(absents, walk.takes, action)
+            inputs.extend(one for one in found if one.requires_grad)
+            return found
+
+        walk = self.walk = Walk(self.parts, self.ranges[action.chunk], bring)
+        output = now.forward(now.model, piece)
+        self.walk = None
+        loss = None
+        if isinstance(output, Crossing):
+            root = self.beginning(output.values, walk.gives, action)
+        else:
+            with walk:
+                root = weighed(now.loss(output, piece), share)
+            if root.numel() != 1:
+                raise Mistake(f"the job's loss gave a tensor of shape {tuple(root.shape)}: it must be one number, the mean over the batch")
+            loss = root.detach()
+        walk.forget()
+        self.spans.append(Span(action, self.begun, time.perf_counter()))
+        self.flights[action.piece, action.chunk] = Flight(inputs, root)
+        if isinstance(output, Crossing):
+            self.hand_on(output.values, action)
+        return loss
+
+    def received(self, absents: Sequence[Absent], values: Sequence[Value], action: Action) -> list[Tensor]:
+        found = []
+        for number, (like, value) in enumerate(zip(absents, values, strict=True)):
+            arrived = torch.empty(like.shape, dtype=like.dtype, device=like.device)
+            self.link.receive(arrived, self.home(action.chunk - 1), self.tag(Kind.FORWARD, action.piece, action.chunk, number))
+            found.append(arrived.requires_grad_(value.gradient and torch.is_grad_enabled()))
+        self.begun = time.perf_counter()
+        return found
+
+    def beginning(self, made: list[Tensor], values: Sequence[Value], action: Action) -> Tensor | None:
+        """Where the backward of what crosses the next cut begins; None where no gradient comes back."""
+        wanted = [(number, one) for number, (one, value) in enumerate(zip(made, values, strict=True)) if value.gradient]
+        shapes = [(number, one.shape, one.dtype, one.device) for number, one in wanted]
+
+        def bring() -> list[Tensor]:
+            found = [torch.empty(shape, dtype=dtype, device=device) for _, shape, dtype, device in shapes]
+            for (number, *_), arrived in zip(shapes, found, strict=True):
+                self.link.receive(arrived, self.home(action.chunk + 1), self.tag(Kind.BACKWARD, action.piece, action.chunk, number))
+            self.begun = time.perf_counter()
+            return found
+
+        if any(not one.requires_grad for _, one in wanted):
+            raise Mistake(f"what {self.parts.name_of(self.ranges[action.chunk].stop - 1)} gives asked for a gradient when one forward was "
+                          f"looked at, and does not now: what is frozen must not change while a model is cut into stages")
+        return begin_with(bring, [one for _, one in wanted]) if wanted else None
+
+    def hand_on(self, made: list[Tensor], action: Action) -> None:
+        """Send what crosses the next cut."""
+        self.send([one.detach() for one in made], range(len(made)), action, Kind.FORWARD, action.chunk + 1)
+
+    def send(self, made: Sequence[Tensor], numbers: Iterable[int], action: Action, kind: Kind, chunk: int) -> None:
+        """Begin to send to the worker of a chunk; what was sent over this cut before has arrived then."""
+        way = self.on_the_way.setdefault((kind, action.chunk), [])
+        self.done(way)
+        named = chunk if kind is Kind.FORWARD else action.chunk - 1
+        for number, one in zip(numbers, made, strict=True):
+            whole = one.contiguous()
+            way.append(Held(whole, self.link.sending(whole, self.home(chunk), self.tag(kind, action.piece, named, number))))
+
+    def backward_piece(self, now: Run, action: Action) -> None:
+        key = action.piece, action.chunk
+        flight = self.flights[key] if action.kind is Kind.INPUTS else self.flights.pop(key)
+        if flight.root is None:
+            return
+        if not flight.inputs and action.kind is Kind.INPUTS:   # nobody waits for it: all is done with the weights
+            return
+        if action.kind is Kind.BACKWARD or not flight.inputs:
+            now.backward(now, flight.root)
+        elif action.kind is Kind.INPUTS:
+            flight.groups = backward_to_inputs(flight.root, flight.inputs, self.own_weights)
+        else:
+            self.backward_weights(now, flight)
+        self.spans.append(Span(action, self.begun, time.perf_counter()))
+        if action.kind is not Kind.WEIGHTS:
+            self.send_gradients(flight.inputs, action)
+
+    def backward_weights(self, now: Run, flight: Flight) -> None:
+        """The gradients of weights that were left out, given to them by a backward of their own: so whoever waits for them sees them."""
+        before = [one.grad for one in self.own_weights]
+        for one in self.own_weights:
+            one.grad = None
+        backward_to_weights(self.own_weights, flight.groups)
+        found = [one.grad for one in self.own_weights]
+        for one, earlier in zip(self.own_weights, before, strict=True):
+            one.grad = earlier
+        reached = [(one, gradient) for one, gradient in zip(self.own_weights, found, strict=True) if gradient is not None]
+        if reached:
+            now.backward(now, begin_with(lambda: [gradient for _, gradient in reached], [one for one, _ in reached]))
+
+    def send_gradients(self, inputs: list[Tensor], action: Action) -> None:
+        """To the worker before, of what it sent."""
+        numbers = [number for number, value in enumerate(self.takes(action.chunk)) if value.gradient]
+        found = [one.grad if one.grad is not None else torch.zeros_like(one) for one in inputs]
+        for one in inputs:
+            one.grad = None
+        self.send(found, numbers, action, Kind.BACKWARD, action.chunk - 1)
+
+    def takes(self, chunk: int) -> Sequence[Value]:
+        chain = self.parts.chain
+        assert chain is not None, "it was looked at when the engine was made"
+        return chain.crossing[self.ranges[chunk].start]
+
+    def home(self, chunk: int) -> int:
+        return chunk % self.link.world
+
+    def tag(self, kind: Kind, piece: int, chunk: int, value: int) -> int:
+        return ((piece * len(self.ranges) + chunk) * 2 + (kind is Kind.BACKWARD)) * VALUES + value
+
+    def done(self, way: list[Held]) -> None:
+        for held in way:
+            held.wait()
+        way.clear()
+
+    def arrived(self) -> None:
+        """All that was sent is there."""
+        for way in self.on_the_way.values():
+            self.done(way)
+
+    def add_up_tied(self) -> None:
+        """Of every weight that several workers use, the sum of their gradients: the first of them adds up, in the order of workers."""
+        for name, users in sorted(self.tied.items()):
+            if self.link.rank not in users:
+                continue
+            one = self.by_name[name]
+            gradient = one.grad if one.grad is not None else torch.zeros_like(one)
+            first, *others = users
+            if self.link.rank == first:
+                arrived = torch.empty_like(gradient)
+                for other in others:
+                    self.link.receive(arrived, other)
+                    gradient += arrived
+                for other in others:
+                    self.link.send(gradient, other)
+            else:
+                self.link.send(gradient, first)
+                self.link.receive(gradient, first)
+            one.grad = gradient
+
+    # Outside of a step
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """While inside, all workers may call the model at the same time: each computes its part."""
+        yield
+
+    @contextmanager
+    def usable(self) -> Iterator[None]:
+        """While inside, all weights are here."""
+        self.gather()
+        self.gathered = True
+        try:
+            yield
+        finally:
+            self.gathered = False
+            self.release()
+
+    def guarding(self) -> AbstractContextManager[object]:
+        empty = {storage_id_of(one): name for name, one in self.by_name.items() if not self.uses(name)} if not self.gathered else {}
+
+        def absent(leaf: Tensor) -> str:
+            return "" if leaf.untyped_storage().nbytes() or not leaf.numel() else empty.get(storage_id_of(leaf), "a buffer")
+
+        return Guard(absent, "with Pipeline a worker has the weights of its own stages; use a plan without it")
+
+    def evaluate(self, model: nn.Module, batch: Batch) -> Any:
+        """The model's output, on every worker: each computes its part, and the last gives the others what comes out."""
+        if self.gathered:
+            return self.run.evaluate(model, batch)
+        output: Any = None
+        last = len(self.ranges) - 1
+        for chunk in self.chunks:
+            action = Action(Kind.FORWARD, 0, chunk)
+            walk = Walk(self.parts, self.ranges[chunk], lambda absents, action=action: self.received(  # type: ignore[misc]
+                absents, self.takes(action.chunk), action))
+            with walk.through():
+                try:
+                    output = self.run.evaluate(model, batch)
+                except Left:
+                    self.hand_on(walk.result(), action)
+                    self.arrived()
+        if last not in self.chunks:
+            walk = Walk(self.parts, range(0), nothing)
+            with walk.through():
+                output = self.run.evaluate(model, batch)
+        return self.shared(output, walk)
+
+    def shared(self, output: Any, walk: Walk) -> Any:
+        """What the last worker has of an output, for all."""
+        last = len(self.ranges) - 1
+        start, carried = self.ranges[last].start, {value.number for value in self.takes(last)}
+        leaves, structure = tree_flatten(output)
+        for place, leaf in enumerate(leaves):
+            number = walk.number_of(leaf) if isinstance(leaf, Tensor) else None
+            if number is None or not (number[0] >= start or number in carried):
+                continue
+            if last in self.chunks:
+                leaves[place] = walk.real(leaf) if isinstance(leaf, Absent) else leaf
+                for other in range(self.link.world):
+                    if other != self.link.rank:
+                        self.link.send(leaves[place].detach().contiguous(), other)
+            else:
+                leaves[place] = torch.empty(leaf.shape, dtype=leaf.dtype, device=leaf.device)
+                self.link.receive(leaves[place], self.home(last))
+        return tree_unflatten(leaves, structure)
+
+
+class Held:
+    """A tensor that is on its way, and there until somebody waits."""
+
+    def __init__(self, tensor: Tensor, sending: Sending) -> None:
+        self.tensor: Tensor | None = tensor
+        self.sending = sending
+
+    def wait(self) -> None:
+        self.sending.wait()
+        self.tensor, self.sending = None, Done()
+
+
+def users(names: Sequence[frozenset[str]], homes: Sequence[int]) -> dict[str, tuple[int, ...]]:
+    """By name, the workers that use it; of every call, what it uses and where it is computed."""
+    found: dict[str, set[int]] = {}
+    for used, home in zip(names, homes, strict=True):
+        for name in used:
+            found.setdefault(name, set()).add(home)
+    return {name: tuple(sorted(workers)) for name, workers in found.items()}

@@ -1,0 +1,299 @@
+"""A walk through a model's forward of which one worker computes a part: the user's own code runs, from its beginning.
+
+    before the worker's blocks    nothing that depends on weights is computed: it is `Absent`, and has its shape
+    at its first block            what crosses the cut is received
+    its blocks                    are computed
+    at the next worker's first    what crosses that cut is the result, and the forward is left
+
+What depends on no weight (masks, positions) is computed by every worker from its batch. Between blocks, values that depend on weights are
+numbered as they come, (block that was called last, how many since), so all workers call a value the same. A walk that computes nothing and
+never leaves gives the `Chain`: which blocks are called in which order, what crosses a cut before each, and whose weights are used where.
+"""
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from shoestring.core.errors import Mistake
+from shoestring.core.private import tree_flatten, tree_leaves, tree_unflatten, without_modes
+from shoestring.measure.interception import instead, patched
+from shoestring.parallel.absent import Absent, absent
+
+Number = tuple[int, int]   # of a value: the last block that was called before it came (-1: none), and how many came since
+
+
+@dataclass(frozen=True)
+class Value:
+    """What crosses a cut."""
+
+    number: Number
+    bytes: int        # with the batch that was looked at
+    gradient: bool    # whether a gradient comes back for it
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A model as one block after the other."""
+
+    calls: tuple[str, ...]                        # the blocks' names, in the order in which they are called
+    crossing: tuple[tuple[Value, ...], ...]       # before each call: what is used from there on and was made before
+    weights: tuple[frozenset[str], ...]           # of each call and what follows it until the next (of the first, what comes before too)
+    buffers: tuple[frozenset[str], ...]           # the same of numbers that are kept beside weights
+
+
+class Left(BaseException):
+    """The part of a forward that this worker computes is done."""
+
+
+class Walk(TorchFunctionMode):
+    """One forward. Inside `through` blocks report to it; while it is active it sees what is computed between them."""
+
+    def __init__(self, parts: Parts, own: range, bring: Callable[[Sequence[Absent]], Sequence[Tensor]], whole: bool = False) -> None:
+        super().__init__()
+        self.parts, self.own, self.bring = parts, own, bring
+        self.whole = whole                             # it goes on to the end when its own part is done
+        chain = parts.chain
+        first, last = own.start, own.stop
+        self.takes = chain.crossing[first] if chain is not None and 0 < first < len(chain.crossing) else ()
+        self.gives = chain.crossing[last] if chain is not None and last < len(chain.crossing) else ()
+        self.awaited = {value.number for value in self.takes}
+        self.wanted = {value.number for value in self.gives}
+        self.call, self.count = -1, 0                  # the last block that was called, and values since
+        self.here = first == 0 and len(own) > 0        # what is computed now is computed by this worker
+        self.inside = False                            # in a block
+        self.absents: dict[Number, Absent] = {}        # that were awaited, when they came
+        self.values: dict[Number, Tensor] = {}         # that are here: received, or made here and wanted
+        self.numbers: dict[int, tuple[Number, Any]] = {}   # of values that were made here, by id, with a weak reference
+
+    # What happens between blocks
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self.inside and self.here:
+            return func(*args, **kwargs) if not has_absent(args, kwargs) else func(*self.brought(args), **self.brought(kwargs))
+        leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        if not any(map(self.depends, leaves)):
+            return func(*args, **kwargs)
+        self.used(leaves)
+        if self.here:
+            return self.numbered(func(*self.brought(args), **self.brought(kwargs)))
+        out = self.shaped(func, args, kwargs)
+        return out if self.inside else self.numbered(out)
+
+    def depends(self, leaf: Tensor) -> bool:
+        """Whether a tensor depends on weights."""
+        return isinstance(leaf, Absent) or id(leaf) in self.parts.hollow or self.number_of(leaf) is not None
+
+    def number_of(self, leaf: Tensor) -> Number | None:
+        if isinstance(leaf, Absent):
+            return leaf.number
+        found = self.numbers.get(id(leaf))
+        return found[0] if found is not None and found[1]() is leaf else None
+
+    def shaped(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """What a call would give, without its numbers. Nobody watches: nothing is computed."""
+        leaves, structure = tree_flatten((args, kwargs))
+        given = tree_unflatten([self.parts.hollow.get(id(leaf), leaf) for leaf in leaves], structure)
+        with without_modes():
+            return func(*given[0], **given[1])
+
+    def numbered(self, out: Any, given: Collection[int] = ()) -> Any:
+        """What was made between blocks or by one, with numbers. What a block was `given` and gives on is nothing new."""
+        for leaf in tree_leaves(out):
+            if (isinstance(leaf, Tensor) and self.number_of(leaf) is None and id(leaf) not in self.parts.hollow
+                    and id(leaf) not in given):
+                self.note(leaf, (self.call, self.count))
+                self.count += 1
+        return out
+
+    def note(self, leaf: Tensor, number: Number) -> None:
+        if isinstance(leaf, Absent):
+            leaf.number = number
+            if number in self.awaited:
+                self.absents[number] = leaf
+            return
+        self.numbers[id(leaf)] = number, weakref.ref(leaf)
+        if number in self.wanted:
+            self.values[number] = leaf
+
+    def brought(self, given: Any) -> Any:
+        """The same with the values that were received in place of those that are absent."""
+        leaves, structure = tree_flatten(given)
+        return tree_unflatten([self.real(leaf) if isinstance(leaf, Absent) else leaf for leaf in leaves], structure)
+
+    def real(self, leaf: Absent) -> Tensor:
+        if leaf.number is None or leaf.number not in self.values:
+            raise Mistake(f"the model uses something after {self.parts.name_of(self.call)} that an earlier block made, and when one "
+                          f"forward was looked at it did not: what its forward does must not depend on the step")
+        return self.values[leaf.number]
+
+    def used(self, leaves: Iterable[Tensor]) -> None:
+        """Values are used now; who only looks at a model keeps that."""
+
+    # Blocks
+
+    @contextmanager
+    def through(self) -> Iterator[Walk]:
+        """While inside, the model's forward goes this way."""
+        forwards = {block: instead(block, self.entering(number, block.forward)) for number, block in enumerate(self.parts.blocks.values())}
+        with patched(forwards), self:
+            yield self
+
+    def entering(self, number: int, inner: Callable[..., Any]) -> Callable[..., Any]:
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            if self.inside:
+                return inner(*args, **kwargs)
+            self.enter(number, (args, kwargs))
+            if not self.here:
+                given = {id(leaf) for leaf in tree_leaves((args, kwargs))}
+                return self.numbered(self.elsewhere(number, inner, args, kwargs), given)
+            here = self.brought((args, kwargs))
+            self.inside = True
+            try:
+                out = inner(*here[0], **here[1])
+            finally:
+                self.inside = False
+            return self.numbered(out, {id(leaf) for leaf in tree_leaves(here)})
+
+        return forward
+
+    def enter(self, block: int, given: Any) -> None:
+        """A block is called."""
+        call, chain = self.call + 1, self.parts.chain
+        name = list(self.parts.blocks)[block]
+        if chain is not None and (call >= len(chain.calls) or chain.calls[call] != name):
+            raise Mistake(f"the model calls {name} now, and when one forward was looked at it called "
+                          f"{chain.calls[call] if call < len(chain.calls) else 'nothing'} there: a model that is cut into stages must call "
+                          f"its blocks in the same order every time (no layer drop, no early exit)")
+        self.call, self.count = call, 0
+        if call == self.own.stop and len(self.own) and not self.whole:
+            raise Left
+        if call == self.own.start and call:
+            self.take()
+        self.here = call in self.own
+        self.used([leaf for leaf in tree_leaves(given) if isinstance(leaf, Tensor)])
+
+    def take(self) -> None:
+        """What crosses the cut arrives."""
+        missing = [value for value in self.takes if value.number not in self.absents]
+        if missing:
+            raise Mistake(f"something that {self.parts.name_of(missing[0].number[0])} made when one forward was looked at was not made "
+                          f"now: what a model that is cut into stages does must not depend on the step")
+        for value, arrived in zip(self.takes, self.bring([self.absents[value.number] for value in self.takes]), strict=True):
+            self.values[value.number] = arrived
+            self.numbers[id(arrived)] = value.number, weakref.ref(arrived)
+
+    def result(self) -> list[Tensor]:
+        """What crosses the next cut."""
+        missing = [value for value in self.gives if value.number not in self.values]
+        if missing:
+            raise Mistake(f"{self.parts.name_of(missing[0].number[0])} did not give what it gave when one forward was looked at: what a "
+                          f"model that is cut into stages does must not depend on the step")
+        return [self.values[value.number] for value in self.gives]
+
+    def forget(self) -> None:
+        """It is over: nothing that it has seen lives longer because of it."""
+        self.values.clear()
+        self.absents.clear()
+        self.numbers.clear()
+        self.bring = nothing
+
+    def elsewhere(self, number: int, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """What a block that is not computed here would give: nothing of it is here, whatever it depends on. The same shapes again are
+        looked up."""
+        leaves, _ = tree_flatten((args, kwargs))
+        key = (number, tuple(map(kind_of, leaves)))
+        known = self.parts.recipes.get(key)
+        if known is not None:
+            return known.again(leaves)
+        self.inside = True
+        try:
+            out = inner(*args, **kwargs)
+        finally:
+            self.inside = False
+        given = {id(leaf) for leaf in leaves}
+        made, shape = tree_flatten(out)
+        out = tree_unflatten([absent(leaf) if isinstance(leaf, Tensor) and not isinstance(leaf, Absent) and id(leaf) not in given else leaf
+                              for leaf in made], shape)
+        if self.parts.chain is not None and (recipe := recipe_of(out, leaves)) is not None:
+            self.parts.recipes[key] = recipe
+        return out
+
+
+def nothing(absents: Sequence[Absent]) -> Sequence[Tensor]:
+    """What arrives where nothing is awaited."""
+    return ()
+
+
+@dataclass
+class Parts:
+    """A model's blocks and weights, as walks need them; and what walks have found."""
+
+    blocks: Mapping[str, nn.Module]
+    hollow: dict[int, Absent]                # by id of a weight, what stands for it where it is not
+    chain: Chain | None = None
+    recipes: dict[Any, Recipe] = field(default_factory=dict)
+
+    def name_of(self, call: int) -> str:
+        return "what comes before its blocks" if call < 0 or self.chain is None else self.chain.calls[call]
+
+
+def parts_of(model: nn.Module, blocks: Mapping[str, nn.Module], gradients: bool = False) -> Parts:
+    return Parts(blocks, {id(one): absent(one, gradient=gradients and one.requires_grad) for one in model.parameters()})
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a block gave: its structure, and of each leaf a new absent tensor like this one, an argument by its number, or a plain value."""
+
+    structure: Any
+    leaves: tuple[Any, ...]
+
+    def again(self, given: Sequence[Any]) -> Any:
+        made = [given[leaf.number] if isinstance(leaf, Argument) else absent(leaf.shaped, leaf.device) if isinstance(leaf, Absent) else leaf
+                for leaf in self.leaves]
+        return tree_unflatten(made, self.structure)
+
+
+@dataclass(frozen=True)
+class Argument:
+    number: int
+
+
+PLAIN = (int, float, str, bool, type(None), torch.dtype, torch.device)
+
+
+def recipe_of(out: Any, given: Sequence[Any]) -> Recipe | None:
+    """How to make the same again; None where that can't be said."""
+    places = {id(leaf): number for number, leaf in enumerate(given) if isinstance(leaf, Tensor)}
+    leaves, structure = tree_flatten(out)
+    kept: list[Any] = []
+    for leaf in leaves:
+        if isinstance(leaf, Tensor) and id(leaf) in places:
+            kept.append(Argument(places[id(leaf)]))
+        elif isinstance(leaf, (Absent, *PLAIN)):
+            kept.append(leaf)
+        else:
+            return None
+    return Recipe(structure, tuple(kept))
+
+
+def kind_of(leaf: Any) -> Any:
+    """What a block's results depend on, of one argument."""
+    if isinstance(leaf, Tensor):
+        return type(leaf) is Absent, leaf.dtype, leaf.shape, leaf.stride()
+    return leaf if isinstance(leaf, PLAIN) else type(leaf)
+
+
+def has_absent(args: Any, kwargs: Any) -> bool:
+    for leaf in (*args, *kwargs.values()) if kwargs else args:
+        if type(leaf) is Absent or (type(leaf) in (tuple, list) and has_absent(leaf, {})):
+            return True
+    return False

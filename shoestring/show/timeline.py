@@ -1,0 +1,195 @@
+"""The timeline of a pipeline in a terminal: a line for each worker, with a letter and the number of the piece where it computes, and dots
+where it is idle.
+
+    stage 0  F0F1F2····B0──B1──B2──
+    stage 1  ··F0F1F2B0──B1──B2──··
+
+A picture is made of columns that are all as long; each shows what the worker did for most of it. So nothing is too short or too many to be
+drawn, and what is shorter than half a column is only in the share that stands above the picture.
+"""
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from shoestring.core.units import seconds_text
+from shoestring.parallel.schedule import Action, Kind, Span, Timeline, idle_share
+from shoestring.show.terminal import PIPE, Screen, plain, rendered
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+IDLE = "idle"
+TONES = {Kind.FORWARD: "forward", Kind.BACKWARD: "backward", Kind.INPUTS: "backward", Kind.WEIGHTS: "update"}   # as the page has them
+COLOURS = {"forward": "white on blue", "backward": "black on yellow", "update": "black on green", IDLE: "red"}
+WORDS = {Kind.FORWARD: "forward", Kind.BACKWARD: "backward", Kind.INPUTS: "backward to inputs", Kind.WEIGHTS: "backward to weights"}
+ON_PIPE, MOST_ROWS = 100, 16   # columns where nobody knows how many there are; workers that are drawn
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Columns of one colour."""
+
+    text: str
+    tone: str   # forward, backward, update or idle
+
+
+@dataclass(frozen=True)
+class Row:
+    name: str
+    stretches: tuple[Stretch, ...]
+
+    @property
+    def text(self) -> str:
+        return self.name + "".join(one.text for one in self.stretches)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """How time becomes columns."""
+
+    scale: float                    # columns a second
+    names: Mapping[Kind, int]       # how much of an action's name there is room for: 1 its letter, 2 with the piece, 3 with the chunk
+
+
+def drawn(timeline: Timeline, width: int) -> list[str]:
+    """The picture in plain text, at most so many columns wide."""
+    return [row.text for row in rows(timeline, grid_of([timeline], width))]
+
+
+def rows(timeline: Timeline, grid: Grid) -> list[Row]:
+    """A row for each worker."""
+    first, last = ends(timeline)
+    columns = round(grid.scale * (last - first))
+    found = [Row(name, stretches(timeline[worker], first, columns, grid, len(timeline))) for worker, name in names_of(timeline).items()]
+    if len(found) < len(timeline):
+        found.insert(len(found) // 2, Row("...", ()))
+    return found
+
+
+def names_of(timeline: Timeline) -> dict[int, str]:
+    """The workers that are drawn, by number."""
+    shown = {worker: f"stage {worker}" for worker in drawn_workers(len(timeline), MOST_ROWS)}
+    wide = max(map(len, shown.values()), default=0) + 2
+    return {worker: name.ljust(wide) for worker, name in shown.items()}
+
+
+def drawn_workers(count: int, most: int) -> list[int]:
+    """The first and the last workers, if there are too many to draw.
+
+    >>> drawn_workers(3, 4), drawn_workers(100, 4)
+    ([0, 1, 2], [0, 1, 98, 99])
+    """
+    return list(range(count)) if count <= most else [*range(most // 2), *range(count - most // 2, count)]
+
+
+def ends(timeline: Timeline) -> tuple[float, float]:
+    """When the first action begins and the last one ends."""
+    spans = [span for own in timeline for span in own]
+    return min((span.begin for span in spans), default=0.0), max((span.end for span in spans), default=0.0)
+
+
+def grid_of(timelines: Sequence[Timeline], width: int) -> Grid:
+    """One grid for several timelines. It is as wide as there is room, or a bit less where the shortest action of the first one then
+    has whole columns, so that all look alike. Names are as long as there is room for on the average, for all of a kind."""
+    named = max(len(name) for one in timelines for name in ["", *names_of(one).values()])
+    columns, seconds = max(10, width - named), max(last - first for one in timelines for first, last in [ends(one)])
+    shortest = min((span.end - span.begin for own in timelines[0] for span in own if span.end > span.begin), default=0.0)
+    if not seconds or not shortest:
+        return Grid(0.0, {})
+    exact = columns * shortest / seconds + 1e-9
+    scale = int(exact) / shortest if 1 <= exact < 1.5 * int(exact) else columns / seconds
+    spans = [(span, len(one)) for one in timelines for own in one for span in own]
+    names = {}
+    for kind in {span.action.kind for span, _ in spans}:
+        found = [(span, workers) for span, workers in spans if span.action.kind is kind]
+        room = scale * sum(span.end - span.begin for span, _ in found) / len(found) + 0.5
+        longest = {much: max(len(name_of(span.action, workers, much)) for span, workers in found) for much in (2, 3)}
+        names[kind] = max([1, *(much for much, long in longest.items() if long <= room)])
+    return Grid(scale, names)
+
+
+def name_of(action: Action, workers: int, much: int) -> str:
+    """The name of an action; chunks of a worker are a, b, ...
+
+    >>> [name_of(Action(Kind.FORWARD, 12, 5), 4, much) for much in (1, 2, 3)], name_of(Action(Kind.BACKWARD, 3, 0), 4, 3)
+    (['F', 'F12', 'F12b'], 'B3a')
+    """
+    part = action.chunk // workers
+    return "".join((str(action.kind), str(action.piece), chr(ord("a") + part) if part < 26 else "")[:much])
+
+
+def stretches(own: Sequence[Span], first: float, columns: int, grid: Grid, workers: int) -> tuple[Stretch, ...]:
+    several = len({span.action.chunk for span in own}) > 1
+    runs = [(action, sum(1 for _ in run)) for action, run in groupby(by_column(own, first, grid.scale, columns))]
+    return tuple(Stretch("·" * room, IDLE) if action is None else
+                 Stretch(label(action, workers, min(grid.names[action.kind], 3 if several else 2), room), TONES[action.kind])
+                 for action, room in runs)
+
+
+def by_column(own: Sequence[Span], first: float, scale: float, columns: int) -> list[Action | None]:
+    """What a worker does for most of each column; None where it is idle for most of it. Where a column holds several actions, the short
+    ones would never be seen: there, what was shown too seldom so far comes before what is longest."""
+    parts: list[dict[Kind | None, float]] = [{} for _ in range(columns)]     # of a column, by kind
+    longest: list[dict[Kind | None, tuple[float, Action]]] = [{} for _ in range(columns)]
+    for span in own:
+        begin, end = (span.begin - first) * scale, (span.end - first) * scale
+        for column in range(max(0, int(begin)), min(columns, int(end) + 1)):
+            part, kind = min(end, column + 1) - max(begin, column), span.action.kind
+            if part > 1e-6:
+                parts[column][kind] = parts[column].get(kind, 0.0) + part
+                longest[column][kind] = max(longest[column].get(kind, (0.0, span.action)), (part, span.action), key=lambda one: one[0])
+    coarse = len(own) > columns
+    owed: Counter[Kind | None] = Counter()
+    shown = []
+    for column in range(columns):
+        here = parts[column] | {None: max(0.0, 1 - sum(parts[column].values()))}
+        owed.update(here)
+        busy = {kind: part for kind, part in here.items() if kind is not None}
+        found = max((kind for kind in here if here[kind] > 1e-6), key=lambda kind: owed[kind]) if coarse else (
+            max(busy, key=lambda kind: busy[kind]) if here[None] < 0.5 + 1e-6 else None)
+        owed[found] -= 1
+        shown.append(longest[column][found][1] if found is not None else None)
+    return shown
+
+
+def label(action: Action, workers: int, much: int, room: int) -> str:
+    """As much of an action's name as there is room for.
+
+    >>> label(Action(Kind.FORWARD, 12, 0), 4, 2, 5), label(Action(Kind.FORWARD, 12, 0), 4, 2, 2)
+    ('F12──', 'F─')
+    """
+    names = (name_of(action, workers, less) for less in range(much, 0, -1))
+    return next(name for name in names if len(name) <= room).ljust(room, "─")
+
+
+def timeline_text(predicted: Timeline, measured: Timeline | None = None, screen: Screen = PIPE) -> str:
+    """The predicted timeline, and the measured one below it on the same scale, with the idle share of each and what the letters mean."""
+    shown = [("predicted", predicted)] + ([("measured", measured)] if measured is not None else [])
+    grid = grid_of([timeline for _, timeline in shown], screen.width or ON_PIPE)
+    parts: list[RenderableType] = []
+    for name, timeline in shown:
+        parts += [plain(f"{name}: {told(timeline)}"), *map(coloured, rows(timeline, grid))]
+    return rendered([*parts, plain(legend(predicted, grid))], screen)
+
+
+def told(timeline: Timeline) -> str:
+    first, last = ends(timeline)
+    return f"{seconds_text(last - first)}, {100 * idle_share(timeline):.0f} % idle"
+
+
+def legend(timeline: Timeline, grid: Grid) -> str:
+    """What is in the picture, in words."""
+    words = [f"{kind} {WORDS[kind]}" for kind in Kind if kind in grid.names]
+    numbered = ["each with the number of its piece"] if max(grid.names.values(), default=0) > 1 else []
+    several = any(span.action.chunk >= len(timeline) for own in timeline for span in own) and max(grid.names.values()) > 2
+    return ", ".join([*words, *numbered, *(["a, b, ... the chunks of a stage"] if several else []), "· idle"])
+
+
+def coloured(row: Row) -> RenderableType:
+    from rich.text import Text
+
+    return Text.assemble(row.name, *((one.text, COLOURS[one.tone]) for one in row.stretches), no_wrap=True, overflow="crop")
