@@ -26,6 +26,7 @@ from torch.overrides import TorchFunctionMode
 
 from shoestring.core.errors import Mistake
 from shoestring.measure.interception import patched
+from shoestring.parallel.absent import Absent
 
 POSITIONS = ("position_ids", "start")   # arguments of a forward that say where its tokens stand: of each, or of the first
 
@@ -152,6 +153,8 @@ class Slicing:
     def attention(self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
                   is_causal: bool = False, **more: Any) -> Tensor:
         """What `scaled_dot_product_attention` would give for these rows of the whole sequence."""
+        if isinstance(query, Absent):   # another worker computes it
+            return functional.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, **more)
         why = not_causal(query, key, attn_mask, is_causal, self.now.length)
         if why:
             raise Mistake(f"Tokens: attention in {self.place or 'the model, outside of its blocks'} {why}")

@@ -25,7 +25,7 @@ from shoestring.core.run import Run, weighed
 from shoestring.measure.interception import Guard
 from shoestring.parallel.absent import Absent
 from shoestring.parallel.chain import chain_of
-from shoestring.parallel.schedule import Action, Kind, Orders, Span
+from shoestring.parallel.schedule import Action, Kind, Orders, Span, in_slices
 from shoestring.parallel.staged_state import StagedState
 from shoestring.parallel.walk import Chain, Left, Value, Walk, nothing, parts_of
 
@@ -106,18 +106,20 @@ class Stages(StagedState):
         here = now.pieces(moved(batch, device), min(self.pieces, now.count(batch)))
         whole = float(now.weight(batch))
         shares = [float(now.weight(piece)) / whole if whole else 0.0 for piece in here]
-        order = self.orders(len(here))[self.link.rank]
+        slices = [replace(one, share=share * one.share) for piece, share in zip(here, shares, strict=True) for one in now.slices(now, piece)]
+        order = in_slices(self.orders(len(here)), len(slices) // len(here))[self.link.rank]
         final = max((number for number, one in enumerate(order) if one.kind in (Kind.BACKWARD, Kind.WEIGHTS)), default=-1)
         total = torch.zeros((), device=device)
         self.spans = []
         for number, action in enumerate(order):
             part = replace(now, last=now.last and number == final)
-            self.begun = time.perf_counter()
-            if action.kind is Kind.FORWARD:
-                loss = self.forward_piece(part, here[action.piece], shares[action.piece], action)
-                total = total if loss is None else total + loss
-            else:
-                self.backward_piece(part, action)
+            self.begun, one = time.perf_counter(), slices[action.piece]
+            with one.within():
+                if action.kind is Kind.FORWARD:
+                    loss = self.forward_piece(part, one.batch, one.share, action)
+                    total = total if loss is None else total + loss
+                else:
+                    self.backward_piece(part, action)
         self.arrived()
         if now.last:
             self.add_up_tied()
