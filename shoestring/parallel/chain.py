@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from shoestring.core import random_state
 from shoestring.core.batch import Batch, moved
 from shoestring.core.errors import Mistake
-from shoestring.core.private import without_modes
+from shoestring.core.private import tree_leaves, without_modes
 from shoestring.core.run import Run
 from shoestring.parallel.absent import Absent
-from shoestring.parallel.walk import Chain, Number, Parts, Value, Walk, parts_of
+from shoestring.parallel.walk import ABOUT_TENSORS, Chain, Number, Parts, Value, Walk, parts_of
 
 
 class Looking(Walk):
@@ -30,8 +30,8 @@ class Looking(Walk):
         self.buffers_used: dict[int, set[str]] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for leaf in (*args, *(kwargs or {}).values()):   # those that depend on no weight, too
-            if isinstance(leaf, Tensor) and id(leaf) in self.buffers:
+        for leaf in tree_leaves((args, kwargs or {})) if func not in ABOUT_TENSORS else ():   # those that depend on no weight, too
+            if id(leaf) in self.buffers:
                 self.buffers_used.setdefault(max(self.call, 0), set()).add(self.names[id(leaf)])
         return super().__torch_function__(func, types, args, kwargs)
 
@@ -42,7 +42,7 @@ class Looking(Walk):
             elif isinstance(leaf, Absent) and not self.inside:
                 raise Mistake(f"after {self.parts.name_of(self.call)} the model uses a tensor that a block gave in an object which nobody "
                               f"can look into, or left somewhere: let blocks return tensors, in tuples, lists and dicts")
-            elif id(leaf) in self.names:
+            elif id(leaf) in self.parts.hollow:
                 self.weights_used.setdefault(max(self.call, 0), set()).add(self.names[id(leaf)])
 
     def note(self, leaf: Tensor, number: Number) -> None:

@@ -48,6 +48,16 @@ class Chain:
     buffers: tuple[frozenset[str], ...]           # the same of numbers that are kept beside weights
 
 
+# What a tensor is, but for its numbers: asking for it uses nothing
+GETTERS: tuple[Any, ...] = (
+    Tensor.device, Tensor.dtype, Tensor.shape, Tensor.layout, Tensor.ndim, Tensor.requires_grad, Tensor.is_leaf, Tensor.is_cuda,
+    Tensor.is_cpu, Tensor.is_meta, Tensor.is_sparse, Tensor.nbytes, Tensor.itemsize, Tensor.is_nested, Tensor.is_quantized)
+ABOUT_TENSORS: frozenset[Any] = frozenset((
+    *(getter.__get__ for getter in GETTERS), Tensor.size, Tensor.dim, Tensor.numel, Tensor.stride, Tensor.element_size,
+    Tensor.is_floating_point, Tensor.is_complex, Tensor.is_contiguous, Tensor.get_device, Tensor.__len__, torch.is_tensor,
+    torch.is_floating_point, torch.numel))
+
+
 class Left(BaseException):
     """The part of a forward that this worker computes is done."""
 
@@ -76,6 +86,8 @@ class Walk(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func in ABOUT_TENSORS:   # what is no number of a tensor is known everywhere
+            return func(*args, **kwargs)
         if self.inside and self.here:
             return func(*args, **kwargs) if not has_absent(args, kwargs) else func(*self.brought(args), **self.brought(kwargs))
         leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]

@@ -38,6 +38,14 @@ CONFLICTS: dict[frozenset[str], str] = {
         "fp16 must look at all gradients for overflow before any weight moves; with Shard every worker sees a part of them",
     frozenset({"LowRank", "Shard"}):
         "Shard divides the model's weights between workers, and LowRank trains updates beside them, too small to be divided: use Average",
+    frozenset({"Pipeline", "Spill"}):
+        "Spill's files follow one forward and its backward; in a pipeline several pieces are on their way at once: use Checkpoint",
+    frozenset({"Pipeline", "LowRank"}):
+        "LowRank trains updates beside the model's weights, and Pipeline knows which stage holds which of the model's own",
+    frozenset({"Pipeline", "Ema"}):
+        "Ema averages whole models, and with Pipeline a worker has the weights of its stages alone",
+    frozenset({"Pipeline", "Precision(fp16)"}):
+        "fp16 must look at all gradients for overflow before any weight moves; with Pipeline every worker sees those of its stages",
     frozenset({"CompressGradients", "Precision(fp16)"}):
         "what a message leaves out is kept back at the loss scale of its step, and that scale changes",
     frozenset({"LocalSteps", "Precision(fp16)"}):
