@@ -53,6 +53,10 @@ def llama() -> Job:
     return Job(hugging("LlamaForCausalLM", "LlamaConfig", **SMALL, num_key_value_heads=1), lambda: [tokens(LENGTH)] * 4)
 
 
+def one_sample() -> Job:
+    return gpt_job(width=64, depth=4, heads=2, context=40, batch=1)
+
+
 JOBS: dict[str, Callable[[], Job]] = {"gpt": gpt, "gpt2": gpt2, "llama": llama}
 
 
