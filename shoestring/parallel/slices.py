@@ -5,9 +5,10 @@ through S stages take
 
     T = sum_i t_i + (S - 1) max_i t_i        the last stage works for all of them, and waits for the longest in every stage before it
 
-For a limit on max t_i, a dynamic program over prefixes of the sequence gives the least sum. The paper tries all limits, or some at a
-distance eps. Here the limit falls from the highest: a solution under a limit is the best one for all limits down to its own longest slice,
-so the next limit worth trying is just below that. Every solution on the front of sum against maximum is seen, so no eps is needed.
+and with B samples, one after the other, B times the sum. For a limit on max t_i, a dynamic program over prefixes of the sequence gives the
+least sum. The paper tries all limits, or some at a distance eps. Here the limit falls from the highest: a solution under a limit is the
+best one for all limits down to its own longest slice, so the next limit worth trying is just below that. Every solution on the front of
+sum against maximum is seen, so no eps is needed.
 
     t(l, c) = t(l, 0) + a0 + a1 l + a2 c + a3 l c     for c > 0: products of queries and earlier keys are l c of them
 
@@ -35,20 +36,21 @@ class Sliced:
     seconds: float   # of all slices through all stages
 
 
-def latency(lengths: tuple[int, ...], seconds: Seconds, stages: int) -> float:
-    """The time that slices of these lengths take through a pipeline of so many stages.
+def latency(lengths: tuple[int, ...], seconds: Seconds, stages: int, samples: int = 1) -> float:
+    """The time that slices of these lengths, of every sample, take through a pipeline of so many stages.
 
     >>> latency((2, 2), lambda length, context: length + context / 2, 3)
     11.0
     """
     each = [seconds(span.length, span.start) for span in spans_of(lengths)]
-    return sum(each) + (stages - 1) * max(each)
+    return samples * sum(each) + (stages - 1) * max(each)
 
 
-def best_slices(seconds: Seconds, length: int, stages: int, granularity: int = 8) -> Sliced:
-    """The slices of a sequence that take least through a pipeline; they end at multiples of `granularity` tokens."""
-    if length < 1 or stages < 1 or granularity < 1:
-        raise Mistake(f"slices of {length} tokens for {stages} stages, {granularity} at a time: give 1 or more of each")
+def best_slices(seconds: Seconds, length: int, stages: int, granularity: int = 8, samples: int = 1) -> Sliced:
+    """The slices of a sequence that take least through a pipeline; they end at multiples of `granularity` tokens. `samples` sequences of
+    that length come one after the other, in the same slices."""
+    if min(length, stages, granularity, samples) < 1:
+        raise Mistake(f"slices of {samples} x {length} tokens for {stages} stages, {granularity} at a time: give 1 or more of each")
     ends = [*range(0, length, granularity), length]
     times = np.full((len(ends), len(ends)), np.inf)   # of the slice from one end to another
     for first, start in enumerate(ends):
@@ -57,9 +59,9 @@ def best_slices(seconds: Seconds, length: int, stages: int, granularity: int = 8
         raise Mistake("slices can't be chosen: the time of a slice must be a number, 0 or more")
     best: Sliced | None = None
     for cuts, total, longest in front(times):
-        if best is not None and total >= best.seconds:   # with a lower limit, the sum is no smaller
+        if best is not None and samples * total >= best.seconds:   # with a lower limit, the sum is no smaller
             break
-        found = total + (stages - 1) * longest
+        found = samples * total + (stages - 1) * longest
         if best is None or found < best.seconds:
             best = Sliced(tuple(ends[b] - ends[a] for a, b in pairwise(cuts)), found)
     assert best is not None, "one slice is always possible"

@@ -28,14 +28,15 @@ def table(seed: int) -> Seconds:
 
 
 @settings(max_examples=60, deadline=None)
-@given(length=st.integers(1, 22), stages=st.integers(1, 9), granularity=st.integers(1, 4), seed=st.integers(0, 10_000))
-def test_the_program_is_as_good_as_trying_everything(length: int, stages: int, granularity: int, seed: int) -> None:
+@given(length=st.integers(1, 22), stages=st.integers(1, 9), granularity=st.integers(1, 4), seed=st.integers(0, 10_000),
+       samples=st.integers(1, 3))
+def test_the_program_is_as_good_as_trying_everything(length: int, stages: int, granularity: int, seed: int, samples: int) -> None:
     length = min(length, 11 * granularity)
-    found = best_slices(table(seed), length, stages, granularity)
+    found = best_slices(table(seed), length, stages, granularity, samples)
     assert sum(found.lengths) == length
     assert found.lengths in set(compositions(length, granularity))
-    assert found.seconds == pytest.approx(latency(found.lengths, table(seed), stages))
-    assert found.seconds == pytest.approx(min(latency(cut, table(seed), stages) for cut in compositions(length, granularity)))
+    assert found.seconds == pytest.approx(latency(found.lengths, table(seed), stages, samples))
+    assert found.seconds == pytest.approx(min(latency(cut, table(seed), stages, samples) for cut in compositions(length, granularity)))
 
 
 def test_later_slices_are_shorter_because_they_look_back_on_more() -> None:

@@ -21,6 +21,7 @@ from shoestring.memory.checkpoint import Checkpoint
 from shoestring.memory.fused import Fused
 from shoestring.memory.low_rank import LowRank
 from shoestring.memory.precision import Precision
+from shoestring.parallel.slice_times import best_tokens
 from shoestring.parallel.tokens import Tokens
 from shoestring.planning.evidence.rehearse import prepared, rehearse, tracked
 from tests.models import SMALL, hugging, job, seeded, tokens
@@ -206,3 +207,11 @@ def test_slices_that_can_not_be_are_refused() -> None:
     with pytest.raises(Mistake, match="30 slices of a sequence of 24 tokens"):
         gradients(gpt(), (Tokens(30),))
     assert Tokens(lengths="4,2,2").cut(16) == (7, 4, 5) and Tokens(lengths="4,2,2").cut(8) == (4, 2, 2)
+
+
+def test_lengths_follow_from_what_slices_of_the_model_take_and_nothing_is_left_behind() -> None:
+    made = one_sample()
+    run = prepared(made, (), seeded(made))
+    found = best_tokens(run, next(iter(made.data())), stages=2, granularity=8)
+    assert sum(found.cut(40)) == 40 and found.lengths
+    assert all(one.grad is None for one in run.model.parameters()) and all("forward" not in vars(part) for part in run.model.modules())
