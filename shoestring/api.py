@@ -22,7 +22,7 @@ from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness, allowed
 from shoestring.core.files import temporary_folder
-from shoestring.core.hardware import Hardware, cluster
+from shoestring.core.hardware import Hardware, cluster, for_group, measured_group
 from shoestring.core.job import Job, default_forward, default_optimizer, interval
 from shoestring.core.options import as_arguments, speaking_of_arguments
 from shoestring.core.run import brought_home
@@ -198,14 +198,14 @@ def in_group(machine: Hardware, world: int, here: int) -> Hardware:
         return machine
     count = max(here, 2)
     name = f"{count} {'near' if here == world else 'far'}"
-    if name not in machine.links:
+    if name not in machine.sums:
         with temporary_folder() as folder, ThreadPoolExecutor(count) as pool:
             tasks = [LinkSpeedTask(rank=rank, world=count, same_machine=here == world, store=f"{folder}/store") for rank in range(count)]
             first, *_ = pool.map(run_worker, tasks, [{**machine.environment, **threads(count)}] * count)
-        machine = replace(machine, links={**machine.links, name: (first.per_byte, first.per_message, first.memory)})
+        machine = measured_group(machine, name, count, first.ways, first.memory)
         remember(machine)
-    return replace(machine, environment={**machine.environment, **threads(here)}, cores=max(machine.cores // here, 1),
-                   links={**machine.links, str(world): machine.links[name]})
+    return for_group(replace(machine, environment={**machine.environment, **threads(here)}, cores=max(machine.cores // here, 1)),
+                     name, world, here)
 
 
 def train(job: Jobs, plan: Plan | Outcome | Iterable[Technique] = (), model: nn.Module | None = None, *, run: str | Path | None = None,

@@ -126,7 +126,7 @@ def noted(options: Namespace, path: Path, held: Opened, cadence: Cadence, worker
 
 def trained(options: Namespace, path: Path, held: Opened, cadence: Cadence, workers: Team, rendezvous: Rendezvous | None) -> int:
     """Train in a folder that this process holds."""
-    from shoestring.planning.evidence.tasks import specs_of
+    from shoestring.planning.evidence.tasks import Position, specs_of
     from shoestring.processes.finished import finished_report
     from shoestring.processes.messages import OutOfMemory
     from shoestring.processes.sizes import expected
@@ -141,7 +141,7 @@ def trained(options: Namespace, path: Path, held: Opened, cadence: Cadence, work
     folder = held.folder
     task = TrainTask(file=str(path), flags=request.flags, techniques=specs_of(chosen.techniques),
                      recording=Recording(str(folder.path), cadence, request.memory, chosen.process_bytes), traceback=options.traceback,
-                     expected=expected(chosen))
+                     expected=expected(chosen), position=Position(speeds=chosen.speeds))
     try:
         result = worked(options, task, job, chosen, held, workers, rendezvous)
     except OutOfMemory as error:

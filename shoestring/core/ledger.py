@@ -70,6 +70,8 @@ class Ledger:
     workers: Workers = field(default_factory=Workers)
     findings: Findings = field(default_factory=Findings)
     validation: Validation | None = None    # None: the job has none
+    in_flight: float = 1.0                  # pieces of a batch whose activations are kept at once
+    stretch: float = 1.0                    # seconds of a step per second that this worker computes: others are waited for
     streamed: float = 0.0                   # bytes of weights that are read from disk for every pass over a batch
     by_precision: Mapping[str, Ledger] = field(default_factory=dict)   # the same step measured at other precisions
 
@@ -96,6 +98,8 @@ class Ledger:
         rates = self.allocation.rates
         above = self.allocation.base + rates.retention * self.allocation.allocated / self.pieces
         share, alive = 1 + rates.slack, self.standing.total
+        if self.in_flight > 1:
+            alive += (self.in_flight - 1) * sum(block.kept for block in self.blocks)
         for block in self.blocks:
             top = alive + block.rise
             yield top, above + top * share + block.scratch
@@ -129,7 +133,7 @@ class Ledger:
     @property
     def seconds(self) -> float:
         """Time of one step."""
-        work = self.pieces * sum(block.forward + block.backward for block in self.blocks)
+        work = self.stretch * self.pieces * sum(block.forward + block.backward for block in self.blocks)
         allocating = self.allocation.allocated * self.allocation.rates.per_byte_allocated
         return max(work + self.update.seconds + self.traffic.waiting + allocating, 0.0)
 
@@ -182,11 +186,13 @@ class Ledger:
         fewer = max(workers.world // factor, 1)
         own = -(-workers.samples // fewer)
         share = own / workers.own if workers.own else factor
+        empty = self.at_zero_batch or tuple(Block(block.name, block.inside) for block in self.blocks)
         blocks = tuple(between(none, full, share).changed(forward=share * full.forward, backward=share * full.backward)
-                       for none, full in zip(self.at_zero_batch or self.blocks, self.blocks, strict=True))
+                       for none, full in zip(empty, self.blocks, strict=True))
         paces = ((1.0, 1.0), *((number * share, pace) for number, pace in self.splitting.paces if number * share > 1.0))
         return replace(
-            self, blocks=blocks, batch=max(round(self.batch * share), 1), splitting=replace(self.splitting, paces=paces),
+            self, blocks=blocks, at_zero_batch=empty, batch=max(round(self.batch * share), 1),
+            splitting=replace(self.splitting, paces=paces),
             standing=replace(self.standing, inputs=share * self.standing.inputs),
             allocation=replace(self.allocation, allocated=share * self.allocation.allocated),
             workers=replace(workers, world=fewer, per_copy=workers.per_copy * factor, own=own))

@@ -103,7 +103,8 @@ class Workers:
     per_byte_sent: float = 0.0   # seconds
     per_message: float = 0.0     # seconds
     hides: bool = False          # sending has an engine of its own and hides behind backward
-    per_copy: int = 1            # workers that hold one copy between them, each a part of it
+    per_copy: int = 1            # workers that hold one copy between them, each a part of it,
+    stages: int = 1              # so many of them different layers
     samples: int = 0             # of a whole batch; 0: nobody said
     own: int = 0                 # of those, what this worker's copy trains on
 

@@ -1,7 +1,7 @@
 """The link: what a worker says to the others of its group, and how many bytes that is.
 
     operation    bytes that each of w workers sends, of n bytes in all
-    sum          2 (w - 1) / w  n        ring all-reduce (Patarasuk, Yuan: Bandwidth optimal all-reduce algorithms, 2009)
+    sum          2 (w - 1) / w  n        as a ring, a library or shared memory add up; other ways, and which is taken: core/sums.py
     scatter      (w - 1) / w  n          everybody sends every other worker its part of the sum
     gather       (w - 1) / w  n          everybody sends its part round
     exchange     (w - 1) / w  n          everybody sends every other worker a part of its own
@@ -14,10 +14,14 @@ workers of one machine.
 from __future__ import annotations
 
 import platform
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+
+from shoestring.core.sums import BY_MESSAGES, LIBRARY, MEMORY, Speeds, room, sent, sums_of
 
 ORDERED = ("x86_64", "AMD64", "i686")   # where everybody sees what was written in the order in which it was
 ADDED = {torch.float32, torch.float64, torch.int64, torch.uint8}   # what can be added up in memory
@@ -47,16 +51,42 @@ class Link:
 
     imagined = True
 
-    def __init__(self, rank: int = 0, world: int = 1, same_machine: bool = False, deadline: float = 300.0) -> None:
+    def __init__(self, rank: int = 0, world: int = 1, same_machine: bool = False, deadline: float = 300.0,
+                 speeds: Speeds | None = None, line: Sequence[int] = ()) -> None:
         self.rank, self.world = rank, world
         self.same_machine = same_machine and platform.machine() in ORDERED   # all workers see the same memory
         self.deadline = deadline   # seconds that a wait for others may take
         self.sent = 0              # bytes so far
+        self.speeds = speeds       # by which ways to add up are chosen; None: the usual one
+        self.sums = sums_of(speeds, line or range(world))   # `line`: the workers' ranks among all, if these are not all
+        self.begun: deque[tuple[Callable[..., None], tuple[Tensor, ...]]] = deque()
 
     def sum(self, tensor: Tensor) -> Sending:
         """Add up a tensor over all workers, in place."""
-        self.count(2 * (self.world - 1) * tensor.nbytes // self.world)
+        self.count(self.sum_bytes(tensor))
         return self.begin_sum(tensor)
+
+    def sum_bytes(self, tensor: Tensor) -> int:
+        """Bytes that this worker sends to add up a tensor."""
+        return sent(self.way(tensor), self.rank, self.sums.machines, tensor.numel(), tensor.itemsize)
+
+    def way(self, tensor: Tensor) -> str:
+        """How a tensor is added up: as its size says, or else through memory or by a library."""
+        way = self.sums.way(tensor.nbytes)
+        if way in BY_MESSAGES:
+            return way if tensor.device.type == "cpu" and tensor.is_contiguous() else LIBRARY
+        return MEMORY if way != LIBRARY and self.in_memory(tensor) else LIBRARY
+
+    # What is begun here is done, in that order, when anything is waited for
+
+    def later(self, do: Callable[..., None], *tensors: Tensor) -> Sending:
+        self.begun.append((do, tensors))
+        return self
+
+    def wait(self) -> None:
+        while self.begun:
+            do, tensors = self.begun.popleft()
+            do(*tensors)
 
     def scatter(self, whole: Tensor, part: Tensor) -> Sending:
         """Add up `whole`, which is `world` parts, over all workers; each keeps its part of the sum.
@@ -106,7 +136,14 @@ class Link:
                 and tensor.is_contiguous())
 
     def begin_sum(self, tensor: Tensor) -> Sending:
-        return Done()
+        return self.later(self.add_by_messages, tensor) if self.world > 1 and self.way(tensor) in BY_MESSAGES else Done()
+
+    def add_by_messages(self, tensor: Tensor) -> None:
+        """Imagined, it takes the room into which others' numbers are received, and nothing comes."""
+        self.room_to_add(tensor)
+
+    def room_to_add(self, tensor: Tensor) -> Tensor:
+        return tensor.new_empty(room(self.way(tensor), self.rank, self.sums.machines, tensor.numel()))
 
     def begin_scatter(self, whole: Tensor, part: Tensor) -> Sending:
         return Done() if self.in_memory(whole) else Received(torch.empty_like(whole) if self.world > 1 else whole, part)
@@ -142,8 +179,6 @@ def agreement(world: int) -> Tensor:
     return torch.zeros(2 + 2 * world, dtype=torch.float64)
 
 
-def agreement_bytes(world: int) -> int:
+def agreement_bytes(link: Link) -> int:
     """Bytes that a worker sends for that."""
-    link = Link(0, world)
-    link.sum(agreement(world))
-    return link.sent
+    return link.sum_bytes(agreement(link.world))

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from math import prod
 
 from shoestring.core.link import Link
+from shoestring.core.sums import Speeds
 
 
 @dataclass(frozen=True)
@@ -98,8 +99,20 @@ def on_one_axis(link: Link | None = None, axis: str = "data") -> Mesh:
     return Mesh(only, {axis: only})
 
 
-def imagined_mesh(sizes: Mapping[str, int], rank: int = 0, same_machine: bool = False) -> Mesh:
+def imagined_mesh(sizes: Mapping[str, int], rank: int = 0, same_machine: bool = False, speeds: Speeds | None = None) -> Mesh:
     """The mesh of a worker whose group is imagined: nothing is sent, everything is counted, along every axis."""
-    link = Link(rank, prod(sizes.values()), same_machine)
+    link = Link(rank, prod(sizes.values()), same_machine, speeds=speeds)
     places = coordinates(sizes, rank)
-    return Mesh(link, {axis: link if size == link.world else Link(places[axis], size, same_machine) for axis, size in sizes.items()})
+    axes = {axis: link if size == link.world else Link(places[axis], size, same_machine, speeds=speeds, line=own_line(sizes, axis, rank))
+            for axis, size in sizes.items()}
+    return Mesh(link, axes)
+
+
+def own_line(sizes: Mapping[str, int], axis: str, rank: int) -> list[int]:
+    """The line of one worker along an axis.
+
+    >>> own_line({"data": 2, "stage": 3}, "data", 4)
+    [1, 4]
+    """
+    place = coordinates(sizes, rank)
+    return [rank_at(sizes, {**place, axis: number}) for number in range(sizes[axis])]

@@ -158,6 +158,7 @@ class Run:
     # Adds a number up over workers that hold different weights of the model, in place: a square of gradients' norm is that of all
     summed: Callable[[Tensor], None] = alone
     counted: Callable[[nn.Parameter], bool] = lambda parameter: True   # of a weight that several of these hold, whether it counts here
+    shared: frozenset[nn.Parameter] = frozenset()       # weights whose gradients are added up over several stages after backward
     example: Callable[[], Batch] | None = None          # gives a batch like those to come, for who must see one before training begins
     assignment: Assignment = field(default_factory=OwnPart)   # the parts of batches that it trains on, for the feed
     # Asked after a step: all workers are at the same step and have the same weights, so they may agree on what to do (save, stop)

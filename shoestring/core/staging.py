@@ -22,4 +22,5 @@ class Staging:
     pieces: int                 # of a batch
     bubble: float               # share of a step's time in which workers wait for each other; of all of them
     timeline: tuple[tuple[Work, ...], ...] = ()   # of every worker along the stages
+    memory: tuple[float, ...] = ()                # bytes of tensors that each of them needs, by the ledger
     why: str = ""               # why it is cut there, in a sentence

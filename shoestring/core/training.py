@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from shoestring.core.errors import Mistake
 from shoestring.core.ledger import Ledger
 from shoestring.core.run import Run
+from shoestring.core.staging import Staging
 from shoestring.core.technique import Technique, text
 
 UNITING = "what unites workers"   # all such techniques, in the table of conflicts
@@ -85,6 +86,11 @@ class TrainingTechnique(Technique[Run, Ledger], ABC):
         """Whether the first worker keeps the weights and computes nothing, so that others need more memory."""
         return False
 
+    def staging(self, ledger: Ledger, after: Ledger) -> Staging | None:
+        """Of one that cuts the model into stages: where, and who does what when. `ledger` is what its `cost` is given, `after` the ledger
+        of the whole plan, in which others may have changed the seconds of blocks."""
+        return None
+
     def talking(self, steps: int) -> Mapping[TrainingTechnique, int]:
         """Of so many steps, those in which workers talk, by settings under which every step is like them; empty: all are alike."""
         return {}
@@ -104,11 +110,15 @@ class TrainingTechnique(Technique[Run, Ledger], ABC):
         return nullcontext()
 
 
-def mesh_sizes(techniques: Iterable[TrainingTechnique], world: int) -> dict[str, int]:
+def mesh_sizes(techniques: Iterable[TrainingTechnique], world: int, per_copy: int = 1) -> dict[str, int]:
     """How so many workers stand: as many along stage and tensor as techniques want there, and all the others along data. This is the one
-    place that decides it; core/mesh.py says how ranks are counted."""
+    place that decides it; core/mesh.py says how ranks are counted. `per_copy`: where no technique unites workers, as many are taken to
+    stand along stage, because batches have too few samples for all."""
+    techniques = tuple(techniques)
     asked = {technique.unites: technique for technique in techniques if technique.across}
     stages, ways = (asked[axis].across if axis in asked else 1 for axis in ("stage", "tensor"))
+    if not any(technique.unites for technique in techniques):
+        stages = per_copy
     if world % (stages * ways):
         wants = " x ".join(f"{text(one)}: {one.across}" for one in asked.values())
         raise Mistake(f"{world} workers can't stand in lines of {stages * ways} ({wants}): give a multiple of {stages * ways} as --devices")

@@ -244,7 +244,7 @@ def settled(kept: Hardware | None, new: Hardware) -> Hardware:
     return replace(
         new, flops=max(kept.flops, new.flops), disk=max(kept.disk, new.disk), direct=max(kept.direct, new.direct),
         moving=min(kept.moving, new.moving), fault=min(kept.fault, new.fault), huge_fault=min(kept.huge_fault, new.huge_fault),
-        links=kept.links, when=kept.when, tries=kept.tries + new.tries, busy=kept.busy)
+        links=kept.links, sums=kept.sums, when=kept.when, tries=kept.tries + new.tries, busy=kept.busy)
 
 
 def doubt(kept: Hardware, flops: float, busy: float, now: float) -> str:

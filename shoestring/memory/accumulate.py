@@ -42,6 +42,8 @@ class Accumulate(TrainingTechnique):
 
     @classmethod
     def choices(cls, ledger: Ledger) -> tuple[Accumulate, ...]:
+        if ledger.pieces > 1:   # the batch is in pieces already
+            return ()
         return tuple(cls(pieces) for pieces in (2, 3, 4, 6, 8, 12, 16, 24, 32, 64) if pieces <= ledger.batch)
 
     @classmethod

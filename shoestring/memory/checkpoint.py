@@ -54,6 +54,8 @@ class Checkpoint(TrainingTechnique):
     def choices(cls, ledger: Ledger) -> tuple[Checkpoint, ...]:
         count = len(ledger.inside)
         uniform = [cls(every=k) for k in range(1, count // 2 + 1) if k <= 4 or k % 2 == 0][:8]
+        if ledger.workers.stages > 1:   # every stage has blocks of its own, and their numbers say nothing
+            return (*uniform[:4], cls(groups=-1))
         return (*uniform, cls(groups=-1), *(cls(schedule=written(schedule)) for schedule in optimal(ledger)))
 
     @classmethod

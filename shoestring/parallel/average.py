@@ -69,7 +69,15 @@ class Average(TrainingTechnique):
 
 def alone(ledger: Ledger) -> str:
     """Why workers can't train this model together; empty if they can."""
-    return unaddable(ledger) if ledger.workers.world > 1 else "there is one worker: --devices gives more"
+    workers = ledger.workers
+    if workers.world < 2:
+        return "there is one worker: --devices gives more" if workers.per_copy == 1 else "all workers hold parts of one copy of the model"
+    if 0 < workers.samples < workers.world:
+        if ledger.has("can't be split"):
+            return ledger.findings.reasons.get("can't be split", "the batch can't be split into samples")
+        return (f"batches of {workers.samples} samples for {workers.world} workers: some would have none; give a batch of {workers.world} "
+                f"samples or more, or fewer --devices")
+    return unaddable(ledger)
 
 
 def unaddable(ledger: Ledger) -> str:

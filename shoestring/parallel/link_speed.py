@@ -1,42 +1,76 @@
-"""How fast workers of a group can talk on this machine, and what sending takes of a process."""
+"""How fast workers of a group can talk on this machine, in every way to add up, and what sending takes of a process."""
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from datetime import timedelta
 from statistics import median
 
 import torch
+from torch import Tensor
 from torch import distributed as dist
 
 from shoestring.core.link import Link
+from shoestring.core.sums import LIBRARY, MEMORY, NAIVE, RING, TREE, Machines, Rate, Sums, fitted
 from shoestring.measure.process import status
 from shoestring.parallel.shared_memory_link import joined
 
-SIZE = 16 << 20     # bytes that are added up at once
-DEADLINE = 60.0     # seconds
+REPEATS = {1 << 10: 8, 1 << 16: 8, 1 << 20: 2, 16 << 20: 1}   # bytes that are added up at once -> how often in a row,
+ROUNDS = 11                                                   # in so many rounds, of which the one in the middle counts
+DEADLINE = 60.0                                               # seconds
 
 
-def link_speed(rank: int, world: int, same_machine: bool, store: str) -> tuple[float, float, float]:
-    """Seconds per byte sent and per message, and bytes of the process; every worker calls it, with a file that they share."""
+def link_speed(rank: int, world: int, same_machine: bool, store: str) -> tuple[dict[str, tuple[Rate, ...]], float]:
+    """What each way to add up takes, and bytes of the process; every worker calls it, with a file that they share."""
     kind = "nccl" if torch.cuda.is_available() and torch.cuda.device_count() >= world else "gloo"
     device = torch.device("cuda", rank) if kind == "nccl" else torch.device("cpu")
-    large, small = torch.ones(SIZE // 4, device=device), torch.ones(2, device=device)
     dist.init_process_group(kind, init_method=f"file://{store}", rank=rank, world_size=world, timeout=timedelta(seconds=DEADLINE))
     try:
-        dist.all_reduce(small)
+        tensors = {size: torch.ones(size // 4, device=device) for size in REPEATS}
+        dist.all_reduce(tensors[min(REPEATS)])
         before = status("VmRSS")
         link = joined(rank, world, same_machine)
-        slow, quick = (median(seconds(link, tensor) for _ in range(7)) for tensor in (large, small))
-        return (slow - quick) / (2 * (world - 1) * SIZE / world), quick, float(max(status("VmRSS") - before, 0))
+        ways = [LIBRARY] if kind == "nccl" else [*[MEMORY] * link.same_machine, LIBRARY, RING, TREE, NAIVE]
+        for tensor in tensors.values():
+            turn(link, tensor, repeats=2)   # in the usual way: room that other ways take for a while is a tensor, and counted as one
+        memory = float(max(status("VmRSS") - before, 0))
+        machines = dict.fromkeys(ways, (world,))
+        return rates(timed(link, machines, tensors), machines), memory
     finally:
         dist.destroy_process_group()
 
 
-def seconds(link: Link, tensor: torch.Tensor) -> float:
-    """Of adding up a tensor over all workers."""
+def rates(spent: Mapping[tuple[str, int], float], machines: Mapping[str, Machines]) -> dict[str, tuple[Rate, ...]]:
+    """What messages of each way take, by its seconds at some sizes."""
+    return {way: fitted(way, own, [(size, spent[way, size]) for size in sorted(REPEATS)]) for way, own in machines.items()}
+
+
+def timed(link: Link, machines: Mapping[str, Machines], tensors: Mapping[int, Tensor], repeats: Mapping[int, int] = REPEATS,
+          count: int = ROUNDS) -> dict[tuple[str, int], float]:
+    """Seconds of one sum in each way, among such machines, at each size, in the median of some rounds: in each all have a turn, so that a
+    slow moment of the machine meets all of them. The slowest worker counts. All workers get the same answer."""
+    usual = link.sums
+    found: dict[tuple[str, int], list[float]] = {(way, size): [] for size in tensors for way in machines}
+    try:
+        order = list(found)
+        for number in range(count + 1):   # the first is to get warm
+            for way, size in order[number % len(order):] + order[:number % len(order)]:   # nobody always follows the same one
+                link.sums = Sums(machines[way], ((size, way),))
+                found[way, size].append(turn(link, tensors[size], repeats[size]))
+    finally:
+        link.sums = usual
+    told = torch.tensor([row[1:] for row in found.values()], dtype=torch.float64)
+    each = torch.stack([one.cpu() for one in link.objects(told)]).amax(0)
+    return {one: median(row) for one, row in zip(found, each.tolist(), strict=True)}
+
+
+def turn(link: Link, tensor: Tensor, repeats: int) -> float:
+    """Seconds of adding up a tensor, in the mean of so many times in a row."""
+    tensor.fill_(1.0)   # what is added up again and again must stay finite
     dist.barrier()
     begun = time.perf_counter()
-    link.sum(tensor).wait()
+    for _ in range(repeats):
+        link.sum(tensor).wait()
     if tensor.is_cuda:
         torch.cuda.synchronize()
-    return time.perf_counter() - begun
+    return (time.perf_counter() - begun) / repeats

@@ -23,9 +23,11 @@ from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import NO_BLOCK_RUNS, Ledger
 from shoestring.core.run import Run
+from shoestring.core.staging import Staging
 from shoestring.core.swap import Swap
 from shoestring.core.training import MIXED, TrainingTechnique
 from shoestring.parallel.partition import smallest_maximum
+from shoestring.parallel.pipeline_cost import Pipe, piped, worth_trying
 from shoestring.parallel.schedule import SCHEDULES, Orders, orders
 from shoestring.parallel.stages import Stages
 from shoestring.parallel.walk import Chain
@@ -77,11 +79,22 @@ class Pipeline(TrainingTechnique):
 
     @classmethod
     def choices(cls, ledger: Ledger) -> tuple[Pipeline, ...]:
-        return ()
+        return tuple(cls(one.stages, one.pieces, one.schedule, one.balance, one.chunks) for one in worth_trying(ledger))
+
+    @classmethod
+    def explained(cls, ledger: Ledger) -> tuple[Pipeline, ...]:
+        return cls.choices(ledger) or (cls(),)
 
     def refusal(self, ledger: Ledger) -> str:
         if ledger.has("no block runs"):
             return NO_BLOCK_RUNS
+        world, calls, parts = ledger.workers.world, len(ledger.inside), self.stages * self.chunks
+        if world % self.stages:
+            return f"{world} workers can't stand in lines of {self.stages}: give a multiple of {self.stages} as --devices"
+        if parts > calls:
+            return f"the model calls {calls} blocks, and {parts} parts need at least one each: give fewer stages"
+        if self.balance and sum(self.balance) != calls:
+            return f"balance={list(self.balance)} places {sum(self.balance)} blocks, and the model calls {calls}"
         if ledger.has("can't be split"):
             return ledger.findings.reasons.get("can't be split", "a batch can't be split")
         if ledger.has("sparse gradients"):
@@ -101,7 +114,14 @@ class Pipeline(TrainingTechnique):
         return Swap()
 
     def cost(self, ledger: Ledger) -> Ledger:
-        return ledger
+        """Of the worker that needs most; parallel/pipeline_cost.py says how."""
+        return self.pipe(ledger).largest()
+
+    def staging(self, ledger: Ledger, after: Ledger) -> Staging:
+        return self.pipe(ledger).staging(after)
+
+    def pipe(self, ledger: Ledger) -> Pipe:
+        return piped(ledger, self.stages, self.pieces_wanted, self.schedule, self.chunks, self.balance)
 
     def bounds(self, chain: Chain, sizes: Sequence[int]) -> list[range]:
         """The calls of blocks that every chunk has."""
@@ -132,10 +152,10 @@ class Pipeline(TrainingTechnique):
         return replace(run, blocks=stages.blocks, forward=stages.forward, gradients=stages.gradients, usable=stages.usable,
                        together=stages.together, evaluate=stages.evaluate, summed=summed,
                        counted=lambda parameter: run.counted(parameter) and stages.counted(parameter),
+                       shared=run.shared | {stages.by_name[name] for name in stages.tied},
                        parts=run.parts * self.pieces_wanted, state={**run.state, "stages": stages})
 
 
 @cache
 def known_orders(schedule: str, stages: int, pieces: int, chunks: int) -> Orders:
     return orders(schedule, stages, pieces, chunks)
-

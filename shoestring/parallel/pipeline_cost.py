@@ -6,23 +6,27 @@
                 PipeDream keeps the weights of every piece but the newest, too
     sent        M times what crosses the cuts: outputs forward, their gradients back
 
-The ledger that comes out is that of the stage that needs most memory. A row of the ledger that is outside all blocks is computed with
-the block after it, and what follows the last block with that one.
+The ledger that comes out is that of the stage that needs most memory. What runs between two blocks is
+computed by the worker of the first of them, as parallel/walk.py does it.
 """
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
 from itertools import accumulate
+from math import inf
 
 from shoestring.core.ledger import Block, Ledger
 from shoestring.core.ledger_parts import Traffic, Workers
 from shoestring.core.staging import Staging, Work
-from shoestring.parallel.partition import Holding, Layer, best_cut, least_demanding
+from shoestring.parallel.partition import Holding, Layer, best_cut, least_demanding, smallest_maximum
 from shoestring.parallel.schedule import Action, Kind, held_at_most, idle_share, needs, orders, timed
 
+RECEIVED = "(received)"    # the row of what comes from the stage before
+MOST_PIECES = 64           # that are tried,
+TRIED = (("1f1b", "zero-bubble", "interleaved", "gpipe"),)   # and schedules that are as exact as each other; of those as good, the first
+HALVED = 1.3               # bytes of gradients that wait between the halves of a backward, per byte of activations (a GPT, measured)
 STASHING = "pipedream"     # the schedule in which every piece in flight keeps the weights that it began with
 
 
@@ -99,28 +103,39 @@ class Pipe:
 
     def stage(self, worker: int) -> Ledger:
         """The ledger of one worker of the line."""
-        ledger, weights = self.ledger, sum(unit.weights for unit in self.units)
-        own = [unit for chunk in self.of(worker) for unit in self.members[chunk]]
-        share = sum(unit.weights for unit in own) / weights if weights else 1 / self.stages
-        held = held_at_most(self.schedule, self.stages, self.pieces, self.chunks)[worker]
-        kept = max(sum(unit.layer.kept for unit in self.members[chunk]) + (self.members[chunk][0].arriving if chunk else 0.0)
-                   for chunk in self.of(worker))
-        stashed = held - 1 if self.schedule == STASHING else 0
-        standing, update = ledger.standing, ledger.update
+        ledger, own = self.ledger, [unit for chunk in self.of(worker) for unit in self.members[chunk]]
+        share, held = self.share(worker), held_at_most(self.schedule, self.stages, self.pieces, self.chunks)[worker]
         rows = tuple(row for unit in own for row in unit.rows)
+        arriving = sum(self.members[chunk][0].arriving for chunk in self.of(worker) if chunk)
+        received = (Block(RECEIVED, False, kept=arriving, rise=arriving),) if arriving else ()
+        empty = {row.name: row for row in ledger.at_zero_batch}
+        blocks = (*received, *rows)
         busy = self.pieces * sum(row.forward + row.backward for row in rows)
-        slowest = max(sum(unit.weights for chunk in self.of(other) for unit in self.members[chunk]) for other in range(self.stages))
-        waiting = max(self.step - busy, 0.0) + update.seconds * ((slowest / weights if weights else share) - share)
+        standing, update = ledger.standing, ledger.update
+        versions = held if self.schedule == STASHING else 1
+        latest = update.seconds * (max(map(self.share, range(self.stages))) - share)   # the largest stage's update is waited for
         return replace(
-            ledger, blocks=rows, at_zero_batch=(),
-            standing=replace(standing, parameters=standing.parameters * share * (1 + stashed), optimizer=standing.optimizer * share,
+            ledger, blocks=blocks, at_zero_batch=tuple(empty.get(row.name, Block(row.name, False)) for row in blocks),
+            in_flight=max((held - self.waiting(worker)) / self.chunks, 1.0), stretch=self.step / busy if busy else 1.0,
+            standing=replace(standing, parameters=standing.parameters * share * versions, optimizer=standing.optimizer * share,
                              gradients=standing.gradients * share,
-                             inputs=standing.inputs + (held - 1) * kept + (self.members[worker][0].arriving if worker else 0.0)),
+                             inputs=standing.inputs + self.waiting(worker) * (1 + HALVED) * sum(row.kept for row in rows)),
             update=replace(update, seconds=update.seconds * share, rise=update.rise * share, call_seconds=update.call_seconds * share,
                            fused_seconds=None if update.fused_seconds is None else update.fused_seconds * share),
             splitting=replace(ledger.splitting, adding_seconds=ledger.splitting.adding_seconds * share),
             allocation=replace(ledger.allocation, allocated=ledger.allocation.allocated / self.stages),
-            traffic=ledger.traffic + Traffic(sent=self.sent(worker), waiting=waiting))
+            traffic=ledger.traffic + Traffic(sent=self.sent(worker), waiting=latest),
+            workers=replace(ledger.workers, stages=self.stages))
+
+    def waiting(self, worker: int) -> int:
+        """Pieces between the two halves of their backward. Their activations stay, also those that were computed again, and so do the
+        gradients of what was computed from them."""
+        return min(worker, self.pieces - 1) if self.schedule == "zero-bubble" else 0
+
+    def share(self, worker: int) -> float:
+        """Of all weights, that a worker holds."""
+        weights = sum(unit.weights for unit in self.units)
+        return sum(unit.weights for chunk in self.of(worker) for unit in self.members[chunk]) / weights if weights else 1 / self.stages
 
     def sent(self, worker: int) -> float:
         """Bytes that a worker sends in a step: what leaves its chunks forward, and gradients of what came in."""
@@ -131,42 +146,101 @@ class Pipe:
         """The ledger of the worker that needs most."""
         return max((self.stage(worker) for worker in range(self.stages)), key=lambda ledger: ledger.peak)
 
-    def staging(self, why: str = "") -> Staging:
-        """What is told of it, with the timeline."""
-        forward_backward = self.seconds
+    def staging(self, after: Ledger) -> Staging:
+        """What is told of it, with the timeline. `after` is the ledger of the worker that needs most under the whole plan: what other
+        techniques add to the seconds of its blocks, they add to all."""
+        names = {block.name for block in after.blocks}
+        before = [row for unit in self.units for row in unit.rows if row.name in names]
+        longer = [sum(now) / sum(own) if sum(own) else 1.0 for now, own in (
+            ([block.forward for block in after.blocks], [row.forward for row in before]),
+            ([block.backward for block in after.blocks], [row.backward for row in before]))]
 
         def seconds(action: Action) -> float:
-            forward, backward = forward_backward[action.chunk]
+            forward, backward = (one * more for one, more in zip(self.seconds[action.chunk], longer, strict=True))
             return forward if action.kind is Kind.FORWARD else backward if action.kind is Kind.BACKWARD else backward / 2
 
         timeline = timed(orders(self.schedule, self.stages, self.pieces, self.chunks), seconds, self.carried)
         bubble = self.bubble if self.schedule == STASHING else idle_share(timeline)
         return Staging(self.cut, self.schedule, self.pieces, bubble, tuple(
             tuple(Work(str(span.action.kind), span.action.piece, span.action.chunk, span.begin, span.end) for span in own)
-            for own in timeline), why)
+            for own in timeline), tuple(self.stage(worker).peak for worker in range(self.stages)))
 
 
 def piped(ledger: Ledger, stages: int, pieces: int, schedule: str, chunks: int = 1, balance: Sequence[int] = ()) -> Pipe:
-    """The pipeline on this ledger, cut as given, or where the slowest chunk is fastest."""
-    pieces = min(pieces, max(ledger.by_fewer_copies(stages).batch, 1))
-    whole = ledger.by_fewer_copies(stages).in_pieces(pieces)
+    """The pipeline on the ledger of a plain step, cut as given, or into parts with as equal weights as can be."""
+    copy = ledger.by_fewer_copies(stages)
+    pieces = min(pieces, max(copy.batch, 1))
+    whole = copy.in_pieces(pieces)
     units = tuple(units_of(whole))
-    cut = tuple(balance) or fastest_cut(tuple(unit.layer for unit in units), stages * chunks, whole.workers)
+    cut = tuple(balance) or smallest_maximum([unit.weights for unit in units], stages * chunks)
     return Pipe(whole, units, stages, pieces, schedule, cut)
 
 
+@dataclass(frozen=True)
+class Setting:
+    """The knobs of a pipeline."""
+
+    stages: int
+    pieces: int
+    schedule: str
+    balance: tuple[int, ...]
+    chunks: int = 1
+
+
+def worth_trying(ledger: Ledger) -> Iterator[Setting]:
+    """Pipelines for these workers that nothing beats in both time and memory, among those with as many stages that are as exact: every
+    number of stages that divides the workers, some numbers of pieces, and two cuts, the fastest and the smallest."""
+    world, calls = ledger.workers.world, len(ledger.inside)
+    for stages in (number for number in range(2, min(world, calls) + 1) if world % number == 0):
+        copy = ledger.by_fewer_copies(stages)
+        wholes = {pieces: copy.in_pieces(pieces) for pieces in numbers_of_pieces(stages, copy.batch)}
+        for schedules in TRIED:
+            found = [one for pieces, whole in wholes.items() for schedule in schedules
+                     for one in with_cuts(whole, stages, pieces, schedule, 2 if schedule == "interleaved" else 1)]
+            yield from (Setting(pipe.stages, pipe.pieces, pipe.schedule, pipe.cut, pipe.chunks) for pipe in unbeaten(found))
+
+
+def numbers_of_pieces(stages: int, samples: int) -> list[int]:
+    """Of a batch, that are tried: with fewer than stages a worker is idle for most of the time, with many each is small."""
+    return [number for number in (stages, 2 * stages, 4 * stages, 8 * stages) if number <= min(samples, MOST_PIECES)] or [max(samples, 1)]
+
+
+def with_cuts(whole: Ledger, stages: int, pieces: int, schedule: str, chunks: int) -> Iterator[Pipe]:
+    """The pipeline with the fastest cut and with the one that needs the least memory."""
+    units = tuple(units_of(whole))
+    chain, parts, standing = tuple(unit.layer for unit in units), stages * chunks, whole.standing
+    if parts > len(units):
+        return
+    held = held_at_most(schedule, stages, pieces, chunks)
+    each = tuple(max(round(held[number % stages] / chunks), 1) for number in range(parts))
+    per_weight = (standing.parameters + standing.optimizer + standing.gradients) / max(standing.parameters, 1.0)
+    for cut in dict.fromkeys((fastest_cut(chain, parts, whole.workers),
+                              smallest_cut(chain, whole.workers, per_weight, each, schedule == STASHING))):
+        yield Pipe(whole, units, stages, pieces, schedule, cut)
+
+
+def unbeaten(pipes: Sequence[Pipe]) -> Iterator[Pipe]:
+    """Those that no other beats in both time and memory, the fastest first."""
+    least = inf
+    for pipe in sorted(pipes, key=lambda pipe: pipe.step):
+        if (peak := pipe.largest().peak) < least:
+            least = peak
+            yield pipe
+
+
 def units_of(ledger: Ledger) -> Iterator[Unit]:
-    """The rows of a ledger by the block that they belong to. Weights are known by the gradients that they get; those that get none are
-    taken to lie evenly. A block that is called again is with its first call."""
+    """The rows of a ledger by the call of a block that they belong to. Weights are known by the gradients that they get; those that get
+    none are taken to lie evenly."""
     known = {row.name: row.gradient for row in ledger.at_zero_batch or ledger.blocks}
-    names = [row.name for row in ledger.blocks if row.inside and "#" not in row.name]
-    place = {name: number for number, name in enumerate(names)}
-    rows: list[list[Block]] = [[] for _ in names] or [[]]
-    now = -1
+    rows: list[list[Block]] = []
+    before: list[Block] = []
     for row in ledger.blocks:
         if row.inside:
-            now = place.get(re.sub("#[0-9]+", "", row.name), now)
-        rows[min(now + (not row.inside), len(rows) - 1) if now >= 0 else 0].append(row)
+            rows.append([*before, row])
+            before = []
+        else:
+            (rows[-1] if rows else before).append(row)
+    rows = rows or [before]
     still = max(ledger.standing.parameters - sum(known.values()), 0.0) / len(rows)
     arriving = 0.0
     for own in rows:

@@ -4,7 +4,7 @@ Gloo's own reduce-scatter is an all-reduce of which the rest is thrown away; our
 """
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,10 @@ from torch import distributed as dist
 
 from shoestring.core.link import Link, PeerLost, Received, Sending
 from shoestring.core.private import all_gather
+from shoestring.core.sums import BY_MESSAGES, Speeds
+from shoestring.parallel.sums import add_up
 
+SUMS = 1   # the tag of messages that belong to a sum: nobody who takes a message from anybody takes one of these
 
 class ProcessLink(Link):
     """This process's place in a process group; None: the one of all processes. Ranks are those in the group."""
@@ -21,22 +24,34 @@ class ProcessLink(Link):
     imagined = False
 
     def __init__(self, rank: int, world: int, same_machine: bool = False, deadline: float = 300.0,
-                 group: dist.ProcessGroup | None = None) -> None:
-        super().__init__(rank, world, same_machine, deadline)
+                 group: dist.ProcessGroup | None = None, speeds: Speeds | None = None, line: Sequence[int] = ()) -> None:
+        super().__init__(rank, world, same_machine, deadline, speeds, line)
         self.group = group
 
     def begin_sum(self, tensor: Tensor) -> Sending:
-        return Expected(lambda: dist.all_reduce(tensor, group=self.group, async_op=True))
+        if self.world > 1 and self.way(tensor) in BY_MESSAGES:
+            return self.later(self.add_by_messages, tensor)
+        return AfterBegun(self, Expected(lambda: dist.all_reduce(tensor, group=self.group, async_op=True)))
+
+    def add_by_messages(self, tensor: Tensor) -> None:
+        add_up(self, tensor, self.way(tensor), self.room_to_add(tensor))
+
+    def begin_part(self, part: Tensor, to: int) -> Sending:
+        """Send a part of a sum; it is not counted, because the whole sum was."""
+        return Expected(lambda: dist.isend(part, group=self.group, group_dst=to, tag=SUMS))
+
+    def begin_to_receive(self, part: Tensor, source: int) -> Sending:
+        return Expected(lambda: dist.irecv(part, group=self.group, group_src=source, tag=SUMS))
 
     def begin_scatter(self, whole: Tensor, part: Tensor) -> Sending:
         others = torch.empty_like(whole)
         return Received(others, part, self.begin_exchange(whole, others))
 
     def begin_gather(self, part: Tensor, whole: Tensor) -> Sending:
-        return Expected(lambda: all_gather(whole, part, group=self.group, async_op=True))
+        return AfterBegun(self, Expected(lambda: all_gather(whole, part, group=self.group, async_op=True)))
 
     def begin_exchange(self, outgoing: Tensor, incoming: Tensor) -> Sending:
-        return Expected(lambda: dist.all_to_all_single(incoming, outgoing, group=self.group, async_op=True))
+        return AfterBegun(self, Expected(lambda: dist.all_to_all_single(incoming, outgoing, group=self.group, async_op=True)))
 
     def begin_send(self, tensor: Tensor, to: int, tag: int = 0) -> Sending:
         return Expected(lambda: dist.isend(tensor, group=self.group, tag=tag, group_dst=to))
@@ -52,9 +67,21 @@ class ProcessLink(Link):
             raise PeerLost(str(error)) from error
 
     def objects(self, mine: Any) -> list[Any]:
+        self.wait()
         found: list[Any] = [None] * self.world
         dist.all_gather_object(found, mine, group=self.group)
         return found
+
+
+class AfterBegun:
+    """What a library carries, of which nobody is to wait for one who has not done what was begun before."""
+
+    def __init__(self, link: Link, sending: Sending) -> None:
+        self.link, self.sending = link, sending
+
+    def wait(self) -> None:
+        self.link.wait()
+        self.sending.wait()
 
 
 class Expected:

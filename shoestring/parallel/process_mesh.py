@@ -26,7 +26,7 @@ def joined_mesh(link: Link, sizes: Mapping[str, int], same_machine: bool = True)
     for axis, size in sizes.items():
         if axis in own:
             line, group = own[axis]
-            axes[axis] = joined(line.index(link.rank), size, same_machine, link.deadline, group)
+            axes[axis] = joined(line.index(link.rank), size, same_machine, link.deadline, group, link.speeds, line)
         else:
             axes[axis] = link if size == link.world else Link()
     return Mesh(link, axes)

@@ -80,6 +80,9 @@ class Shard(TrainingTechnique):
             raise Mistake(f"Shard: {type(run.optimizer).__name__} looks at whole weights, and workers would step parts of them: use "
                           f"Average, or an optimizer that looks at every number alone (Adam, AdamW, SGD, ...)")
         link = run.mesh.along(self.unites)
+        if run.shared:
+            raise Mistake("Shard: the model has weights that several stages of the pipeline use (tied embeddings), whose gradients are "
+                          "added up after backward, and Shard has given them to their owners by then: use Average")
         sharding, statistics = Sharding(run, link, self.stage), Statistics(run.model, link)
 
         def forward(model: nn.Module, batch: Batch) -> Any:

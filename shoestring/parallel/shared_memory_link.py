@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from ctypes import c_char
 from itertools import pairwise
 from typing import Any
@@ -22,12 +21,13 @@ from torch import Tensor
 from torch import distributed as dist
 
 from shoestring.core.link import Link, PeerLost, Sending
+from shoestring.core.sums import MEMORY, Speeds
 from shoestring.parallel.process_link import ProcessLink
 from shoestring.parallel.shared_memory import offered
 
 SLOT = 2 << 20    # bytes, about; what all put there should fit into a cache
 LINE = 64         # bytes of a cache line: no two workers write to the same
-LOOKS, PAUSE = 1000, 1e-4   # looks for the others without a pause, and seconds of one
+LOOKS, OFFERS, PAUSE = 20, 5000, 1e-4   # looks for the others; then as many at which the core is offered to them; then seconds of a pause
 KINDS: dict[torch.dtype, Any] = {torch.float32: np.float32, torch.float64: np.float64, torch.int64: np.int64, torch.uint8: np.uint8}
 
 Numbers = np.ndarray[Any, Any]
@@ -36,43 +36,21 @@ Numbers = np.ndarray[Any, Any]
 class SharedMemoryLink(ProcessLink):
     """This process's place among workers who all see the same memory."""
 
-    def __init__(self, rank: int, world: int, deadline: float, memory: Numbers, group: dist.ProcessGroup | None = None) -> None:
-        super().__init__(rank, world, same_machine=True, deadline=deadline, group=group)
+    def __init__(self, rank: int, world: int, deadline: float, memory: Numbers, group: dist.ProcessGroup | None = None,
+                 speeds: Speeds | None = None, line: Sequence[int] = ()) -> None:
+        super().__init__(rank, world, same_machine=True, deadline=deadline, group=group, speeds=speeds, line=line)
         self.ticks = memory[:LINE * world].view(np.int64)[::LINE // 8]   # how often each worker came to where all wait for each other
         self.slots = memory[LINE * world:].reshape(2, world, -1)
         self.turn = 0
-        self.begun: deque[tuple[Callable[..., None], tuple[Tensor, ...]]] = deque()
-
-    # What is begun is done, in that order, when anything is waited for
 
     def begin_sum(self, tensor: Tensor) -> Sending:
-        return self.later(self.add_up, tensor) if self.in_memory(tensor) else AfterMemory(self, super().begin_sum(tensor))
+        return self.later(self.add_up, tensor) if self.way(tensor) == MEMORY else super().begin_sum(tensor)
 
     def begin_scatter(self, whole: Tensor, part: Tensor) -> Sending:
-        if self.in_memory(whole):
-            return self.later(self.add_up_parts, whole, part)
-        return AfterMemory(self, super().begin_scatter(whole, part))
+        return self.later(self.add_up_parts, whole, part) if self.in_memory(whole) else super().begin_scatter(whole, part)
 
     def begin_gather(self, part: Tensor, whole: Tensor) -> Sending:
-        if self.in_memory(whole):
-            return self.later(self.put_together, part, whole)
-        return AfterMemory(self, super().begin_gather(part, whole))
-
-    def begin_exchange(self, outgoing: Tensor, incoming: Tensor) -> Sending:
-        return AfterMemory(self, super().begin_exchange(outgoing, incoming))
-
-    def objects(self, mine: Any) -> list[Any]:
-        self.wait()
-        return super().objects(mine)
-
-    def later(self, do: Callable[..., None], *tensors: Tensor) -> Sending:
-        self.begun.append((do, tensors))
-        return self
-
-    def wait(self) -> None:
-        while self.begun:
-            do, tensors = self.begun.popleft()
-            do(*tensors)
+        return self.later(self.put_together, part, whole) if self.in_memory(whole) else super().begin_gather(part, whole)
 
     def add_up(self, tensor: Tensor) -> None:
         for chunk in chunks(numbers(tensor), self.slots.shape[-1]):
@@ -117,21 +95,12 @@ class SharedMemoryLink(ProcessLink):
         now, looks, until = self.ticks[self.rank], 0, time.monotonic() + self.deadline
         while (self.ticks < now).any():
             looks += 1
-            if looks > LOOKS:
+            if looks > OFFERS:
                 time.sleep(PAUSE)
+            elif looks > LOOKS:   # who is waited for may be waiting for this very core, until the kernel takes it away
+                os.sched_yield()
             if time.monotonic() > until:
                 raise PeerLost(f"worker {int(self.ticks.argmin())} of {self.world} did not come within {self.deadline:.0f} s")
-
-
-class AfterMemory:
-    """What gloo carries, of which nobody is to wait for one who has not done what was begun before."""
-
-    def __init__(self, link: SharedMemoryLink, sending: Sending) -> None:
-        self.link, self.sending = link, sending
-
-    def wait(self) -> None:
-        self.link.wait()
-        self.sending.wait()
 
 
 def chunks(flat: Numbers, size: int) -> Iterator[Numbers]:
@@ -158,9 +127,10 @@ def slot_size(world: int) -> int:
     return max(SLOT // (LINE * world), 1) * LINE * world
 
 
-def joined(rank: int, world: int, same_machine: bool = True, deadline: float = 300.0, group: dist.ProcessGroup | None = None) -> Link:
+def joined(rank: int, world: int, same_machine: bool = True, deadline: float = 300.0, group: dist.ProcessGroup | None = None,
+           speeds: Speeds | None = None, line: Sequence[int] = ()) -> Link:
     """The link of this process, whose process group is there; `same_machine`: all of it. Without room in memory, gloo carries all."""
-    link = ProcessLink(rank, world, deadline=deadline, group=group)
+    link = ProcessLink(rank, world, deadline=deadline, group=group, speeds=speeds, line=line)
     if not Link(rank, world, same_machine).same_machine or world == 1:
         return link
     size = LINE * world + 2 * world * slot_size(world)
@@ -168,4 +138,4 @@ def joined(rank: int, world: int, same_machine: bool = True, deadline: float = 3
         seen = link.objects(bool(path) and os.path.exists(path))
         memory = np.memmap(path, np.uint8, "r+", shape=(size,)) if all(seen) else None
         link.objects("all have it")
-    return SharedMemoryLink(rank, world, deadline, memory, group) if memory is not None else link
+    return SharedMemoryLink(rank, world, deadline, memory, group, speeds, line) if memory is not None else link

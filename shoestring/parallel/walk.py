@@ -258,7 +258,8 @@ class Parts:
 
 
 def parts_of(model: nn.Module, blocks: Mapping[str, nn.Module], gradients: bool = False) -> Parts:
-    return Parts(blocks, {id(one): absent(one, gradient=gradients and one.requires_grad) for one in model.parameters()})
+    with without_modes():   # who counts memory does not count what has none
+        return Parts(blocks, {id(one): absent(one, gradient=gradients and one.requires_grad) for one in model.parameters()})
 
 
 @dataclass(frozen=True)

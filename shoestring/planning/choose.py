@@ -125,7 +125,7 @@ class Chooser(Generic[T, C, P]):
                 plans.append(plan)
         if not plans and not known:
             raise Mistake(next(reversed(self.failed.values()), self.room.why_none(self.cost)))
-        return min((*plans, *known), key=lambda plan: budget.used(plan.numbers()))
+        return self.room.completed(min((*plans, *known), key=lambda plan: budget.used(plan.numbers())))
 
     def smaller(self, best: P, passed: list[tuple[P, str]], budget: Budget, known: Sequence[P]) -> P:
         """The best plan, or a known one that takes no more of the budget, is as exact, and is not worse by more than noise: the other is

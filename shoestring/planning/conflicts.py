@@ -42,6 +42,8 @@ CONFLICTS: dict[frozenset[str], str] = {
         "Spill's files follow one forward and its backward; in a pipeline several pieces are on their way at once: use Checkpoint",
     frozenset({"Pipeline", "LowRank"}):
         "LowRank trains updates beside the model's weights, and Pipeline knows which stage holds which of the model's own",
+    frozenset({"Pipeline", "Shard(stage=3)"}):
+        "Shard(stage=3) sends the weights of a block before every forward, and a pipeline has many of them in a step; use Shard(stage=1)",
     frozenset({"Pipeline", "Ema"}):
         "Ema averages whole models, and with Pipeline a worker has the weights of its stages alone",
     frozenset({"Pipeline", "Precision(fp16)"}):

@@ -15,6 +15,8 @@ from shoestring.core.figures import Figures, figures
 from shoestring.core.files import write_whole
 from shoestring.core.regular import read_regular
 from shoestring.core.seal import Damaged, unsealed
+from shoestring.core.staging import Staging, Work
+from shoestring.core.sums import Speeds
 from shoestring.core.technique import built, described, in_order
 from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.data.lengths import Lengths
@@ -55,9 +57,12 @@ class Plan:
     drift: float = 0.0             # how far its techniques may lead, as they state (core/training.py); infinite: one states nothing
     validation_seconds: float = 0.0     # of one validation; 0: the job has none
     training_seconds: float = 0.0       # of all steps and validations; 0: nobody knows how many there are, or there is no validation
+    mesh: tuple[tuple[str, int], ...] = ()    # of a group: how many workers stand along data, stage and tensor
+    staging: Staging | None = field(default=None, compare=False)   # of a model that is cut: where, and who does what when
     ranks: tuple[RankFigures, ...] = field(default=(), compare=False)        # of a group, every kind of worker; of chosen plans only
     blocks: tuple[tuple[str, int], ...] = field(default=(), compare=False)   # highest bytes while each block runs
     lengths: Lengths = field(default_factory=Lengths, compare=False)            # the sizes of batches that it is made for
+    speeds: Speeds | None = field(default=None, compare=False)                  # of links, by which workers choose how to add up
 
     def __str__(self) -> str:
         return named(self.techniques)
@@ -78,7 +83,14 @@ class Plan:
             "disk_bytes_per_second": self.disk_speed, "stored_bytes": self.stored_bytes, "sent_bytes": self.sent_bytes,
             "sent_by_others_bytes": self.sent_by_others_bytes, "world": self.world,
             "where": self.where, "parts": dict(self.parts), "sure": self.sure,
-        } | {name: seconds for name in ("validation_seconds", "training_seconds") if (seconds := vars(self)[name])}
+        } | {name: seconds for name in ("validation_seconds", "training_seconds") if (seconds := vars(self)[name])} | self.axes()
+
+    def axes(self) -> dict[str, Any]:
+        """How workers stand, and where the model is cut; nothing of a plan for one worker."""
+        found: dict[str, Any] = {"mesh": dict(self.mesh)} if self.mesh else {}
+        if (cut := self.staging) is not None:
+            found |= {"cut": list(cut.cut), "schedule": cut.schedule, "pieces": cut.pieces, "bubble": cut.bubble, "cut_why": cut.why}
+        return found
 
     def as_file(self) -> dict[str, Any]:
         """The same with what only a run's own file has."""
@@ -86,11 +98,14 @@ class Plan:
             "techniques": [described(technique) | {"why": technique.why} for technique in self.techniques],
             "drift": self.drift if math.isfinite(self.drift) else None, "blocks": [list(one) for one in self.blocks],
             "ranks": [{"ranks": list(one.ranks), "peak_bytes": one.peak_bytes, "sent_bytes": one.sent_bytes} for one in self.ranks],
-            "lengths": to_json(self.lengths),
-        }
+            "lengths": to_json(self.lengths), **self.speeds_as_json(),
+        } | ({} if self.staging is None else {"timeline": [[list(work) for work in own] for own in self.staging.timeline]})
+
+    def speeds_as_json(self) -> dict[str, Any]:
+        return {} if self.speeds is None else {"speeds": to_json(self.speeds)}
 
     def save(self, path: Path) -> None:
-        chosen = self.as_json() | {"lengths": to_json(self.lengths)}
+        chosen = self.as_json() | {"lengths": to_json(self.lengths)} | self.speeds_as_json()
         write_whole(path, json.dumps({"shoestring": 1, "chosen": chosen}, indent=1).encode(), asked=True)
 
 
@@ -109,6 +124,14 @@ def load_plan(path: Path) -> Plan:
     except OSError as error:
         raise Mistake(f"{path} can't be read ({error.strerror}): {SAVE.format(path)}") from error
     return plan_in(data, path)
+
+
+def staging_in(chosen: Mapping[str, Any]) -> Staging | None:
+    """Where a plan's model is cut; None of one that is not."""
+    if "cut" not in chosen:
+        return None
+    timeline = tuple(tuple(Work(*work) for work in own) for own in chosen.get("timeline", ()))
+    return Staging(tuple(chosen["cut"]), chosen["schedule"], chosen["pieces"], chosen["bubble"], timeline, why=chosen.get("cut_why", ""))
 
 
 SAVE = "save one with: shoestring plan JOB --memory 2GiB --save {}"
@@ -133,7 +156,8 @@ def plan_in(data: Mapping[str, Any], path: Path) -> Plan:
             validation_seconds=chosen.get("validation_seconds", 0.0), training_seconds=chosen.get("training_seconds", 0.0),
             blocks=tuple((name, size) for name, size in chosen.get("blocks", data.get("blocks", ()))),
             ranks=tuple(RankFigures(tuple(one["ranks"]), one["peak_bytes"], one["sent_bytes"]) for one in chosen.get("ranks", ())),
-            lengths=from_json(Lengths, chosen.get("lengths", {})),
+            lengths=from_json(Lengths, chosen.get("lengths", {})), mesh=tuple(chosen.get("mesh", {}).items()), staging=staging_in(chosen),
+            speeds=from_json(Speeds, chosen["speeds"]) if "speeds" in chosen else None,
         )
     except Mistake:
         raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import inf
 
 from torch import nn
 
@@ -14,17 +15,17 @@ from shoestring.core.hardware import Hardware
 from shoestring.core.job import Job
 from shoestring.core.ledger import Ledger
 from shoestring.core.link import Link
-from shoestring.core.mesh import on_one_axis
 from shoestring.core.technique import in_order
 from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.data.lengths import Lengths, Look, batches_at, look, planned_for
 from shoestring.measure.process import address_limit, memory_free
+from shoestring.planning.axes import explained
 from shoestring.planning.catalogue import CATALOGUE, TOGETHER
 from shoestring.planning.choose import Chooser, asked_for
 from shoestring.planning.conflicts import conflict
 from shoestring.planning.evidence.gather import Evidence, gathered
 from shoestring.planning.evidence.rehearsals import Rehearsals, Tell, silent
-from shoestring.planning.evidence.step import first_batch
+from shoestring.planning.evidence.step import mesh_of_largest
 from shoestring.planning.evidence.tasks import Worker
 from shoestring.planning.kept import Kept
 from shoestring.planning.outcome import Outcome
@@ -60,8 +61,9 @@ class Planner:
         found = self.looked()
         jobs = [planned_for(self.job, batch) for batch in found.batches] or [self.job]
         if self.devices > 1:
-            near = self.devices == self.here and not self.hardware.described
-            jobs = [replace(job, mesh=on_one_axis(Link(largest_worker(job, self.devices), self.devices, near))) for job in jobs]
+            near, speeds = self.devices == self.here and not self.hardware.described, self.hardware.speeds
+            place = Link(0, self.devices, near, speeds=speeds)
+            jobs = [replace(job, mesh=mesh_of_largest(job, (), place)) for job in jobs]
         sizes = found.lengths.largest if found.batches else ()
         return Rehearsals(jobs[0], self.hardware, self.worker, self.model, lengths=found.lengths, kept=self.kept, tell=self.tell,
                           candidates=tuple((size.number, job) for size, job in zip(sizes, jobs, strict=False)))
@@ -109,18 +111,20 @@ class Planner:
         budget = self.budget(memory)
         assert budget.memory is not None, "what is free, if nothing else"
         simplest: tuple[Technique, ...] = (TOGETHER,) if self.devices > 1 else ()
-        if simplest and (reason := TOGETHER.refusal(ledger)):
-            raise Mistake(f"this job can't be trained by several workers: {reason}")
-        plain = self.predictor.plan(asked_for(simplest, ledger))
+        apart = TOGETHER.refusal(ledger) if simplest else ""   # why workers can't each train a copy of the model
+        plain = self.predictor.sketched(asked_for((), ledger)) if apart else self.predictor.plan(asked_for(simplest, ledger))
+        self.predictor.limit = inf
         if forced is not None:
-            chosen = self.forced(ledger, forced) if forced != simplest else plain
+            chosen = self.forced(ledger, forced) if forced != simplest or apart else plain
             self.check_exact(chosen)
             fits = int(not budget.broken(chosen.numbers()))
-            return Outcome(self.predictor.with_ranks(chosen), plain, (), 1, fits, self.elapsed(), budget.memory, (), ())
+            chosen = explained(self.predictor.with_ranks(chosen), plain, budget.memory)
+            return Outcome(chosen, plain, (), 1, fits, self.elapsed(), budget.memory, (), ())
         self.tell("ranking all combinations of techniques")
-        room = TrainingRoom(self.predictor, self.catalogue, plain, self.inexact)
-        found = Chooser(room, ledger, self.failed).choice(budget, self.levels, (plain,), self.earlier)
-        chosen = self.predictor.with_ranks(found.chosen)
+        self.predictor.limit = budget.memory
+        room = TrainingRoom(self.predictor, self.catalogue, plain, self.inexact, apart)
+        found = Chooser(room, ledger, self.failed).choice(budget, self.levels, () if apart else (plain,), self.earlier)
+        chosen = explained(self.predictor.with_ranks(found.chosen), plain, budget.memory)
         return Outcome(chosen, plain, found.runners_up, found.tried, found.fitting, self.elapsed(), budget.memory, found.more,
                        found.refused)
 
@@ -152,16 +156,3 @@ class Planner:
 
     def elapsed(self) -> float:
         return time.perf_counter() - self.begun
-
-
-def largest_worker(job: Job, devices: int) -> int:
-    """The worker with the largest part of a batch, which is the last one, or where parts are equal of the state, which is the first."""
-    batch = first_batch(job)
-    count = job.count(batch)
-    if count < devices:
-        raise Mistake(f"batches of {count} samples for {devices} workers: some would have none; give a batch of {devices} samples or more, "
-                      f"or fewer --devices")
-    if job.split is not None:
-        parts = [float(job.weight(piece)) for piece in job.pieces(batch, devices)]
-        return parts.index(max(parts))
-    return devices - 1 if count % devices else 0

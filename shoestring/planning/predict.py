@@ -3,16 +3,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from math import inf, prod
 
 from shoestring.core.budget import Budget
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job, interval
 from shoestring.core.ledger import Ledger
-from shoestring.core.link import agreement_bytes
-from shoestring.core.mesh import on_one_axis
+from shoestring.core.link import Link, agreement_bytes
+from shoestring.core.mesh import coordinates, imagined_mesh, on_one_axis
+from shoestring.core.staging import Staging
 from shoestring.core.technique import drift, in_order, text
-from shoestring.core.training import TrainingTechnique, environment
+from shoestring.core.training import TrainingTechnique, environment, mesh_sizes
 from shoestring.core.units import bytes_text
 from shoestring.data.feed import Feed
 from shoestring.measure.process import memory_free, status
@@ -42,6 +45,7 @@ SPREAD = 1.04          # between two trials of one plan: threads race for memory
 AGAIN = 2              # so often
 FEW_SPREAD = 1.12      # the same of plain training, of which the anchor did a few steps, and what is kept back grows in the first ones
 VARIED_SPREAD = 1.15   # where sizes vary, two runs of one plan differ by so much under an allocator that follows no rule
+APART = 16             # workers of a group that are rehearsed one by one where they send different amounts; of more, one of each kind
 ALIKE = (0.0, 1.0)     # if workers synchronise after every step or never, all steps cost the same, so one may be timed
 
 
@@ -52,35 +56,71 @@ class Predictor:
     devices: int = 1       # workers that train together,
     here: int = 1          # of which so many share this machine
     trials: int = 0        # that were made so far
+    limit: float = inf     # bytes of tensors: a plan of which one worker needs more is not looked at any further
+    rehearsed: dict[Techniques, tuple[tuple[RankFigures, ...], Log]] = field(default_factory=dict)   # every kind of worker of a plan
 
     def plan(self, one: Combination) -> Plan:
         """A candidate with its exact figures."""
-        log = self.log(one.techniques)
+        divided = self.divided(one.techniques)
+        ranks, log = self.by_rank(one.techniques) if divided else ((), self.log(one.techniques))
         highest = peak(log)
         if self.rehearsals.job.validates and any(technique.serves for technique in one.techniques):   # there the first worker validates
             highest = max(highest, peak(self.log(one.techniques, rank=0)), key=lambda found: found.bytes)
         seconds = one.known["step_seconds"]
-        if self.tries_group(log):
+        if divided and not ranks:
+            process, how = max(one.known["process_bytes"], highest.bytes), "estimated: its tensors alone are too many"
+        elif self.tries_group(log):
             tried = self.trial(one.techniques, GROUP_STEPS, together=True)
             process, how = tried.process_bytes * MARGIN, f"and time from a trial of {GROUP_STEPS} steps by {self.devices} workers"
             seconds = tried.step_seconds if agrees(one.techniques) in ALIKE else seconds
         else:
             process, how = self.process(one, log)
         steps = sum(1 for _, moment in log.marks if moment.phase == "update")
-        sent, sent_by_others = self.sent(one.techniques, log)
+        sent, sent_by_others = (ranks[0].sent_bytes, 0.0) if ranks else self.sent(one.techniques, log)
         return self.with_validation(one.cost, Plan(
             one.techniques, highest.bytes, int(process), seconds, one.exactness, flops=sum(log.flops.values()) / max(steps, 1),
             traffic_bytes=float(log.moved[-1]) if log.moved else one.cost.traffic.disk, sent_bytes=sent, world=self.devices,
             where=place_of(highest.moment), parts=highest.parts, sure=self.sure(one, how) + self.unvalidated(log),
             stored_bytes=log.stored, disk_speed=disk_speed(one.cost), sent_by_others_bytes=sent_by_others,
             drift=stated_drift(one.techniques, self.evidence.ledger), blocks=by_block(log), lengths=self.rehearsals.lengths,
+            mesh=self.mesh(one.techniques), staging=staging(one.techniques, self.evidence.ledger), ranks=ranks,
+            speeds=self.rehearsals.job.link.speeds,
         ))
 
     def log(self, techniques: Techniques, rank: int | None = None) -> Log:
         """The log of a rehearsal, with what the job's own validation was measured to make."""
+        if rank is None and self.divided(techniques):
+            return self.by_rank(techniques)[1]
         found = self.rehearsals.log(techniques, rank) if techniques or rank is not None else self.evidence.plain
         anchor = self.evidence.anchor
         return found if anchor is None else with_own(found, anchor.validation_bytes)
+
+    def divided(self, techniques: Techniques) -> bool:
+        """Whether workers hold different parts of the model, so that each must be rehearsed to know which of them needs most."""
+        return self.devices > 1 and any(one.unites not in ("", "data") for one in techniques)
+
+    def by_rank(self, techniques: Techniques) -> tuple[tuple[RankFigures, ...], Log]:
+        """The figures of every kind of worker, that of the first worker first; and the log of the one that needs most. Of a plan that is
+        over the limit no figures, and the log of the worker that shows it."""
+        if techniques in self.rehearsed:
+            return self.rehearsed[techniques]
+        sizes, told = dict(self.mesh(techniques)), staging(techniques, self.evidence.ledger)
+        kinds = kinds_of_workers(self.rehearsals.job, sizes, serves=False)
+        if told is not None:   # who needs most by arithmetic comes first
+            kinds.sort(key=lambda ranks: -told.memory[coordinates(sizes, ranks[0])["stage"]])
+        found, logs = [], []
+        for ranks in kinds:
+            logs.append(log := self.log(techniques, ranks[0]))
+            if peak(log).bytes > self.limit:
+                return (), log
+            found.append(RankFigures(ranks, peak(log).bytes, self.sent(techniques, log, ranks[0])[0]))
+            logs = [max(logs, key=lambda log: peak(log).bytes)]
+        self.rehearsed[techniques] = tuple(sorted(found, key=lambda one: one.ranks)), logs[0]
+        return self.rehearsed[techniques]
+
+    def mesh(self, techniques: Techniques) -> tuple[tuple[str, int], ...]:
+        """How the workers of a plan stand; nothing where there is one."""
+        return tuple(mesh_sizes(techniques, self.devices).items()) if self.devices > 1 else ()
 
     def with_validation(self, cost: Ledger, plan: Plan) -> Plan:
         """The plan with the seconds of a validation, and of the whole training with all of them, where its steps are known."""
@@ -118,7 +158,7 @@ class Predictor:
         """A candidate with the ledger's figures."""
         known, cost = one.known, one.cost
         plan = Plan(one.techniques, int(known["peak_bytes"]), int(known["process_bytes"]), known["step_seconds"], one.exactness,
-                    flops=cost.flops, traffic_bytes=cost.traffic.disk, sent_bytes=cost.traffic.sent, world=cost.workers.world,
+                    flops=cost.flops, traffic_bytes=cost.traffic.disk, sent_bytes=cost.traffic.sent, world=self.devices,
                     sure="by the ledger alone, not rehearsed", disk_speed=disk_speed(cost),
                     drift=stated_drift(one.techniques, self.evidence.ledger))
         return self.with_validation(cost, plan)
@@ -129,7 +169,8 @@ class Predictor:
         splitting = [text(technique) for technique in one.techniques if splits(technique, one.cost)]
         reasons = self.evidence.ledger.findings.reasons
         changed = f"; {' and '.join(splitting)} changes the result: {reasons['mixes samples']}" if splitting else ""
-        return "; ".join((f"{tensors}; process {how}{changed}", *self.about_data()))
+        adding = self.how_added(one.techniques)
+        return "; ".join((f"{tensors}; process {how}{changed}", *[adding] * bool(adding), *self.about_data()))
 
     def about_data(self) -> Iterator[str]:
         """What the figures mean for batches that are not all alike, and for data that others fetch."""
@@ -145,13 +186,14 @@ class Predictor:
     def with_ranks(self, plan: Plan) -> Plan:
         """A plan for a group with the figures of every kind of worker, each rehearsed once; without, where that can't be done."""
         job = self.rehearsals.job
-        if self.devices == 1 or self.rehearsals.real:
+        if self.devices == 1 or self.rehearsals.real or plan.ranks:
             return plan
-        serves = any(technique.serves for technique in plan.techniques)
+        serves, alike = any(technique.serves for technique in plan.techniques), self.alike(plan.techniques)
         found = []
         with suppress(Exception):   # the plan is good without them
-            for ranks in kinds_of_workers(job, self.devices, serves):
-                if job.link.rank in ranks and not serves:
+            each = [(rank,) for rank in range(self.devices)] if not alike and self.devices <= APART else None
+            for ranks in each or kinds_of_workers(job, dict(self.mesh(plan.techniques)), serves):
+                if job.link.rank in ranks and not serves and alike:
                     found.append(RankFigures(ranks, plan.peak_bytes, plan.sent_bytes))
                     continue
                 log = self.log(plan.techniques, rank=ranks[0])
@@ -163,12 +205,18 @@ class Predictor:
     def sent(self, techniques: Techniques, log: Log, rank: int | None = None) -> tuple[float, float]:
         """Bytes that the first worker sends a step, with what workers agree on after it; and where the others send something else, what
         each of them sends in a step of its own. The mean of all steps where not all are alike, each kind rehearsed."""
-        uniting = next((technique for technique in techniques if technique.unites), None)
-        if self.devices == 1 or uniting is None:
+        united = sorted((technique for technique in techniques if technique.unites), key=lambda one: one.unites != "data")
+        if self.devices == 1 or not united:
             return 0.0, 0.0
+        uniting = united[0]   # the copies of the model, if there are several: others talk in every step
         if uniting.serves:
             return float(self.rehearsals.log(techniques, rank=0).sent[-1]), float(log.sent[-1])
-        told = agreement_bytes(self.devices) if agrees(techniques) else 0
+        if rank is None and not self.alike(techniques):
+            rank = 0
+            log = self.rehearsals.log(techniques, rank)
+        place = self.rehearsals.job.link
+        told = agreement_bytes(Link(place.rank if rank is None else rank, place.world, place.same_machine, speeds=place.speeds)
+                               ) if agrees(techniques) else 0
         total_steps = self.rehearsals.job.steps
         kinds = uniting.talking(total_steps)
         if not kinds:
@@ -177,6 +225,18 @@ class Predictor:
         total = sum(count * (self.rehearsals.log(in_order((*others, kind)), rank).sent[-1] + told)
                     for kind, count in kinds.items() if count)
         return total / max(total_steps, 1), 0.0
+
+    def alike(self, techniques: Techniques) -> bool:
+        """Whether all workers send as much when they add up, along every axis."""
+        place = self.rehearsals.job.link
+        mesh = imagined_mesh(mesh_sizes(techniques, self.devices), speeds=place.speeds)
+        return all(link.sums.alike for link in (mesh.link, *mesh.axes.values()))
+
+    def how_added(self, techniques: Techniques) -> str:
+        """How workers add up, in words, for every line that does; empty where that was neither measured nor described."""
+        mesh = imagined_mesh(mesh_sizes(techniques, self.devices), speeds=self.rehearsals.job.link.speeds)
+        told = dict.fromkeys(str(mesh.along(axis).sums) for axis, size in mesh.sizes.items() if size > 1)
+        return "; ".join(text for text in told if text)
 
     def process(self, one: Combination, log: Log) -> tuple[float, str]:
         """Bytes of the process, and how we know."""
@@ -284,17 +344,29 @@ def place_of(moment: Moment) -> str:
 
 def agrees(techniques: Techniques) -> float:
     """After which share of the steps workers agree."""
-    return next((technique.agrees for technique in techniques if technique.unites), 1.0)
+    return next((technique.agrees for technique in techniques if technique.unites == "data"), 1.0)
 
 
-def kinds_of_workers(job: Job, world: int, serves: bool) -> list[tuple[int, ...]]:
-    """The ranks of a group by what they do: those with parts of a batch that are as large do the same. A server does something else."""
+def kinds_of_workers(job: Job, sizes: Mapping[str, int], serves: bool) -> list[tuple[int, ...]]:
+    """The ranks of a group by what they do: those that hold the same part of the model, and parts of a batch that are as large, do the
+    same. A server does something else."""
+    world = prod(sizes.values())
     if serves:
         return [(0,), tuple(range(1, world))]
-    kinds: dict[int, list[int]] = {}
-    for rank, part in enumerate(job.pieces(first_batch(replace(job, mesh=on_one_axis())), world)):
-        kinds.setdefault(job.count(part), []).append(rank)
+    whole = first_batch(replace(job, mesh=on_one_axis()))
+    counts = [job.count(part) for part in job.pieces(whole, sizes["data"])] if sizes["data"] > 1 else [0]
+    kinds: dict[tuple[int, ...], list[int]] = {}
+    for rank in range(world):
+        place = coordinates(sizes, rank)
+        held = tuple(number for axis, number in place.items() if axis != "data")
+        kinds.setdefault((counts[place["data"]], *held), []).append(rank)
     return [tuple(ranks) for ranks in kinds.values()]
+
+
+def staging(techniques: Techniques, ledger: Ledger) -> Staging | None:
+    """Where a plan cuts the model, on the ledger of the plain step; None: it does not."""
+    costs = list(accumulate(techniques, lambda now, technique: technique.cost(now), initial=ledger))
+    return next(filter(None, (technique.staging(now, costs[-1]) for technique, now in zip(techniques, costs, strict=False))), None)
 
 
 def splits(technique: TrainingTechnique, ledger: Ledger) -> bool:

@@ -105,6 +105,10 @@ class Room(ABC, Generic[T, C, P]):
         """A plan that keeps the budget, looked at once more if it is close to it."""
         return plan
 
+    def completed(self, plan: P) -> P:
+        """A plan that breaks the budget and is told of: with all its figures, if some were left out because of that."""
+        return plan
+
     def culprit(self, techniques: tuple[T, ...]) -> frozenset[str]:
         """The families whose combination fails because this one does."""
         return families(techniques)

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import ClassVar
 
 from shoestring.core.budget import Budget
@@ -10,7 +11,7 @@ from shoestring.core.exactness import Exactness
 from shoestring.core.figures import Quantity
 from shoestring.core.ledger import Ledger
 from shoestring.core.training import TrainingTechnique, axes_not_united
-from shoestring.planning.choose import candidates
+from shoestring.planning.choose import asked_for, candidates
 from shoestring.planning.conflicts import clash
 from shoestring.planning.plan import Plan
 from shoestring.planning.predict import Combination, Predictor, Techniques, splits
@@ -29,6 +30,7 @@ class TrainingRoom(Room[TrainingTechnique, Ledger, Plan]):
     catalogue: tuple[type[TrainingTechnique], ...]
     plain: Plan                       # the simplest that there is: of a group, workers that average their gradients
     inexact: bool = False             # whether plans may be `changed`
+    apart: str = ""                   # why the workers can't each train a copy of the model; empty: they can
     objective: Quantity = STEP_SECONDS
     fastest_by_rule: float = 0.0      # seconds of the best plan of a ranking that needs no trial
 
@@ -80,6 +82,12 @@ class TrainingRoom(Room[TrainingTechnique, Ledger, Plan]):
     def confirmed_again(self, one: Combination, plan: Plan, budget: Budget) -> Plan:
         return plan if self.known_by_rule(one) else self.predictor.tried_again(plan, budget)
 
+    def completed(self, plan: Plan) -> Plan:
+        if plan.ranks or not self.predictor.divided(plan.techniques):
+            return plan
+        self.predictor.limit = inf
+        return self.predictor.attempted(asked_for(plan.techniques, self.predictor.evidence.ledger))
+
     def culprit(self, techniques: Techniques) -> frozenset[str]:
         """The family of the technique that fails alone, or all of them together."""
         for technique in techniques if len(techniques) > 1 and self.predictor.devices == 1 else ():
@@ -97,6 +105,8 @@ class TrainingRoom(Room[TrainingTechnique, Ledger, Plan]):
 
     def why_none(self, cost: Ledger) -> str:
         """Why no way to unite workers may be used."""
+        if self.apart:
+            return f"this job can't be trained by {self.predictor.devices} workers: {self.apart}"
         level, why = self.plain.exactness, self.why_inexact(self.plain.techniques[0], cost)
         return (f"{self.predictor.devices} workers that share a batch train this model{why} to what is {level.word}: {level.meaning}; "
                 f"give {level.flag} to allow it, or train with one worker")

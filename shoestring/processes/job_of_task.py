@@ -27,8 +27,9 @@ def job_of(task: JobTask[Any], link: Link | None = None) -> Job:
     """The job of a task; with a link to a real group, or as one of a group that is imagined."""
     found, stands = shared_data(loaded_job(Path(task.file), dict(task.flags))), task.position
     job = found if not task.largest else replace(found, largest=once(lambda: batches_at(found, task.largest[:1])[0]))
-    sizes = mesh_sizes(techniques_of(task.techniques), stands.world if link is None else link.world)
-    mesh = imagined_mesh(sizes, stands.rank, stands.same_machine) if link is None else joined_mesh(link, sizes, link.same_machine)
+    sizes = mesh_sizes(techniques_of(task.techniques), stands.world if link is None else link.world, stands.per_copy)
+    mesh = (imagined_mesh(sizes, stands.rank, stands.same_machine, stands.speeds) if link is None
+            else joined_mesh(link, sizes, link.same_machine))
     job = replace(job, mesh=mesh)
     if task.steps is None:
         return job

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from shoestring.core.codec import from_json, to_json
 from shoestring.core.hardware import Hardware
+from shoestring.core.sums import Rate
 from shoestring.planning.evidence.tasks import (
     AnchorTask,
     JobTask,
@@ -55,9 +56,8 @@ class TrainTask(JobTask[TrainResult]):
 
 @dataclass(frozen=True)
 class LinkSpeed:
-    per_byte: float      # seconds per byte that is sent
-    per_message: float   # seconds per message
-    memory: float        # bytes that sending takes of the process
+    ways: Mapping[str, tuple[Rate, ...]]   # to add up, and what messages take in each, by rising size
+    memory: float                          # bytes that sending takes of the process
 
 
 @dataclass(frozen=True, kw_only=True)

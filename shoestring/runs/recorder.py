@@ -218,7 +218,7 @@ class Meter:
         """Bytes that the step which is done moved and sent, None where it has no disk or no others to send to; what workers then agree
         on belongs to it."""
         moved, world = traffic(self.run), self.run.link.world
-        agreed = agreement_bytes(world) if self.run.synchronised() and not self.run.assignment.asynchronous else 0
+        agreed = agreement_bytes(self.run.link) if self.run.synchronised() and not self.run.assignment.asynchronous else 0
         sent = self.run.mesh.sent - self.before[1] + agreed
         self.steps, self.sent = self.steps + 1, self.sent + sent
         return moved - self.before[0] if moved else None, sent if world > 1 else None

@@ -7,13 +7,16 @@ import socket
 import time
 import traceback
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from shoestring.core.codec import to_json
+from shoestring.core.sums import Speeds
 from shoestring.core.technique import described
 from shoestring.core.training import TrainingTechnique as Technique
+from shoestring.planning.evidence.tasks import Position
 from shoestring.processes.tasks import TrainTask
 from tests.tasks import train_task
 
@@ -28,12 +31,14 @@ class Group:
     """Processes that do one task."""
 
     def __init__(self, place: Path, world: int, job: Path, techniques: Sequence[Technique], steps: int, folder: str = "",
-                 cadence: Mapping[str, int] | None = None, flags: Mapping[str, Any] | None = None, weights: str = "") -> None:
+                 cadence: Mapping[str, int] | None = None, flags: Mapping[str, Any] | None = None, weights: str = "",
+                 speeds: Speeds | None = None) -> None:
         place.mkdir(exist_ok=True)
         self.place = place
         for old in self.errors():
             old.unlink()
-        task = train_task(job, steps, map(described, techniques), folder, cadence, flags, weights)
+        asked = train_task(job, steps, map(described, techniques), folder, cadence, flags, weights)
+        task = replace(asked, position=Position(speeds=speeds))
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -73,7 +78,7 @@ def member(rank: int, world: int, port: int, task: TrainTask, place: str) -> Non
     if world > 1:
         distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world,
                                        timeout=timedelta(seconds=DEADLINE / 2))
-        link = joined(rank, world)
+        link = joined(rank, world, speeds=task.position.speeds)
     try:
         Path(place, f"result-{rank}.json").write_text(json.dumps(to_json(train(task, lambda event: None, link))))
     except Exception:

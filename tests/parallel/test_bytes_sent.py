@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from shoestring.core.hardware import Hardware
+from shoestring.core.sums import Rate, Speeds, chosen
 from shoestring.core.technique import text
 from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.jobfile import loaded_job
@@ -53,6 +54,22 @@ def test_each_worker_sends_the_bytes_a_step_that_were_planned(technique: Techniq
     assert all(one["sent"] / one["steps"] == pytest.approx(plan.sent_bytes, rel=1e-12) for one in first["workers"] if one["steps"])
     kinds = {rank: kind for kind in plan.ranks for rank in kind.ranks}
     assert set(kinds) == set(range(world)) and all(kind.sent_bytes == pytest.approx(plan.sent_bytes, rel=1e-12) for kind in plan.ranks)
+
+
+@pytest.mark.parametrize("technique", [pytest.param(one, marks=[] if one == Average() else [pytest.mark.slow], id=text(one))
+                                       for one in TOGETHER if one != Asynchronous("hogwild")])
+def test_each_worker_sends_and_needs_what_was_planned_whatever_way_sums_are_done(technique: Technique, tmp_path: Path) -> None:
+    """Little in a tree, more in a ring, nothing through memory: each worker sends an amount of its own, and takes room to receive into."""
+    speeds = Speeds(inside=Rate(1e-8, 1e-6), measured={"tree": (Rate(1e-8, 1e-7),)})
+    assert (chosen(64, (3,), speeds), chosen(1024, (3,), speeds)) == ("tree", "ring")
+    job = replace(loaded_job(JOB, FLAGS), steps=STEPS)
+    plan = Planner(job, replace(PAPER, speeds=speeds), inexact=True, wanted=(technique,), devices=3).outcome(None, (technique,)).chosen
+    first = Group(tmp_path, 3, JOB, [technique], STEPS, flags=FLAGS, speeds=plan.speeds).results()[0]
+    assert [one.ranks for one in plan.ranks] == [(0,), (1,), (2,)] and len({one.sent_bytes for one in plan.ranks}) > 1
+    for predicted, measured in zip(plan.ranks, first["workers"], strict=True):
+        assert measured["sent"] / measured["steps"] == pytest.approx(predicted.sent_bytes, rel=1e-12)
+        assert measured["peak_bytes"] == predicted.peak_bytes
+    assert first["measured"]["sent_bytes"] == pytest.approx(plan.sent_bytes, rel=1e-12)
 
 
 @pytest.mark.parametrize(("technique", "world"), [*marked(SERVED, (3,)), *marked(SERVED[:1], (2,)), *marked(SERVED, (4,))])

@@ -19,7 +19,8 @@ from shoestring.loop import steps
 from shoestring.measure.timeline import peak
 from shoestring.memory.accumulate import Accumulate
 from shoestring.planning.evidence.rehearse import prepared, rehearse, tracked
-from shoestring.planning.planner import Planner, largest_worker
+from shoestring.planning.evidence.step import largest_worker
+from shoestring.planning.planner import Planner
 from tests.models import seeded
 
 Graphs = dict[str, Tensor]

@@ -94,7 +94,7 @@ def test_every_kind_of_worker_of_a_chosen_plan_has_figures() -> None:
 
 
 def test_a_server_is_another_kind_than_those_it_serves() -> None:
-    assert kinds_of_workers(job("chain"), 3, serves=True) == [(0,), (1, 2)]
+    assert kinds_of_workers(job("chain"), {"data": 3}, serves=True) == [(0,), (1, 2)]
     chosen = Planner(job("chain"), PAPER, inexact=True, devices=3).outcome(None, (Asynchronous("server"),)).chosen
     server, others = chosen.ranks
     assert server.sent_bytes == chosen.sent_bytes and others.sent_bytes == chosen.sent_by_others_bytes

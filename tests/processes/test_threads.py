@@ -28,7 +28,9 @@ def test_threads_of_a_worker_are_the_same_when_planning_and_when_training(count:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(32)))          # of cores there are more
     assert threads(devices) == {"OMP_NUM_THREADS": each}
     assert group_environment(Rendezvous(Nodes("127.0.0.1", 0, 0, 1)), devices)["OMP_NUM_THREADS"] == each
-    machine = Hardware(cores=count, links={f"{max(devices, 2)} near": (1e-9, 1e-4, 0.0), f"{max(devices, 2)} far": (1e-9, 1e-4, 0.0)})
+    names = [f"{max(devices, 2)} {where}" for where in ("near", "far")]
+    machine = Hardware(cores=count, links=dict.fromkeys(names, (1e-09, 0.0001, 0.0)),
+                       sums={name: {"library": [(1e-9, 1e-4, 0)]} for name in names})
     planned = api.in_group(machine, 2 * devices, devices)
     assert planned.environment["OMP_NUM_THREADS"] == each and planned.cores == int(each)
 

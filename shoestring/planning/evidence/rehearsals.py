@@ -15,8 +15,7 @@ from shoestring.core.codec import to_json
 from shoestring.core.errors import Mistake
 from shoestring.core.hardware import Hardware
 from shoestring.core.job import Job
-from shoestring.core.link import Link
-from shoestring.core.mesh import imagined_mesh
+from shoestring.core.mesh import Mesh, imagined_mesh
 from shoestring.core.private import load_compiler
 from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.core.training import mesh_sizes
@@ -27,7 +26,7 @@ from shoestring.measure.timeline import peak
 from shoestring.measure.tracker import Log
 from shoestring.planning.catalogue import close_environment
 from shoestring.planning.evidence.rehearse import rehearse, tracked
-from shoestring.planning.evidence.step import half_log, traits_of
+from shoestring.planning.evidence.step import half_log, mesh_of_largest, traits_of
 from shoestring.planning.evidence.tasks import Position, R, RehearseTask, Task, Worker, specs_of
 from shoestring.planning.kept import Kept
 from shoestring.planning.room import named
@@ -82,8 +81,11 @@ class Rehearsals:
         if rank is None and any(technique.serves for technique in techniques):
             rank = place.world - 1
         if rank is not None:
-            place = Link(rank, place.world, place.same_machine)
-        mesh = imagined_mesh(mesh_sizes(techniques, place.world), place.rank, place.same_machine)
+            mesh = imagined_mesh(mesh_sizes(techniques, place.world), rank, place.same_machine, place.speeds)
+        elif any(technique.across for technique in techniques):
+            mesh = mesh_of_largest(job, techniques, place)
+        else:
+            mesh = imagined_mesh(job.mesh.sizes, place.rank, place.same_machine, place.speeds)
         if not self.real:
             try:
                 return self.rehearsed(replace(job, mesh=mesh), techniques, half=False, numbers=numbers)
@@ -96,7 +98,7 @@ class Rehearsals:
                 self.real = not techniques   # what plain steps can do on fake tensors, other plans can
         self.measured.add(techniques)
         if self.worker is not None:
-            stands = {"position": Position(place.rank, place.world, place.same_machine), "largest": numbers}
+            stands = {"position": position_of(mesh), "largest": numbers}
             return self.asked(RehearseTask(**self.about_job(techniques) | stands), close_environment(),
                               f"rehearsing {named(techniques)} on real tensors, because fake ones can't run it")
         return self.log_here(replace(job, mesh=mesh), techniques)
@@ -114,7 +116,7 @@ class Rehearsals:
 
         if self.kept is None:
             return work()
-        place = Position(job.link.rank, job.link.world, job.link.same_machine)
+        place = position_of(job.mesh)
         question = {"rehearsal": to_json(specs_of(techniques)), "half": half, "position": to_json(place), "largest": list(numbers)}
         return self.kept.answer(question, Log, work)
 
@@ -169,12 +171,17 @@ class Rehearsals:
         """What every task about this job has in common."""
         assert self.job.origin is not None, "only a job from a file can be made again in a child process"
         return {"file": self.job.origin.file, "flags": dict(self.job.origin.flags), "techniques": specs_of(techniques),
-                "position": Position(self.job.link.rank, self.job.link.world, self.job.link.same_machine), "largest": self.numbers}
+                "position": position_of(self.job.mesh), "largest": self.numbers}
 
     def how_real(self) -> str:
         """How we know what was rehearsed on real tensors."""
         batches = "the first batches" if self.job.largest is None else "the largest batch"
         return f"measured on real tensors and {batches} alone, because fake ones could not run it ({self.guessed})"
+
+
+def position_of(mesh: Mesh) -> Position:
+    """Where a worker stands, for a process that makes its mesh again from its techniques."""
+    return Position(mesh.link.rank, mesh.world, mesh.link.same_machine, mesh.sizes.get("stage", 1), mesh.link.speeds)
 
 
 def failure(error: BaseException) -> str:

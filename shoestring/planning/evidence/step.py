@@ -16,7 +16,10 @@ from shoestring.core.hardware import Hardware
 from shoestring.core.job import Job
 from shoestring.core.ledger import Block, Ledger, between
 from shoestring.core.ledger_parts import Allocation, AllocatorRates, Findings, Machine, Splitting, Standing, Update, Validation, Workers
+from shoestring.core.link import Link
+from shoestring.core.mesh import Mesh, imagined_mesh, on_one_axis, rank_at
 from shoestring.core.training import TrainingTechnique as Technique
+from shoestring.core.training import mesh_sizes
 from shoestring.data.lengths import planned_batches
 from shoestring.measure.timeline import blocks_of, filled, last_step, peak, validation
 from shoestring.measure.tracker import VALIDATE, Log
@@ -79,7 +82,8 @@ def plain_ledger(job: Job, log: Log, half: Log | None, hardware: Hardware, ancho
         splitting=Splitting(((1.0, 1.0), *anchor.paces), anchor.adding) if anchor else Splitting(),
         machine=Machine(1 / hardware.disk, 1 / (hardware.direct or hardware.disk), hardware.moving, hardware.cores),
         allocation=Allocation(allocated=float(sum(size for _, size in born.values()))),
-        workers=Workers(job.link.world, per_byte_sent, per_message, hides=hardware.device != "cpu"),
+        workers=Workers(job.link.world, per_byte_sent, per_message, hardware.device != "cpu",
+                        samples=whole_count(job) if job.link.world > 1 else count, own=count),
         findings=Findings(frozenset(traits), basis=basis), validation=validation_part(job, log, blocks, hardware, anchor),
     )
     return with_process(ledger, peak(log).bytes, hardware, anchor)
@@ -188,6 +192,37 @@ def first_batch(job: Job) -> Any:
     if batch is None:
         raise Mistake("the job's data yields no batch: nothing to train on")
     return batch
+
+
+def whole_count(job: Job) -> int:
+    """Samples of a batch over all workers; 1 where it can't be divided."""
+    whole = replace(job, mesh=on_one_axis())
+    return 1 if unsplittable(whole) else job.count(first_batch(whole))
+
+
+def workers_per_copy(job: Job, devices: int) -> int:
+    """Workers that must hold one copy of the model between them, at least, so that each copy has a sample of a batch."""
+    count = whole_count(job)
+    return next(number for number in range(1, devices + 1) if devices % number == 0 and devices // number <= count)
+
+
+def mesh_of_largest(job: Job, techniques: Iterable[Technique], place: Link) -> Mesh:
+    """The imagined mesh of the worker with the largest part of a batch; of a line of workers that share it, the first."""
+    techniques = tuple(techniques)
+    united = any(technique.unites for technique in techniques)
+    sizes = mesh_sizes(techniques, place.world, 1 if united else workers_per_copy(job, place.world))
+    rank = rank_at(sizes, {"data": largest_worker(job, sizes["data"]), "stage": 0, "tensor": 0})
+    return imagined_mesh(sizes, rank, place.same_machine, place.speeds)
+
+
+def largest_worker(job: Job, devices: int) -> int:
+    """The worker with the largest part of a batch, which is the last one, or where parts are equal of the state, which is the first."""
+    whole = replace(job, mesh=on_one_axis())
+    count = whole_count(job)
+    if job.split is not None and count >= devices > 1:
+        parts = [float(job.weight(piece)) for piece in job.pieces(first_batch(whole), devices)]
+        return parts.index(max(parts))
+    return devices - 1 if count % devices else 0
 
 
 def unsplittable(job: Job) -> str:

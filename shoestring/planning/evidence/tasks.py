@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
+from shoestring.core.sums import Speeds
 from shoestring.core.technique import built, described, in_order
 from shoestring.core.training import TrainingTechnique
 from shoestring.measure.tracker import Log
@@ -49,11 +50,16 @@ def techniques_of(specs: Iterable[TechniqueSpec]) -> tuple[TrainingTechnique, ..
 
 @dataclass(frozen=True)
 class Position:
-    """Where a worker stands in a group that is only imagined: its rank, of how many, and whether all share one machine's memory."""
+    """Where a worker stands in a group that is only imagined: its rank, of how many, and whether all share one machine's memory.
+
+    How fast workers talk, by which they choose how to add up, holds for a real group too.
+    """
 
     rank: int = 0
     world: int = 1
     same_machine: bool = False
+    per_copy: int = 1    # workers that get the same samples, where no technique says so: batches have too few for all
+    speeds: Speeds | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

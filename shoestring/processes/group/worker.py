@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from shoestring.core.errors import Mistake
+from shoestring.core.sums import Speeds
 from shoestring.planning.evidence.tasks import JobTask, Task
 from shoestring.processes.group.channel import PEER_LOST, Sender
 from shoestring.processes.group.round import Round, read_round
@@ -37,7 +38,7 @@ def main(private: Path) -> NoReturn:
     def work() -> Any:
         try:
             check_same(task, formed)
-            link = joined(formed, rank, world)
+            link = joined(formed, rank, world, task.position.speeds if isinstance(task, JobTask) else None)
             sender.send(Joined())
             return done(task, sender.send, link)
         except Exception as error:
@@ -74,7 +75,7 @@ def check_same(task: Task[Any], formed: Round) -> None:
             raise Mistake(f"{what} that the run was begun with: all workers need the same")
 
 
-def joined(formed: Round, rank: int, world: int) -> Any:
+def joined(formed: Round, rank: int, world: int, speeds: Speeds | None = None) -> Any:
     """The link to the others, when all are there."""
     import torch
     from torch import distributed
@@ -91,7 +92,7 @@ def joined(formed: Round, rank: int, world: int) -> Any:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"] if formed.device is None else formed.device))
     distributed.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", store=store, rank=rank, world_size=world,
                                    timeout=timedelta(seconds=formed.deadline))
-    return near.joined(rank, world, formed.near, formed.deadline)
+    return near.joined(rank, world, formed.near, formed.deadline, speeds=speeds)
 
 
 def wait_for_all(store: Any, world: int, seconds: float) -> None:

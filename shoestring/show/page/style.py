@@ -110,6 +110,15 @@ svg .cross circle{stroke:var(--card);stroke-width:1.5}
 svg .chosen{fill:var(--blue);opacity:.15}
 svg .limit{stroke:var(--alert);stroke-width:1.5;stroke-dasharray:5 4}
 svg .limit-text{fill:var(--alert)}
+figure.timeline svg{max-width:none;min-width:42rem}
+svg .heading{fill:var(--ink);font-weight:600}
+svg .filled{fill:var(--tone)}
+svg .box{stroke:var(--paper);stroke-width:.75}
+svg .piece{pointer-events:none}
+svg .piece text{fill:var(--paper);font-size:11px}
+svg .dark text{fill:#15181c}
+.idle{opacity:.25}
+.later{opacity:.7}
 .gauge{display:grid;gap:.875rem;margin-bottom:1.5rem}
 .gauge div p{display:flex;justify-content:space-between;font-size:.9375rem;gap:1rem;margin-bottom:.25rem}
 .gauge b,td,tbody th,.parts span{font-variant-numeric:tabular-nums}

@@ -1,0 +1,304 @@
+"""Ways in which w workers add up n bytes: who sends what to whom, what it takes, and which way to take.
+
+    way             seconds on the longest path, a a message and b a byte, c for a byte added        source
+    naive           2 (w-1) (a + n b) + (w-1) n c                    all to one, and back
+    tree            2 ceil(log2 w) (a + n b) + ceil(log2 w) n c      binomial tree to one, and back [1]
+    ring            2 (w-1) a + 2 (w-1)/w n b + (w-1)/w n c          each part goes round, and its sum goes round again [2]
+    two-level       2 (m-1) (a + n/g b) + 2 (k-1) a' + 2 (k-1)/k n b' + ((m-1)/g + (k-1)/(g k)) n c
+                    inside each of k machines, of at most m and at least g workers, one adds up each of g parts; those that have the same
+                    part pass it in a ring between machines (a', b': the network, which the workers of a machine share); and back [3, 4]
+    library         as the ring: gloo's and NCCL's own
+    shared memory   2 a + 2 (w-1)/w n b, where a is a wait for all and b copies (parallel/shared_memory_link.py)
+
+[1] Thakur, Rabenseifner, Gropp: Optimization of collective communication operations in MPICH, 2005. [2] Patarasuk, Yuan: Bandwidth optimal
+all-reduce algorithms for clusters of workstations, 2009. [3] Goyal et al.: Accurate, large minibatch SGD, 2017, arXiv 1706.02677. [4] Cho,
+Finkler, Kung, Hunter: BlueConnect, 2019.
+
+`rounds` is the program of one worker as data. The real link sends by it (parallel/sums.py) and every link counts by it, so what is
+predicted is what is sent, worker by worker: in a tree or a naive sum they send different amounts.
+
+Every way adds in an order that is fixed, and one worker's sum is copied to the others: all have the same bits, in every run. The naive way
+and shared memory add in the order of ranks and give the same bits. With two workers all ways do, because a + b = b + a. A tree of four
+gives the same bits as two levels of two and two. Otherwise ways differ from each other by rounding, so a run keeps to the speeds by which
+its plan chose.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import accumulate, groupby, pairwise
+
+from shoestring.core.units import bytes_text
+
+NAIVE, TREE, RING, TWO_LEVEL, LIBRARY, MEMORY = "naive", "tree", "ring", "two-level", "library", "shared memory"
+BY_MESSAGES = (NAIVE, TREE, RING, TWO_LEVEL)   # made of sends and receives
+WORTH = 0.05       # another way than the usual one is taken where it is predicted to save this share
+SIZES = tuple(1 << power for power in range(3, 33))   # bytes for which a way is chosen; what lies between goes with the next
+
+Machines = tuple[int, ...]   # workers of each machine, in the order of ranks
+
+
+@dataclass(frozen=True)
+class Send:
+    to: int
+    begin: int    # of the numbers that are sent, the first
+    end: int      # and the one after the last
+
+
+@dataclass(frozen=True)
+class Receive:
+    source: int
+    begin: int
+    end: int
+    adds: bool    # to what is there; else it takes its place
+
+
+@dataclass(frozen=True)
+class Round:
+    """What a worker begins to send at once, and receives in this order; the next round begins when all of it is done."""
+
+    sends: tuple[Send, ...] = ()
+    receives: tuple[Receive, ...] = ()
+
+
+@lru_cache(maxsize=4096)
+def rounds(way: str, rank: int, machines: Machines, count: int) -> tuple[Round, ...]:
+    """What one worker does to add up so many numbers with the others. Parts without a number are not sent."""
+    world = sum(machines)
+    if world == 1:
+        return ()
+    made = {NAIVE: naive, TREE: tree}[way](rank, world, count) if way in (NAIVE, TREE) else (
+        ring(range(world), rank, 0, count) if way == RING else two_level(rank, machines, count))
+    full = (Round(tuple(one for one in each.sends if one.end > one.begin), tuple(one for one in each.receives if one.end > one.begin))
+            for each in made)
+    return tuple(each for each in full if each.sends or each.receives)
+
+
+def naive(rank: int, world: int, count: int) -> list[Round]:
+    if rank:
+        return [Round((Send(0, 0, count),)), Round((), (Receive(0, 0, count, adds=False),))]
+    others = range(1, world)
+    return [Round((), tuple(Receive(one, 0, count, adds=True) for one in others)), Round(tuple(Send(one, 0, count) for one in others))]
+
+
+def tree(rank: int, world: int, count: int) -> list[Round]:
+    """A worker gets the sums of those whose rank differs from its own in one bit below its lowest, gives its own on, and back."""
+    parent, children = family(rank, world)
+    up = [Round((), (Receive(child, 0, count, adds=True),)) for child in children]
+    down = [Round((Send(child, 0, count),)) for child in reversed(children)]
+    if parent is None:
+        return up + down
+    return [*up, Round((Send(parent, 0, count),)), Round((), (Receive(parent, 0, count, adds=False),)), *down]
+
+
+def family(rank: int, world: int) -> tuple[int | None, list[int]]:
+    """A worker's parent in the tree, None of the root, and its children.
+
+    >>> family(0, 6), family(4, 6), family(5, 6)
+    ((None, [1, 2, 4]), (0, [5]), (4, []))
+    """
+    children, bit = [], 1
+    while bit < world and not rank & bit:
+        if rank + bit < world:
+            children.append(rank + bit)
+        bit *= 2
+    return (rank - bit if rank else None), children
+
+
+def ring(members: Sequence[int], place: int, begin: int, end: int) -> list[Round]:
+    """The rounds of the member at a place of a ring that adds up some numbers: each part goes round once, and its sum once more."""
+    parts, size = cut(begin, end, len(members)), len(members)
+    after, before = members[(place + 1) % size], members[place - 1]
+
+    def turn(step: int, adds: bool) -> Round:
+        out, into = parts[(place - step) % size], parts[(place - step - 1) % size]
+        return Round((Send(after, *out),), (Receive(before, *into, adds=adds),))
+
+    return [turn(step, adds=True) for step in range(size - 1)] + [turn(step - 1, adds=False) for step in range(size - 1)]
+
+
+def two_level(rank: int, machines: Machines, count: int) -> list[Round]:
+    """As many parts as the smallest machine has workers: the worker at a place of a machine adds up the part of that number."""
+    starts = [sum(machines[:number]) for number in range(len(machines))]
+    machine = max(number for number, start in enumerate(starts) if start <= rank)
+    place, parts = rank - starts[machine], cut(0, count, min(machines))
+    here = range(starts[machine], starts[machine] + machines[machine])
+    others = [one for one in here if one != rank]
+    owners = [(here[number], part) for number, part in enumerate(parts) if number != place]
+    if place >= len(parts):
+        return [Round(tuple(Send(one, *part) for one, part in owners)),
+                Round((), tuple(Receive(one, *part, adds=False) for one, part in owners))]
+    own = parts[place]
+    return [Round(tuple(Send(one, *part) for one, part in owners), tuple(Receive(one, *own, adds=True) for one in others)),
+            *ring([start + place for start in starts], machine, *own),
+            Round(tuple(Send(one, *own) for one in others), tuple(Receive(one, *part, adds=False) for one, part in owners))]
+
+
+def cut(begin: int, end: int, parts: int) -> list[tuple[int, int]]:
+    """Numbers in so many parts, as even as they can be.
+
+    >>> cut(10, 17, 3)
+    [(10, 12), (12, 14), (14, 17)]
+    """
+    return list(pairwise(begin + (end - begin) * number // parts for number in range(parts + 1)))
+
+
+@lru_cache(maxsize=65536)
+def sent(way: str, rank: int, machines: Machines, count: int, itemsize: int) -> int:
+    """Bytes that a worker sends to add up so many numbers. What others carry counts as a ring, in which each sends the same."""
+    world = sum(machines)
+    if way not in BY_MESSAGES:
+        return 2 * (world - 1) * count * itemsize // world
+    if way == RING and world > 1:   # all parts but the next one's, and then all but that of the one after it
+        parts = [end - begin for begin, end in cut(0, count, world)]
+        return (2 * count - parts[(rank + 1) % world] - parts[(rank + 2) % world]) * itemsize
+    return itemsize * sum(one.end - one.begin for each in rounds(way, rank, machines, count) for one in each.sends)
+
+
+def room(way: str, rank: int, machines: Machines, count: int) -> int:
+    """Numbers that a worker needs room for while it adds up so many: the largest part that comes in to be added."""
+    if way == RING:
+        return -(-count // sum(machines)) if sum(machines) > 1 else 0
+    return max((one.end - one.begin for each in rounds(way, rank, machines, count) for one in each.receives if one.adds), default=0)
+
+
+# What it takes
+
+
+@dataclass(frozen=True)
+class Rate:
+    """What messages take, in sums up to some size: what is quick while it fits into a cache, or is sent at once, is not for larger ones."""
+
+    per_byte: float = 0.0      # seconds
+    per_message: float = 0.0   # seconds
+    most: int = 0              # bytes that are added up; 0: any number
+
+
+@dataclass(frozen=True)
+class Path:
+    """The longest path of a sum: messages one after the other, and bytes that pass in them as shares of those that are added up."""
+
+    inside: float = 0.0          # messages inside a machine
+    inside_share: float = 0.0
+    between: float = 0.0         # messages between machines
+    between_share: float = 0.0
+    added: float = 0.0           # share of the bytes that one worker after the other adds
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """How fast workers can talk, as it was measured or described."""
+
+    here: int = 0                # workers of each machine; 0: all are on one
+    inside: Rate = Rate()        # sending and receiving inside a machine,
+    between: Rate = Rate()       # and between machines
+    adding: float = 0.0          # seconds per byte that is added
+    measured: Mapping[str, tuple[Rate, ...]] = field(default_factory=dict)   # way -> what its messages take, by rising size, with adding
+                                                                             # and with waiting for a core, where processes share one
+
+    def machines(self, line: Iterable[int]) -> Machines:
+        """How many of some workers, in the order of ranks, each machine has."""
+        return tuple(len(list(some)) for _, some in groupby(line, lambda rank: rank // self.here if self.here else 0))
+
+
+@lru_cache(maxsize=256)
+def path(way: str, machines: Machines) -> Path:
+    """The longest path of a way."""
+    world, count, most, least = sum(machines), len(machines), max(machines), min(machines)
+    if world == 1:
+        return Path()
+    if way == NAIVE:
+        near, far = machines[0] - 1, world - machines[0]
+        return Path(2 * near, 2 * near, 2 * far, 2 * far, world - 1)
+    if way == TREE:
+        machine_of = [number for number, size in enumerate(machines) for _ in range(size)]
+        bits = [1 << power for power in range((world - 1).bit_length())]
+        far = sum(any(machine_of[rank] != machine_of[rank + bit] for rank in range(0, world - bit, 2 * bit)) for bit in bits)
+        near = len(bits) - far
+        return Path(2 * near, 2 * near, 2 * far, 2 * far, len(bits))
+    if way == TWO_LEVEL:
+        near, far = most - 1, count - 1
+        return Path(2 * near, 2 * near / least, 2 * far, 2 * far / count, near / least + far / count / least)
+    if way == MEMORY:
+        return Path(2, 2 * (world - 1) / world)
+    messages, share, added = 2 * (world - 1), 2 * (world - 1) / world, (world - 1) / world
+    return Path(messages, share, added=added) if count == 1 else Path(0, 0, messages, share, added)
+
+
+def seconds(way: str, size: int, machines: Machines, speeds: Speeds) -> float:
+    """What adding up so many bytes takes."""
+    found = path(way, machines)
+    if own := speeds.measured.get(way):
+        rate = next((one for one in own if size <= one.most), own[-1])
+        messages, share = found.inside + found.between, found.inside_share + found.between_share
+        return max(messages * rate.per_message + share * size * rate.per_byte, 0.0)
+    near, far = speeds.inside, speeds.between
+    return (found.inside * near.per_message + found.between * far.per_message + found.added * size * speeds.adding
+            + size * (found.inside_share * near.per_byte + found.between_share * far.per_byte))
+
+
+def fitted(way: str, machines: Machines, timed: Sequence[tuple[int, float]]) -> tuple[Rate, ...]:
+    """The rates of a way of which sums of two or more rising sizes were timed, as (bytes, seconds): a line from each to the next."""
+    found = path(way, machines)
+    messages, share = found.inside + found.between, found.inside_share + found.between_share
+    rising = list(zip((size for size, _ in timed), accumulate((took for _, took in timed), max), strict=True))   # a busy moment aside
+    rates = []
+    for (size, took), (larger, longer) in pairwise(rising):
+        per_byte = (longer - took) / (share * (larger - size))
+        rates.append(Rate(per_byte, (took - share * size * per_byte) / messages, larger))
+    return tuple(rates)
+
+
+# Which way
+
+
+def ways(machines: Machines, speeds: Speeds) -> list[str]:
+    """Those that there are, the usual one first: what was measured of them decides whether a library or shared memory can be used."""
+    found = [MEMORY] * (MEMORY in speeds.measured and len(machines) == 1) + [LIBRARY] * (LIBRARY in speeds.measured)
+    return [*found, RING, TREE, NAIVE, *[TWO_LEVEL] * (len(machines) > 1 and max(machines) > 1)]
+
+
+def chosen(size: int, machines: Machines, speeds: Speeds) -> str:
+    """The way to add up so many bytes: the fastest, or the usual one where that would save next to nothing."""
+    times = {way: seconds(way, size, machines, speeds) for way in ways(machines, speeds)}
+    usual, best = next(iter(times)), min(times, key=lambda way: times[way])
+    return best if times[best] < (1 - WORTH) * times[usual] else usual
+
+
+@dataclass(frozen=True)
+class Sums:
+    """How the workers of one line add up: a way for every size."""
+
+    machines: Machines
+    table: tuple[tuple[int, str], ...] = ()   # (bytes, the way up to so many); more goes with the last. Empty: the link's usual way
+
+    def way(self, size: int) -> str:
+        return next((way for most, way in self.table if size <= most), self.table[-1][1] if self.table else "")
+
+    @property
+    def alike(self) -> bool:
+        """Whether every worker sends as much, so that what one sends tells of all."""
+        return not any(way in BY_MESSAGES for _, way in self.table)
+
+    def __str__(self) -> str:
+        """In words.
+
+        >>> str(Sums((2, 2), ((8192, "tree"), (1 << 32, "two-level"))))
+        'sums of 4 workers on 2 machines: tree up to 8.00 KiB, two-level above'
+        """
+        if not self.table:
+            return ""
+        where = f" on {len(self.machines)} machines" if len(self.machines) > 1 else ""
+        *most, last = self.table
+        told = [*(f"{way} up to {bytes_text(size)}" for size, way in most), f"{last[1]} above" if most else last[1]]
+        return f"sums of {sum(self.machines)} workers{where}: {', '.join(told)}"
+
+
+def sums_of(speeds: Speeds | None, line: Sequence[int]) -> Sums:
+    """How the workers of a line add up, by their ranks among all; without speeds as the link usually does."""
+    if speeds is None or len(line) == 1:
+        return Sums((len(line),))
+    machines = speeds.machines(line)
+    each = [(size, chosen(size, machines, speeds)) for size in SIZES]
+    return Sums(machines, tuple(one for one, after in zip(each, [*each[1:], (0, "")], strict=True) if one[1] != after[1]))

@@ -1,0 +1,173 @@
+"""The timeline of a pipeline as a picture: who computed what when, idle time in red, the measured one under the predicted one.
+
+A page is sent again and again while a run is watched, so the picture stays small: few actions are boxes of their own, which tell more to
+who points at them; of many, all of a kind are one path; and what is too narrow to be seen is put together first.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from markupsafe import Markup
+
+from shoestring.core.units import seconds_text
+from shoestring.parallel.schedule import Kind, Span, Timeline
+from shoestring.show.page.drawing import Mark, Scale, ticks
+from shoestring.show.page.render import render
+from shoestring.show.page.words import counted
+from shoestring.show.timeline import TONES, WORDS, by_column, drawn_workers, ends, told
+
+WIDTH, LEFT, RIGHT = 760, 60, 744                        # the drawing, and where time begins and ends in it
+HEADING, ROW, TALL, AXIS, SPACE = 24, 24, 20, 22, 14     # heights: words above a timeline, a row, what is drawn in it, times, a gap
+MOST_ROWS, MOST_TOLD = 8, 240                            # workers that are drawn; boxes that tell what they are
+NARROW, LETTER = 4.0, 6.4                                # widths: of what is put together with its neighbours, and of a digit
+IDLE, DARK = "tone-alert idle", "tone-backward"          # what is idle; what dark numbers are readable on
+
+
+@dataclass(frozen=True)
+class Box:
+    """An action, or idle time."""
+
+    x: float
+    width: float
+    tone: str             # with other classes
+    title: str            # for who points at it
+    text: str = ""        # the number of the piece, where there is room
+
+    @property
+    def middle(self) -> float:
+        return round(self.x + self.width / 2, 1)
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one worker does."""
+
+    name: str
+    y: float
+    boxes: tuple[Box, ...]
+    whole: bool                 # every action is a box of its own
+
+    @property
+    def numbers(self) -> list[tuple[str, list[Box]]]:
+        """The numbers of pieces, by the colour that they are written in."""
+        found = {"piece dark": [box for box in self.boxes if box.text and DARK in box.tone],
+                 "piece": [box for box in self.boxes if box.text and DARK not in box.tone]}
+        return [(name, boxes) for name, boxes in found.items() if boxes]
+
+    @property
+    def paths(self) -> dict[str, str]:
+        """All boxes of a tone as one path."""
+        found: dict[str, list[Box]] = {}
+        for box in self.boxes:
+            found.setdefault(box.tone, []).append(box)
+        return {tone: "".join(f"M{box.x:g} {self.y:g}h{box.width:g}v{TALL}h-{box.width:g}z" for box in boxes if box.width)
+                for tone, boxes in found.items()}
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """One timeline."""
+
+    heading: str
+    y: float
+    rows: tuple[Row, ...]
+
+    @property
+    def top(self) -> float:
+        return self.y + HEADING
+
+    @property
+    def bottom(self) -> float:
+        return self.top + len(self.rows) * ROW
+
+
+def timeline_section(predicted: Timeline, measured: Timeline | None = None, note: str = "") -> Markup:
+    """A section of the page; nothing where nothing was predicted."""
+    return render("timeline_section.html", note=note, figure=timeline_svg(predicted, measured)) if any(predicted) else Markup()
+
+
+def timeline_svg(predicted: Timeline, measured: Timeline | None = None) -> Markup:
+    """The picture with its legend. Both timelines begin at zero and have one axis."""
+    shown = [("Predicted", predicted)] + ([("Measured", measured)] if measured is not None else [])
+    longest = max(last - first for _, one in shown for first, last in [ends(one)])
+    x = Scale(0.0, longest, LEFT, RIGHT)
+    drawings: list[Drawing] = []
+    for name, timeline in shown:
+        drawings += [drawing(f"{name}: {told(timeline)}", timeline, x, drawings[-1].bottom + SPACE if drawings else 0.0)]
+    label = f"Timeline of {counted(len(predicted), 'stage')}. {'. '.join(one.heading for one in drawings)}"
+    rows = [row for one in drawings for row in one.rows]
+    return render("timeline.html", label=label, drawings=drawings, marks=marks(x), legend=legend([one for _, one in shown]), width=WIDTH,
+                  left=LEFT, tall=TALL, bottom=drawings[-1].bottom, height=drawings[-1].bottom + AXIS,
+                  each=all(row.whole for row in rows) and sum(len(row.boxes) for row in rows) <= MOST_TOLD)
+
+
+def marks(x: Scale) -> list[Mark]:
+    """Times below the picture."""
+    step = ticks(0.0, x.high / 2)[1]
+    return [Mark(x(place * step), seconds_text(place * step) if place else "0") for place in range(int(x.high / step + 1e-9) + 1)]
+
+
+def drawing(heading: str, timeline: Timeline, x: Scale, top: float) -> Drawing:
+    first, last = ends(timeline)
+    workers = drawn_workers(len(timeline), MOST_ROWS)
+    left_out = f"; {len(workers)} of {len(timeline)} stages are drawn" if len(workers) < len(timeline) else ""
+    rows = tuple(row(f"stage {worker}", timeline[worker], first, last, x, top + HEADING + place * ROW, len(timeline))
+                 for place, worker in enumerate(workers))
+    return Drawing(heading + left_out, top, rows)
+
+
+def row(name: str, own: Sequence[Span], first: float, last: float, x: Scale, y: float, workers: int) -> Row:
+    columns = max(1, int((x(last - first) - LEFT) / NARROW))
+    found = list(separate(own, first, last))
+    whole = len(found) <= columns
+    found = found if whole else list(together(own, first, (last - first) / columns, columns))
+    boxes = (box(spans, begin - first, end - first, x, workers) for spans, begin, end in found)
+    return Row(name, y, tuple(one for one in boxes if one.width), whole)
+
+
+Stretch = tuple[Sequence[Span], float, float]   # what is done (nothing: idle), from when to when
+
+
+def separate(own: Sequence[Span], first: float, last: float) -> Iterator[Stretch]:
+    """All that a worker does and its idle time between, without a gap."""
+    at = first
+    for span in own:
+        if span.begin > at:
+            yield (), at, span.begin
+        yield (span,), span.begin, span.end
+        at = span.end
+    if last > at:
+        yield (), at, last
+
+
+def together(own: Sequence[Span], first: float, each: float, columns: int) -> Iterator[Stretch]:
+    """The same in columns of `each` seconds, for actions that are too many; neighbours of a kind are one."""
+    place = 0
+    for kind, run in groupby(by_column(own, first, 1 / each if each else 0.0, columns), lambda action: action.kind if action else None):
+        actions = list(run)
+        begin, place = place, place + len(actions)
+        since, until = first + begin * each, first + place * each
+        yield [Span(action, since, until) for action in actions if action] if kind else (), since, until
+
+
+def box(spans: Sequence[Span], begin: float, end: float, x: Scale, workers: int) -> Box:
+    left, width = x(begin), round(x(end) - x(begin), 1)
+    when = f"{seconds_text(begin)} to {seconds_text(end)}"
+    if not spans:
+        return Box(left, width, IDLE, f"idle, {when}")
+    action = spans[0].action
+    chunk = f", chunk {action.chunk}" if action.chunk >= workers else ""
+    number = str(action.piece) if len(spans) == 1 and width >= LETTER * len(str(action.piece)) + 2 else ""
+    tone = f"tone-{TONES[action.kind]}" + (" later" if action.chunk // workers % 2 else "")
+    return Box(left, width, tone, f"{WORDS[action.kind]} of piece {action.piece}{chunk}, {when}", number)
+
+
+def legend(timelines: Sequence[Timeline]) -> list[tuple[str, str]]:
+    """Classes, and what they mean."""
+    spans = [(span, len(one)) for one in timelines for own in one for span in own]
+    kinds = [kind for kind in Kind if any(span.action.kind is kind for span, _ in spans)]
+    several = any(span.action.chunk >= workers for span, workers in spans)
+    paler = [("tone-forward later", "paler: every other chunk of a stage")] if several else []
+    return [*((f"tone-{TONES[kind]}", WORDS[kind]) for kind in kinds), *paler, (IDLE, "idle")]
