@@ -127,6 +127,15 @@ def alone(number: Tensor) -> None:
 
 
 @dataclass(frozen=True)
+class Slice:
+    """A part of every sequence of a batch, or all of it. It runs forward after those before it, and backward before them."""
+
+    batch: Batch
+    share: float = 1.0                                                 # that its loss has in the loss of the batch
+    within: Callable[[], AbstractContextManager[object]] = nullcontext   # where it runs forward, and where it runs backward
+
+
+@dataclass(frozen=True)
 class Run:
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -139,6 +148,7 @@ class Run:
     update: Callable[[Run], None]                       # moves the weights
     pieces: Callable[[Batch, int], list[Batch]] = split   # a batch in so many pieces
     count: Callable[[Batch], int] = samples             # how many pieces a batch has at most
+    slices: Callable[[Run, Batch], list[Slice]] = lambda run, batch: [Slice(batch)]   # a batch in slices of its sequences; always as many
     state: Mapping[str, Part] = field(default_factory=dict)   # what must survive a restart, beside model and optimizer
     usable: Callable[[], AbstractContextManager[object]] = nullcontext   # while inside, the model can be called outside of a step
     # The same where all workers call it equally often, if that takes less memory; None: it does not

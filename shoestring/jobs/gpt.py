@@ -39,8 +39,8 @@ class Gpt(nn.Module):
         for weights in (self.bytes.weight, self.places.weight, self.head.weight):
             nn.init.normal_(weights, std=0.02)
 
-    def forward(self, text: Tensor) -> Tensor:
-        x = self.bytes(text) + self.places(torch.arange(text.shape[1], device=text.device))
+    def forward(self, text: Tensor, start: int = 0) -> Tensor:   # `start`: where the text's first byte stands, if others come before it
+        x = self.bytes(text) + self.places(torch.arange(start, start + text.shape[1], device=text.device))
         for layer in self.layers:
             x = layer(x)
         scores: Tensor = self.head(self.last(x))

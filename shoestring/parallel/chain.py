@@ -62,7 +62,9 @@ def chain_of(run: Run, batch: Batch | None = None) -> Chain:
                 raise Mistake("nobody gave a batch to look at the model with")
             batch = run.example()
         device = next(run.model.parameters()).device
-        return looked(run, moved(batch, device))
+        first = run.slices(run, moved(batch, device))[0]
+        with first.within():
+            return looked(run, first.batch)
 
 
 def looked(run: Run, batch: Batch) -> Chain:

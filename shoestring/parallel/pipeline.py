@@ -59,6 +59,10 @@ class Pipeline(TrainingTechnique):
         self.orders(self.pieces_wanted)   # what can't be ordered is refused here
 
     @property
+    def label(self) -> str:
+        return f"Pipeline({self.schedule})"
+
+    @property
     def across(self) -> int:
         return self.stages
 

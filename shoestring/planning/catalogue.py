@@ -26,8 +26,10 @@ from shoestring.parallel.local_steps import LocalSteps
 from shoestring.parallel.pipeline import Pipeline
 from shoestring.parallel.shard import Shard
 from shoestring.parallel.tensor import TensorParallel
+from shoestring.parallel.tokens import Tokens
 
 CATALOGUE: tuple[type[Technique], ...] = (
+    Tokens,
     LowRank,
     Precision,
     Pipeline,

@@ -16,6 +16,16 @@ from shoestring.core.training import UNITING
 CONFLICTS: dict[frozenset[str], str] = {
     frozenset({"StepInBackward", "Accumulate"}):
         "StepInBackward updates and frees a gradient at once; Accumulate needs it to stay until the last piece",
+    frozenset({"Tokens", "StepInBackward"}):
+        "StepInBackward updates and frees a gradient at once; Tokens needs it to stay until the first slice has run backward",
+    frozenset({"Tokens", "Stream"}):
+        "Stream runs every block backward once in a step; with Tokens it runs backward once for every slice",
+    frozenset({"Tokens", "Pipeline(zero-bubble)"}):
+        "a slice runs backward when all later ones have, whole; zero-bubble runs backward in two halves: use schedule='gpipe' or '1f1b'",
+    frozenset({"Tokens", "Pipeline(pipedream)"}):
+        "all slices of a sequence meet the same weights; pipedream moves them after every piece: use schedule='gpipe' or '1f1b'",
+    frozenset({"Tokens", "Spill"}):
+        "Spill's file is written from its start by every forward; with Tokens all slices run forward before any runs backward",
     frozenset({"StepInBackward", "Precision(fp16)"}):
         "fp16 must look at all gradients for overflow before any weight moves; StepInBackward moves them one by one",
     frozenset({"Stream", "StepInBackward"}):
