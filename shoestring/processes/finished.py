@@ -3,9 +3,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from shoestring.core.coordinates import coordinates
 from shoestring.core.exactness import Exactness
 from shoestring.core.job import Job
-from shoestring.core.mesh import coordinates
 from shoestring.planning.outcome import plan_file
 from shoestring.planning.plan import Plan
 from shoestring.planning.quantities import compared, plan_summary
