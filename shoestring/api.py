@@ -238,12 +238,10 @@ def train(job: Jobs, plan: Plan | Outcome | Iterable[Technique] = (), model: nn.
                 call it under `if __name__ == "__main__":`, and define those at the top level
     """
     with speaking_of_arguments():
-        refuse_while_imported("train")
+        refuse_while_imported("train", devices)
         made = made_job(job, steps, epochs, seed, flags)
         if run is None and (fresh or adopt):
             raise Mistake("fresh and adopt are about a run that is there: name it with run=")
-        if devices < 1:
-            raise Mistake(f"--devices {devices}: give 1 or more")
     if devices > 1:
         return spoken(steps_of_group(made, plan, model, run, save_every, fresh, adopt, devices))
     return spoken(trained_here(made, plan, model) if run is None else kept_steps(made, plan, model, Path(run), save_every, fresh, adopt))
@@ -324,9 +322,7 @@ class Fitted:
         from shoestring.show.timeline import cut_text
 
         cut = cut_in(self.report.as_json()) if self.report is not None else None
-        if cut is not None:
-            return f"{self.outcome}\n\n{cut_text(cut)}\n\n{self.course}"
-        return f"{self.outcome}\n\n{self.course}"
+        return "\n\n".join((str(self.outcome), *([cut_text(cut)] if cut is not None else []), self.course))
 
     @property
     def course(self) -> str:
@@ -353,9 +349,7 @@ def fit(model: nn.Module, loss: Callable[[Any, Batch], Tensor], batches: Iterabl
                 or parts of it). As for `train`: call it under `if __name__ == "__main__":`, with what is sent to them at the top level
     """
     with speaking_of_arguments():
-        refuse_while_imported("fit")
-        if devices < 1:
-            raise Mistake(f"--devices {devices}: give 1 or more")
+        refuse_while_imported("fit", devices)
     if iter(batches) is batches:
         raise Mistake("fit was given an iterator, which can be gone through once; planning looks at the first batches too: "
                       "give a list, a DataLoader, or a Job with data=lambda: ...")

@@ -125,17 +125,15 @@ def pickled(value: Any, what: str) -> tuple[bytes, set[str]]:
     try:
         pickler.dump(value)
     except Exception as error:   # pickle calls methods of the user's objects
-        why = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise Mistake(f"{what} can't be sent to the worker processes that --devices starts: {named(value)}{why}; {cure(value)}, or write a "
-                      f"job file and give its path") from error
+        raise Mistake(f"{what} can't be sent to the worker processes that --devices starts: {reason(value, error)}; {cure(value)}, or write "
+                      f"a job file and give its path") from error
     return file.getvalue(), pickler.of_script
 
 
-def named(value: Any) -> str:
-    """What a function is called, for a message that says why it can't be sent."""
-    if isinstance(value, FunctionType):
-        return "it is a lambda, which has no name to be found by: " if value.__name__ == "<lambda>" else f"{value.__qualname__}: "
-    return ""
+def reason(value: Any, error: Exception) -> str:
+    if isinstance(value, FunctionType) and value.__name__ == "<lambda>":
+        return "it is a lambda, which has no name that they could find it by"
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
 def cure(value: Any) -> str:
@@ -207,8 +205,10 @@ def check_guard(name: str, devices: int) -> None:
                       f"anew: {GUARD}")
 
 
-def refuse_while_imported(what: str) -> None:
-    """Called before anything is planned or trained by a script."""
+def refuse_while_imported(what: str, devices: int = 1) -> None:
+    """Called before anything is planned or trained by a script, for so many workers."""
+    if devices < 1:
+        raise Mistake(f"--devices {devices}: give 1 or more")
     if origin.importing:
         raise Mistake(f"{Path(origin.file).name} calls shoestring.{what} while a worker process imports it, and would begin anew there: "
                       f"{GUARD}")
