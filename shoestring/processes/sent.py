@@ -125,8 +125,8 @@ def pickled(value: Any, what: str) -> tuple[bytes, set[str]]:
     try:
         pickler.dump(value)
     except Exception as error:   # pickle calls methods of the user's objects
-        raise Mistake(f"{what} can't be sent to the worker processes that --devices starts: {reason(value, error)}; {cure(value)}, or write "
-                      f"a job file and give its path") from error
+        raise Mistake(f"{what} can't be sent to the worker processes that --devices starts: {reason(value, error)}; {cure(value)}, or "
+                      f"write a job file and give its path") from error
     return file.getvalue(), pickler.of_script
 
 
