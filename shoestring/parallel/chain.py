@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from shoestring.core import random_state
+from shoestring.core.absent import Absent
 from shoestring.core.batch import Batch, moved
 from shoestring.core.errors import Mistake
 from shoestring.core.private import tree_leaves, without_modes
 from shoestring.core.run import Run
-from shoestring.parallel.absent import Absent
 from shoestring.parallel.walk import ABOUT_TENSORS, Chain, Number, Parts, Value, Walk, parts_of
 
 
@@ -62,7 +62,9 @@ def chain_of(run: Run, batch: Batch | None = None) -> Chain:
                 raise Mistake("nobody gave a batch to look at the model with")
             batch = run.example()
         device = next(run.model.parameters()).device
-        return looked(run, moved(batch, device))
+        first = run.slices(run, moved(batch, device))[0]
+        with first.within():
+            return looked(run, first.batch)
 
 
 def looked(run: Run, batch: Batch) -> Chain:

@@ -15,6 +15,9 @@ through them in *pieces*. An order is what every worker does, one action after t
 In every schedule each chunk does its backwards, and so adds its gradients, in the order of the pieces: the first piece first. The GPipe
 paper goes backwards from the last piece instead, which takes as long and holds as much; in our order all schedules that are exact
 add the same numbers in the same order, and end with the same bits.
+
+What crosses a cut is taken in the order in which it was sent. So is all that one worker sends to another, with one exception: of two
+workers that interleave, one sends the other both what comes out of its forwards and its gradients, and these overtake each other.
 """
 from __future__ import annotations
 
@@ -87,6 +90,23 @@ def one_worker(schedule: str, worker: int, stages: int, pieces: int, chunks: int
         return interleaved(worker, stages, pieces, chunks)
     ahead = {"naive": 0, "gpipe": pieces - 1}.get(schedule, later)
     return in_turn([(piece, worker) for piece in range(pieces)], [(piece, worker) for piece in range(pieces)], ahead)
+
+
+def in_slices(orders: Orders, slices: int) -> Orders:
+    """The same with every piece in so many slices of its sequences, which count as pieces: slice j of piece i is piece i x slices + j.
+
+    A piece's slices run forward in order and backward in reverse, because what later ones leave as gradients of keys and values goes into
+    the backward of earlier ones. So slices of one piece are never backward and forward in turn, as 1f1b would have pieces; those of
+    different pieces may be. A backward in two halves would need both halves of all later slices: it is refused.
+
+    >>> print(*(" ".join(f"{one.kind}{one.piece}" for one in own) for own in in_slices(orders("1f1b", 2, 2), 2)), sep="; ")
+    F0 F1 F2 F3 B1 B0 B3 B2; F0 F1 B1 B0 F2 F3 B3 B2
+    """
+    if slices > 1 and any(action.kind in (Kind.INPUTS, Kind.WEIGHTS) for own in orders for action in own):
+        raise Mistake("slices of a sequence can't go backward in two halves: use schedule='gpipe' or '1f1b'")
+    numbers = {Kind.FORWARD: range(slices)}
+    return tuple(tuple(replace(action, piece=action.piece * slices + number) for action in own
+                       for number in numbers.get(action.kind, range(slices)[::-1])) for own in orders)
 
 
 def in_turn(forwards: list[tuple[int, int]], backwards: list[tuple[int, int]], ahead: int) -> Iterator[Action]:

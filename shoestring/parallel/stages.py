@@ -3,7 +3,7 @@
     forward of a piece     receive what crosses the cut, run the user's forward through the chunk (parallel/walk.py), send what goes on
     backward of a piece    receive the gradients of what was sent, run backward, send those of what was received
 
-What is sent is held until the next is sent over the same cut, so how long it lives does not depend on how fast others are. A weight
+What is sent is held until the next piece is sent over the same cut, so how long it lives does not depend on how fast others are. A weight
 that several workers use (tied embeddings) is held by each of them, and their gradients are added up.
 """
 from __future__ import annotations
@@ -17,15 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from shoestring.core.absent import Absent
 from shoestring.core.batch import Batch, moved
 from shoestring.core.errors import Mistake
 from shoestring.core.link import Done, Link, Sending
 from shoestring.core.private import backward_to_inputs, backward_to_weights, storage_id_of, tree_flatten, tree_unflatten
 from shoestring.core.run import Run, weighed
 from shoestring.measure.interception import Guard
-from shoestring.parallel.absent import Absent
 from shoestring.parallel.chain import chain_of
-from shoestring.parallel.schedule import Action, Kind, Orders, Span
+from shoestring.parallel.schedule import Action, Kind, Orders, Span, in_slices
 from shoestring.parallel.staged_state import StagedState
 from shoestring.parallel.walk import Chain, Left, Value, Walk, nothing, parts_of
 
@@ -86,7 +86,8 @@ class Stages(StagedState):
         self.walk: Walk | None = None
         self.gathered = False                          # all weights are here
         self.flights: dict[tuple[int, int], Flight] = {}
-        self.on_the_way: dict[tuple[Kind, int], list[Held]] = {}   # by what it is and the chunk that it comes from
+        self.on_the_way: dict[tuple[Kind, int], list[list[Held]]] = {}   # by what it is and the chunk that it comes from
+        self.slices = 1                                # that a piece is sent in
         self.spans: list[Span] = []                    # of the last step
         self.begun = 0.0
 
@@ -106,18 +107,22 @@ class Stages(StagedState):
         here = now.pieces(moved(batch, device), min(self.pieces, now.count(batch)))
         whole = float(now.weight(batch))
         shares = [float(now.weight(piece)) / whole if whole else 0.0 for piece in here]
-        order = self.orders(len(here))[self.link.rank]
+        slices = [replace(one, share=share * one.share) for piece, share in zip(here, shares, strict=True)
+                  for one in now.slices(now, piece)]
+        self.slices = len(slices) // len(here)
+        order = in_slices(self.orders(len(here)), self.slices)[self.link.rank]
         final = max((number for number, one in enumerate(order) if one.kind in (Kind.BACKWARD, Kind.WEIGHTS)), default=-1)
         total = torch.zeros((), device=device)
         self.spans = []
         for number, action in enumerate(order):
             part = replace(now, last=now.last and number == final)
-            self.begun = time.perf_counter()
-            if action.kind is Kind.FORWARD:
-                loss = self.forward_piece(part, here[action.piece], shares[action.piece], action)
-                total = total if loss is None else total + loss
-            else:
-                self.backward_piece(part, action)
+            self.begun, one = time.perf_counter(), slices[action.piece]
+            with one.within():
+                if action.kind is Kind.FORWARD:
+                    loss = self.forward_piece(part, one.batch, one.share, action)
+                    total = total if loss is None else total + loss
+                else:
+                    self.backward_piece(part, action)
         self.arrived()
         if now.last:
             self.add_up_tied()
@@ -184,13 +189,14 @@ class Stages(StagedState):
         self.send([one.detach() for one in made], range(len(made)), action, Kind.FORWARD, action.chunk + 1)
 
     def send(self, made: Sequence[Tensor], numbers: Iterable[int], action: Action, kind: Kind, chunk: int) -> None:
-        """Begin to send to the worker of a chunk; what was sent over this cut before has arrived then."""
+        """Begin to send to the worker of a chunk; what was sent of the piece before over this cut has arrived then."""
         way = self.on_the_way.setdefault((kind, action.chunk), [])
-        self.done(way)
+        self.done(way, self.slices - 1)
         named = chunk if kind is Kind.FORWARD else action.chunk - 1
+        way.append([])
         for number, one in zip(numbers, made, strict=True):
             whole = one.contiguous()
-            way.append(Held(whole, self.link.sending(whole, self.home(chunk), self.tag(kind, action.piece, named, number))))
+            way[-1].append(Held(whole, self.link.sending(whole, self.home(chunk), self.tag(kind, action.piece, named, number))))
 
     def backward_piece(self, now: Run, action: Action) -> None:
         key = action.piece, action.chunk
@@ -241,10 +247,11 @@ class Stages(StagedState):
     def tag(self, kind: Kind, piece: int, chunk: int, value: int) -> int:
         return ((piece * len(self.ranges) + chunk) * 2 + (kind is Kind.BACKWARD)) * VALUES + value
 
-    def done(self, way: list[Held]) -> None:
-        for held in way:
-            held.wait()
-        way.clear()
+    def done(self, way: list[list[Held]], left: int = 0) -> None:
+        """Wait for what was sent first, until so many are left."""
+        while len(way) > left:
+            for held in way.pop(0):
+                held.wait()
 
     def arrived(self) -> None:
         """All that was sent is there."""

@@ -16,6 +16,16 @@ from shoestring.core.training import UNITING
 CONFLICTS: dict[frozenset[str], str] = {
     frozenset({"StepInBackward", "Accumulate"}):
         "StepInBackward updates and frees a gradient at once; Accumulate needs it to stay until the last piece",
+    frozenset({"Tokens", "StepInBackward"}):
+        "StepInBackward updates and frees a gradient at once; Tokens needs it to stay until the first slice has run backward",
+    frozenset({"Tokens", "Stream"}):
+        "Stream runs every block backward once in a step; with Tokens it runs backward once for every slice",
+    frozenset({"Tokens", "Pipeline(zero-bubble)"}):
+        "a slice runs backward when all later ones have, whole; zero-bubble runs backward in two halves: use schedule='gpipe' or '1f1b'",
+    frozenset({"Tokens", "Pipeline(pipedream)"}):
+        "all slices of a sequence meet the same weights; pipedream moves them after every piece: use schedule='gpipe' or '1f1b'",
+    frozenset({"Tokens", "Spill"}):
+        "Spill's file is written from its start by every forward; with Tokens all slices run forward before any runs backward",
     frozenset({"StepInBackward", "Precision(fp16)"}):
         "fp16 must look at all gradients for overflow before any weight moves; StepInBackward moves them one by one",
     frozenset({"Stream", "StepInBackward"}):
@@ -58,6 +68,22 @@ CONFLICTS: dict[frozenset[str], str] = {
        for apart in ("LocalSteps", "CompressGradients(topk)")},
     **{frozenset({"Ema", served}): "weights move whenever a gradient arrives, so an average by steps would depend on who came when"
        for served in ("Asynchronous", "DropStragglers")},
+    frozenset({"TensorParallel", "LowRank"}):
+        "LowRank trains updates beside whole weights, and with TensorParallel a worker has parts of them",
+    frozenset({"TensorParallel", "Precision(fp16)"}):
+        "fp16 must look at all gradients for overflow before any weight moves; with TensorParallel every worker sees those of its parts",
+    frozenset({"TensorParallel", "Shard(stage=3)"}):
+        "both keep parts of weights, and a checkpoint knows how to put one kind together: Shard(stage=2) goes with TensorParallel",
+    frozenset({"TensorParallel", "Ema"}):
+        "Ema averages whole weights, and with TensorParallel a worker has parts of them",
+    **{frozenset({"TensorParallel", served}): "the first worker keeps whole weights for all others, and here each has its parts"
+       for served in ("Asynchronous", "DropStragglers")},
+    frozenset({"TensorParallel", "LocalSteps"}):
+        "what LocalSteps keeps between two meetings is saved by the first worker alone, and every worker along tensor has its own",
+    frozenset({"TensorParallel", "CompressGradients"}):
+        "what messages leave out is saved by the first worker of a line alone, and every worker along tensor has its own",
+    frozenset({"TensorParallel", "OffloadOptimizer"}):
+        "OffloadOptimizer keeps the state of whole weights, and with TensorParallel a worker has parts of them",
     **{frozenset({f"{UNITING} along {axis}"}): "both unite the workers: choose one" for axis in ("data", "stage", "tensor")},
     frozenset({UNITING, "StepInBackward"}):
         "a gradient is whole only when all workers have added theirs; StepInBackward moves a weight before",

@@ -39,6 +39,7 @@ from shoestring.parallel.compress_gradients import KINDS, CompressGradients
 from shoestring.parallel.drop_stragglers import DropStragglers
 from shoestring.parallel.local_steps import LocalSteps
 from shoestring.parallel.shard import Shard
+from shoestring.parallel.tokens import Tokens
 from shoestring.planning.catalogue import CATALOGUE
 from shoestring.planning.plan import Plan
 from shoestring.runs.digest import weights_sha256
@@ -71,8 +72,20 @@ def job(steps: int = 6) -> Job:
     return Job(model=lambda: nn.Sequential(block(), block(), block(), nn.Linear(64, 10)), data=data, steps=steps,
                optimizer=lambda weights: torch.optim.AdamW(weights, lr=1e-3))
 """
+SEQUENCES = JOB[:JOB.index("        x = ")] + """
+        x = torch.randint(256, (4, 25))
+        number += 1
+        yield x[:, :-1], x[:, 1:]
+
+def job(steps: int = 6) -> Job:
+    return Job(model=lambda: Gpt(32, 2, 2, 24), data=data, steps=steps, weight=lambda batch: batch[1].numel(),
+               loss=lambda output, batch: nn.functional.cross_entropy(output.flatten(0, 1), batch[1].flatten()))
+
+from shoestring.jobs.gpt import Gpt
+"""
 QUICK: list[Technique] = [CompressGradients("powersgd")]
 ALL: list[Technique] = [
+    Tokens(3),
     LowRank(rank=4, also="3"), Precision("bf16"), Precision("fp16"), Precision("bf16", "bf16"), Accumulate(2), Spill(), Checkpoint(every=1),
     Checkpoint(schedule="((0,),1,2)"), Fused(), OffloadOptimizer(), OffloadOptimizer("host"), OffloadOptimizer(moments="8bit"), Stream(),
     Stream(moments="8bit"), StepInBackward(), Average(), Average(linear=True, warmup=3), Shard(1), Shard(2), Shard(3),
@@ -88,7 +101,7 @@ def test_the_matrix_has_every_technique_of_the_catalogue() -> None:
 @pytest.mark.parametrize("technique", [pytest.param(one, id=text(one), marks=[] if one in QUICK else [pytest.mark.slow]) for one in ALL])
 def test_a_technique_is_trained_by_the_command_killed_resumed_and_exported(technique: Technique, tmp_path: Path) -> None:
     ahead = technique == Asynchronous("hogwild")   # asks for its next part before it counts the last step as done
-    (tmp_path / "job.py").write_text(JOB.replace("number == 4", f"number == {4 + ahead}"))
+    (tmp_path / "job.py").write_text((SEQUENCES if isinstance(technique, Tokens) else JOB).replace("number == 4", f"number == {4 + ahead}"))
     Plan((technique,), 1, 1, 1.0, Exactness.CHANGED).save(tmp_path / "plan.json")
     devices = ["--devices", "3" if isinstance(technique, DropStragglers) else "2"] if technique.unites else []
     words = ["train", "job.py", "--plan", "plan.json", "--save-every", str(EVERY), "--json", *devices]

@@ -1,0 +1,72 @@
+"""Slices of a sequence as pieces of a pipeline between real processes: gradients of one process, and the bytes that were predicted."""
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shoestring.core.errors import Mistake
+from shoestring.core.training import TrainingTechnique as Technique
+from shoestring.memory.checkpoint import Checkpoint
+from shoestring.parallel.pipeline import Pipeline
+from shoestring.parallel.schedule import Kind, in_slices, orders, timed
+from shoestring.parallel.tokens import Tokens
+from shoestring.planning.conflicts import conflict
+from tests.parallel.sliced_stages import compared
+
+PLANS: list[tuple[Technique, ...]] = [
+    (Tokens(3), Pipeline(2, 1, "gpipe")),
+    (Tokens(lengths="9,1,14"), Pipeline(2, 2, "1f1b")),
+    (Tokens(3), Pipeline(2, 1, "gpipe"), Checkpoint(every=1)),
+]
+
+
+def keeps_its_promises(place: Path, names: list[str], plans: list[tuple[Technique, ...]]) -> None:
+    found = compared(place, names, plans)
+    assert len(found) == 2 * len(names) * len(plans)
+    for one in found:
+        assert one["loss"] < 1e-6 and one["apart"] < 1e-6 and one["weights"], one
+        assert one["predicted"] == one["measured"], one
+        assert one["sent"][0] == one["sent"][1] and min(one["sent"][0]) > 0, one
+    assert {len(one["weights"]) for one in found if one["rank"] == 0} != {len(one["weights"]) for one in found if one["rank"] == 1}
+
+
+def test_slices_of_one_sample_go_through_two_stages_with_the_gradients_of_one_process(tmp_path: Path) -> None:
+    keeps_its_promises(tmp_path, ["one sample"], [(Tokens(lengths="16,11,9,4"), Pipeline(2, schedule="gpipe"))])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt", "gpt2", "llama"])
+def test_slices_of_every_known_model_go_through_two_stages(name: str, tmp_path: Path) -> None:
+    keeps_its_promises(tmp_path, [name], PLANS)
+
+
+@pytest.mark.slow
+def test_slices_go_through_several_chunks_of_every_worker(tmp_path: Path) -> None:
+    keeps_its_promises(tmp_path, ["one sample"], [(Tokens(5), Pipeline(2, 1, "interleaved", chunks=2)),
+                                                  (Tokens(3), Pipeline(2, 1, "naive"))])
+
+
+@settings(max_examples=60, deadline=None)
+@given(schedule=st.sampled_from(["naive", "gpipe", "1f1b", "interleaved"]), stages=st.integers(1, 5), pieces=st.integers(1, 6),
+       chunks=st.integers(1, 3), slices=st.integers(1, 5))
+def test_slices_of_a_piece_go_forward_in_order_and_backward_in_reverse_and_nobody_waits_for_ever(
+        schedule: str, stages: int, pieces: int, chunks: int, slices: int) -> None:
+    made = in_slices(orders(schedule, stages, pieces, chunks if schedule == "interleaved" else 1), slices)
+    timed(made, lambda action: 1.0)   # raises where somebody waits for ever
+    for own in made:
+        for chunk in {action.chunk for action in own}:
+            for piece in range(pieces):
+                mine = [action for action in own if action.chunk == chunk and action.piece // slices == piece]
+                assert [(action.kind, action.piece % slices) for action in mine] == [
+                    *((Kind.FORWARD, number) for number in range(slices)), *((Kind.BACKWARD, number) for number in reversed(range(slices)))]
+
+
+def test_schedules_that_slices_can_not_follow_are_refused() -> None:
+    for schedule in ("zero-bubble", "pipedream"):
+        assert "use schedule='gpipe'" in conflict((Tokens(2), Pipeline(2, schedule=schedule)))
+    assert not conflict((Tokens(2), Pipeline(2, schedule="1f1b")))
+    with pytest.raises(Mistake, match="two halves"):
+        in_slices(orders("zero-bubble", 2, 2), 2)
