@@ -75,7 +75,7 @@ class Predictor:
             seconds = tried.step_seconds if agrees(one.techniques) in ALIKE else seconds
         else:
             process, how = self.process(one, log)
-        steps = sum(1 for _, moment in log.marks if moment.phase == "update")
+        steps, cut = sum(1 for _, moment in log.marks if moment.phase == "update"), staging(one.techniques, self.evidence.ledger)
         sent, sent_by_others = (ranks[0].sent_bytes, 0.0) if ranks else self.sent(one.techniques, log)
         return self.with_validation(one.cost, Plan(
             one.techniques, highest.bytes, int(process), seconds, one.exactness, flops=sum(log.flops.values()) / max(steps, 1),
@@ -83,7 +83,8 @@ class Predictor:
             where=place_of(highest.moment), parts=highest.parts, sure=self.sure(one, how) + self.unvalidated(log),
             stored_bytes=log.stored, disk_speed=disk_speed(one.cost), sent_by_others_bytes=sent_by_others,
             drift=stated_drift(one.techniques, self.evidence.ledger), blocks=by_block(log), lengths=self.rehearsals.lengths,
-            mesh=self.mesh(one.techniques), staging=staging(one.techniques, self.evidence.ledger), ranks=ranks,
+            mesh=self.mesh(one.techniques), ranks=ranks,
+            staging=cut and cut.slower(seconds / max(one.known["step_seconds"], 1e-12)),
             speeds=self.rehearsals.job.link.speeds,
         ))
 
