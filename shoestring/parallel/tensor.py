@@ -140,8 +140,9 @@ class TensorParallel(TrainingTechnique):
 
 def clip(run: Run) -> None:
     """Scale gradients down to a global norm, which is that of all workers' parts; what several hold alike counts once."""
-    found = [weight for weight in trained(run) if weight.grad is not None]
-    square = torch.zeros(1, dtype=torch.float32, device=found[0].device) if found else torch.zeros(1)
+    weights = trained(run)
+    found = [weight for weight in weights if weight.grad is not None]
+    square = weights[0].data.new_zeros(1, dtype=torch.float32)
     for weight in found:
         assert weight.grad is not None, "that was asked"
         square += run.share(weight) * weight.grad.float().square().sum()

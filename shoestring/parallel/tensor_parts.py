@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from math import prod
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from shoestring.parallel.split_vocabulary import embedded, head_logits
 from shoestring.parallel.tensor_splits import Split, SplitTensor
 from shoestring.parallel.tensor_sums import copied, gathered, joined, scattered, sliced, summed
 
+WORTH_TELLING = 0.1   # of all weights, that no layer which is split has
 SEQUENCE = 1   # the dimension of tokens, in what goes from block to block: (sample, token, width)
 Forward = Callable[..., Any]
 
@@ -222,6 +224,14 @@ class TensorParts(Part):
     def share(self, weight: Tensor) -> float:
         """Of a weight's gradient, what this worker adds to a sum over all parts of all weights."""
         return 1.0 if weight in self.splits else 1.0 / self.link.world
+
+    @property
+    def remark(self) -> str:
+        whole = sum(prod(shape) for shape in self.shapes.values())
+        rest = sum(weight.numel() for weight in self.names if weight not in self.splits)
+        if rest <= WORTH_TELLING * (whole + rest):
+            return ""
+        return f"TensorParallel splits {whole:,} numbers of the weights; the other {rest:,} are held and computed by every worker"
 
     # What survives a restart: the same as in one process, so that any number of workers can go on from it
 
