@@ -93,7 +93,7 @@ class TensorParallel(TrainingTechnique):
                 spike=block.spike / ways + block.output, gradient=block.gradient / ways, forward=block.forward / ways,
                 backward=block.backward / ways, flops=block.flops / ways, backward_flops=block.backward_flops / ways))
             sums += 4 * block.output if block.inside else 0.0
-        sums += (3 if self.sequence else 2) * max((block.output for block in parted.inside), default=0.0)   # of the vocabulary, and the ends
+        sums += (3 if self.sequence else 2) * max((block.output for block in parted.inside), default=0.0)   # vocabulary and ends
         standing, update = parted.standing, parted.update
         standing = replace(standing, parameters=standing.parameters / ways, optimizer=standing.optimizer / ways,
                            gradients=standing.gradients / ways)

@@ -198,13 +198,18 @@ class TensorParts(Part):
 
     def guard(self) -> AbstractContextManager[object]:
         """In a rehearsal, a part of a weight that is used as if it were the whole is found."""
-        storages = {storage_id_of(weight): self.names[weight] for weight in self.splits}
+        if not self.link.imagined or self.link.world == 1:
+            return nullcontext()
+        places: dict[int, list[tuple[int, int, str]]] = {}   # of storages, which may hold several weights: (begin, end, name)
+        for weight in self.splits:
+            begin = weight.storage_offset()
+            places.setdefault(storage_id_of(weight), []).append((begin, begin + weight.numel(), self.names[weight]))
 
         def misused(leaf: Tensor) -> str:
-            return "" if self.in_layer else storages.get(storage_id_of(leaf), "")
+            near = [] if self.in_layer else places.get(storage_id_of(leaf), [])
+            return next((name for begin, end, name in near if begin <= leaf.storage_offset() < end), "")
 
-        rehearsed = self.link.imagined and self.link.world > 1
-        return Guard(misused, "with TensorParallel every worker has a part of it; leave TensorParallel out") if rehearsed else nullcontext()
+        return Guard(misused, "with TensorParallel every worker has a part of it; leave TensorParallel out")
 
     # Outside of steps
 

@@ -52,9 +52,9 @@ def member(rank: int, sizes: dict[str, int], place: str, near: bool, work: Calla
 
     torch.set_num_threads(1)
     world = sizes["data"] * sizes["stage"] * sizes["tensor"]
-    distributed.init_process_group("gloo", init_method=f"file://{place}/store", rank=rank, world_size=world, timeout=timedelta(seconds=50))
+    distributed.init_process_group("gloo", init_method=f"file://{place}/store", rank=rank, world_size=world, timeout=timedelta(seconds=200))
     try:
-        mesh = joined_mesh(joined(rank, world, near, 50.0), sizes, near)
+        mesh = joined_mesh(joined(rank, world, near, 200.0), sizes, near)
         Path(place, f"result-{rank}").write_text(json.dumps(work(mesh, *args)))
         distributed.barrier()
     except Exception:
@@ -68,7 +68,7 @@ def in_processes(place: Path, sizes: dict[str, int], near: bool, work: Callable[
     for process in processes:
         process.start()
     for process in processes:
-        process.join(90)
+        process.join(400)
         process.kill()
     errors = sorted(place.glob("error-*"))
     assert not errors, errors[0].read_text()
