@@ -202,7 +202,7 @@ class TensorParts(Part):
             return nullcontext()
         places: dict[int, list[tuple[int, int, str]]] = {}   # of storages, which may hold several weights: (begin, end, name)
         for weight in self.splits:
-            begin = weight.storage_offset()
+            begin = int(weight.storage_offset())
             places.setdefault(storage_id_of(weight), []).append((begin, begin + weight.numel(), self.names[weight]))
 
         def misused(leaf: Tensor) -> str:
