@@ -81,7 +81,7 @@ CONFLICTS: dict[frozenset[str], str] = {
     frozenset({"TensorParallel", "LocalSteps"}):
         "what LocalSteps keeps between two meetings is saved by the first worker alone, and every worker along tensor has its own",
     frozenset({"TensorParallel", "CompressGradients"}):
-        "what messages leave out is saved by the first worker of a line alone, and every worker along tensor has its own",
+        "what a message leaves out depends on all that is in it, so weights that workers along tensor hold alike would drift apart",
     frozenset({"TensorParallel", "OffloadOptimizer"}):
         "OffloadOptimizer keeps the state of whole weights, and with TensorParallel a worker has parts of them",
     **{frozenset({f"{UNITING} along {axis}"}): "both unite the workers: choose one" for axis in ("data", "stage", "tensor")},
