@@ -56,7 +56,8 @@ def cluster(path: Path, devices: int) -> Hardware:
             raise Mistake(f"{path} describes {', '.join(sorted(unknown))}, which is nothing of a cluster; its keys are those of {CLUSTER}")
         sizes = {name: size_of(told[name]) for name in ("memory", "bandwidth", "link", "network", "base")}
         speeds = Speeds(int(told["devices"]), Rate(1 / sizes["link"], float(told["latency"])),
-                        Rate(1 / sizes["network"], float(told["network_latency"])))   # adding hides behind what comes in next
+                        Rate(1 / min(sizes["link"], sizes["network"]), float(told["network_latency"])),
+                        only="" if told["device"] == "cpu" else LIBRARY)
         return Hardware(
             device=str(told["device"]), name=str(told["name"]), memory=int(sizes["memory"]), flops=float(told["flops"]),
             bandwidth=sizes["bandwidth"], base=sizes["base"], described=True, cores=1,
@@ -92,7 +93,7 @@ def for_group(machine: Hardware, name: str, world: int, here: int) -> Hardware:
             for way, found in machine.sums[name].items()}
     rates = ways[RING] if RING in ways else ways[LIBRARY]
     message = Rate(rates[-1].per_byte, rates[0].per_message)   # for two levels, which can't be measured on one machine
-    speeds = Speeds(0 if here == world else here, message, message, measured=ways)
+    speeds = Speeds(0 if here == world else here, message, message, only=LIBRARY if set(ways) == {LIBRARY} else "", measured=ways)
     return replace(machine, speeds=speeds, links={**machine.links, str(world): machine.links[name]})
 
 

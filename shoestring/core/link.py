@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from shoestring.core.absent import Absent
 from shoestring.core.sums import BY_MESSAGES, LIBRARY, MEMORY, Speeds, room, sent, sums_of
 
 ORDERED = ("x86_64", "AMD64", "i686")   # where everybody sees what was written in the order in which it was
@@ -63,6 +64,8 @@ class Link:
 
     def sum(self, tensor: Tensor) -> Sending:
         """Add up a tensor over all workers, in place."""
+        if isinstance(tensor, Absent):   # another stage computes it, and adds it up
+            return Done()
         self.count(self.sum_bytes(tensor))
         return self.begin_sum(tensor)
 
@@ -93,6 +96,8 @@ class Link:
 
         Between CPUs it is done at once: who gives the whole away counts on its memory, and nothing would be hidden.
         """
+        if isinstance(whole, Absent):
+            return Done()
         self.count((self.world - 1) * part.nbytes)
         sending = self.begin_scatter(whole, part)
         if whole.device.type != "cpu":
@@ -102,11 +107,15 @@ class Link:
 
     def gather(self, part: Tensor, whole: Tensor) -> Sending:
         """Put everybody's part into everybody's whole."""
+        if isinstance(part, Absent):
+            return Done()
         self.count((self.world - 1) * part.nbytes)
         return self.begin_gather(part, whole)
 
     def exchange(self, outgoing: Tensor, incoming: Tensor) -> Sending:
         """Send each worker its part of what goes out; what comes in are the parts that they have for this one."""
+        if isinstance(outgoing, Absent):
+            return Done()
         self.count((self.world - 1) * (outgoing.nbytes // self.world))
         return self.begin_exchange(outgoing, incoming)
 

@@ -53,6 +53,17 @@ class Mesh:
         return next(line for line in lines(self.sizes, axis) if self.link.rank in line)
 
     @property
+    def drawing_alike(self) -> int:
+        """Consecutive ranks that draw the same random numbers: those of a line along tensor, who compute the same but for split layers."""
+        assert list(self.axes)[-1] == "tensor" or self.along("tensor").world == 1, "ranks count along tensor first"
+        return self.along("tensor").world
+
+    @property
+    def draws_as(self) -> int:
+        """This worker's number among those that draw different random numbers."""
+        return self.link.rank // self.drawing_alike
+
+    @property
     def sent(self) -> int:
         """Bytes that this worker has sent so far, over all links."""
         links = {id(link): link for link in (self.link, *self.axes.values())}

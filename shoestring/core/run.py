@@ -56,8 +56,8 @@ class Part:
         workers. Parts are asked from the last that was applied to the first, so that the first gives what one process would have."""
         return own
 
-    def own_optimizer(self, whole: dict[str, Any]) -> dict[str, Any]:
-        """The other way round, from the first that was applied to the last: this worker's part of such a state."""
+    def own_optimizer(self, whole: dict[str, Any]) -> dict[str, Any] | None:
+        """The other way round, from the first that was applied to the last: this worker's part of such a state. None: it has none."""
         return whole
 
     @property
@@ -157,7 +157,8 @@ class Run:
     mesh: Mesh = field(default_factory=on_one_axis)     # where this worker stands among the others, with links to them
     # Adds a number up over workers that hold different weights of the model, in place: a square of gradients' norm is that of all
     summed: Callable[[Tensor], None] = alone
-    counted: Callable[[nn.Parameter], bool] = lambda parameter: True   # of a weight that several of these hold, whether it counts here
+    # Of a weight, how much of its gradient's square this worker brings into that sum: 1/n where n of those workers hold the same weight
+    share: Callable[[Tensor], float] = lambda weight: 1.0
     shared: frozenset[nn.Parameter] = frozenset()       # weights whose gradients are added up over several stages after backward
     example: Callable[[], Batch] | None = None          # gives a batch like those to come, for who must see one before training begins
     assignment: Assignment = field(default_factory=OwnPart)   # the parts of batches that it trains on, for the feed
@@ -245,11 +246,10 @@ def brought_home(run: Run) -> None:
 
 def clipped(run: Run, parameters: Sequence[nn.Parameter]) -> Tensor:
     """Scale gradients down to the run's largest norm, where other workers hold other weights of the model; gives the norm of all."""
-    found = [(parameter.grad, run.counted(parameter)) for parameter in parameters if parameter.grad is not None]
+    found = [(parameter.grad, run.share(parameter)) for parameter in parameters if parameter.grad is not None]
     square = parameters[0].new_zeros(1, dtype=torch.float32)
-    for gradient, counts in found:
-        if counts:
-            square += gradient.float().square().sum()
+    for gradient, share in found:
+        square += share * gradient.float().square().sum()
     run.summed(square)
     norm = square.sqrt_()
     factor = torch.clamp(run.clip / (norm + 1e-6), max=1.0)

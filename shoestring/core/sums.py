@@ -7,12 +7,13 @@
     two-level       2 (m-1) (a + n/g b) + 2 (k-1) a' + 2 (k-1)/k n b' + ((m-1)/g + (k-1)/(g k)) n c
                     inside each of k machines, of at most m and at least g workers, one adds up each of g parts; those that have the same
                     part pass it in a ring between machines (a', b': the network, which the workers of a machine share); and back [3, 4]
-    library         as the ring: gloo's and NCCL's own
+    library         2 ceil(log2 w) a + 2 (w-1)/w n b                 NCCL's: trees for little, rings for much [5]; gloo's is a ring
     shared memory   2 a + 2 (w-1)/w n b, where a is a wait for all and b copies (parallel/shared_memory_link.py)
 
 [1] Thakur, Rabenseifner, Gropp: Optimization of collective communication operations in MPICH, 2005. [2] Patarasuk, Yuan: Bandwidth optimal
 all-reduce algorithms for clusters of workstations, 2009. [3] Goyal et al.: Accurate, large minibatch SGD, 2017, arXiv 1706.02677. [4] Cho,
-Finkler, Kung, Hunter: BlueConnect, 2019.
+Finkler, Kung, Hunter: BlueConnect, 2019. [5] Sanders, Speck, Traeff: Two-tree algorithms for full bandwidth broadcast, reduction and scan,
+2009.
 
 `rounds` is the program of one worker as data. The real link sends by it (parallel/sums.py) and every link counts by it, so what is
 predicted is what is sent, worker by worker: in a tree or a naive sum they send different amounts.
@@ -62,7 +63,7 @@ class Round:
     receives: tuple[Receive, ...] = ()
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=64)
 def rounds(way: str, rank: int, machines: Machines, count: int) -> tuple[Round, ...]:
     """What one worker does to add up so many numbers with the others. Parts without a number are not sent."""
     world = sum(machines)
@@ -120,9 +121,8 @@ def ring(members: Sequence[int], place: int, begin: int, end: int) -> list[Round
 
 def two_level(rank: int, machines: Machines, count: int) -> list[Round]:
     """As many parts as the smallest machine has workers: the worker at a place of a machine adds up the part of that number."""
-    starts = [sum(machines[:number]) for number in range(len(machines))]
-    machine = max(number for number, start in enumerate(starts) if start <= rank)
-    place, parts = rank - starts[machine], cut(0, count, min(machines))
+    starts = list(accumulate(machines[:-1], initial=0))
+    machine, place, parts = at_two_levels(rank, machines, count)
     here = range(starts[machine], starts[machine] + machines[machine])
     others = [one for one in here if one != rank]
     owners = [(here[number], part) for number, part in enumerate(parts) if number != place]
@@ -133,6 +133,15 @@ def two_level(rank: int, machines: Machines, count: int) -> list[Round]:
     return [Round(tuple(Send(one, *part) for one, part in owners), tuple(Receive(one, *own, adds=True) for one in others)),
             *ring([start + place for start in starts], machine, *own),
             Round(tuple(Send(one, *own) for one in others), tuple(Receive(one, *part, adds=False) for one, part in owners))]
+
+
+def at_two_levels(rank: int, machines: Machines, count: int) -> tuple[int, int, list[tuple[int, int]]]:
+    """A worker's machine, its place there, and the parts that some numbers are added up in."""
+    for machine, size in enumerate(machines):
+        if rank < size:
+            return machine, rank, cut(0, count, min(machines))
+        rank -= size
+    raise AssertionError("a rank is that of a worker")
 
 
 def cut(begin: int, end: int, parts: int) -> list[tuple[int, int]]:
@@ -146,21 +155,43 @@ def cut(begin: int, end: int, parts: int) -> list[tuple[int, int]]:
 
 @lru_cache(maxsize=65536)
 def sent(way: str, rank: int, machines: Machines, count: int, itemsize: int) -> int:
-    """Bytes that a worker sends to add up so many numbers. What others carry counts as a ring, in which each sends the same."""
+    """Bytes that a worker sends to add up so many numbers: those of `rounds`, without making them. What others carry counts as a ring in
+    which each sends the same."""
     world = sum(machines)
     if way not in BY_MESSAGES:
         return 2 * (world - 1) * count * itemsize // world
-    if way == RING and world > 1:   # all parts but the next one's, and then all but that of the one after it
-        parts = [end - begin for begin, end in cut(0, count, world)]
-        return (2 * count - parts[(rank + 1) % world] - parts[(rank + 2) % world]) * itemsize
-    return itemsize * sum(one.end - one.begin for each in rounds(way, rank, machines, count) for one in each.sends)
+    if way in (NAIVE, TREE):
+        parent, children = family(rank, world) if way == TREE else (0 if rank else None, [] if rank else range(1, world))
+        return count * itemsize * (len(children) + (parent is not None))
+    if way == RING:
+        return passed(0, count, world, rank) * itemsize
+    machine, place, parts = at_two_levels(rank, machines, count)
+    if place >= len(parts):
+        return count * itemsize
+    begin, end = parts[place]
+    return ((count - (end - begin)) + passed(begin, end, len(machines), machine) + (machines[machine] - 1) * (end - begin)) * itemsize
+
+
+def passed(begin: int, end: int, size: int, place: int) -> int:
+    """Numbers that the member at a place of a ring sends: all parts but the next one's, and then all but that of the one after it."""
+    if size == 1:
+        return 0
+    parts = cut(begin, end, size)
+    return 2 * (end - begin) - sum(last - first for first, last in (parts[(place + 1) % size], parts[(place + 2) % size]))
 
 
 def room(way: str, rank: int, machines: Machines, count: int) -> int:
-    """Numbers that a worker needs room for while it adds up so many: the largest part that comes in to be added."""
+    """Numbers that a worker needs room for while it adds up so many: the largest part that comes in to be added, rounded up."""
+    world = sum(machines)
     if way == RING:
-        return -(-count // sum(machines)) if sum(machines) > 1 else 0
-    return max((one.end - one.begin for each in rounds(way, rank, machines, count) for one in each.receives if one.adds), default=0)
+        return -(-count // world) if world > 1 else 0
+    if way in (NAIVE, TREE):
+        return count if (family(rank, world)[1] if way == TREE else rank == 0 and world > 1) else 0
+    machine, place, parts = at_two_levels(rank, machines, count)
+    if place >= len(parts):
+        return 0
+    own = parts[place][1] - parts[place][0]
+    return own if machines[machine] > 1 else -(-own // len(machines)) if len(machines) > 1 else 0
 
 
 # What it takes
@@ -194,6 +225,7 @@ class Speeds:
     inside: Rate = Rate()        # sending and receiving inside a machine,
     between: Rate = Rate()       # and between machines
     adding: float = 0.0          # seconds per byte that is added
+    only: str = ""               # the one way that there is: GPUs have their library; empty: all that can be used
     measured: Mapping[str, tuple[Rate, ...]] = field(default_factory=dict)   # way -> what its messages take, by rising size, with adding
                                                                              # and with waiting for a core, where processes share one
 
@@ -222,7 +254,10 @@ def path(way: str, machines: Machines) -> Path:
         return Path(2 * near, 2 * near / least, 2 * far, 2 * far / count, near / least + far / count / least)
     if way == MEMORY:
         return Path(2, 2 * (world - 1) / world)
-    messages, share, added = 2 * (world - 1), 2 * (world - 1) / world, (world - 1) / world
+    messages, share = 2 * (world - 1), 2 * (world - 1) / world
+    added = (world - 1) / world
+    if way == LIBRARY:
+        messages, added = 2 * (world - 1).bit_length(), 0   # adding hides behind what comes in next
     return Path(messages, share, added=added) if count == 1 else Path(0, 0, messages, share, added)
 
 
@@ -255,6 +290,8 @@ def fitted(way: str, machines: Machines, timed: Sequence[tuple[int, float]]) -> 
 
 def ways(machines: Machines, speeds: Speeds) -> list[str]:
     """Those that there are, the usual one first: what was measured of them decides whether a library or shared memory can be used."""
+    if speeds.only:
+        return [speeds.only]
     found = [MEMORY] * (MEMORY in speeds.measured and len(machines) == 1) + [LIBRARY] * (LIBRARY in speeds.measured)
     return [*found, RING, TREE, NAIVE, *[TWO_LEVEL] * (len(machines) > 1 and max(machines) > 1)]
 

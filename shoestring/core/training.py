@@ -62,6 +62,11 @@ class TrainingTechnique(Technique[Run, Ledger], ABC):
         return frozenset()
 
     @classmethod
+    def noticed(cls, run: Run) -> frozenset[str]:
+        """Traits of the job's model that it cares about and that a step does not show."""
+        return frozenset()
+
+    @classmethod
     def probes(cls, run: Run) -> Mapping[str, AbstractContextManager[Callable[[], object]]]:
         """What it needs to know the seconds of, by the name in `Anchor.probes`: timed after real steps of a plain run."""
         return {}

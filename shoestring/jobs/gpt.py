@@ -16,17 +16,16 @@ from shoestring.core.errors import Mistake
 class Layer(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.part = heads, width // heads   # numbers of a head
         self.before, self.between = nn.LayerNorm(width), nn.LayerNorm(width)
         self.queries_keys_values, self.mix = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:   # (batch, time, width)
-        batch, time, width = x.shape
-        parts = self.queries_keys_values(self.before(x)).view(batch, time, 3, self.heads, width // self.heads)
+        parts = self.queries_keys_values(self.before(x)).unflatten(-1, (3, self.heads, self.part))
         query, key, value = parts.permute(2, 0, 3, 1, 4)   # (batch, head, time, part)
         seen = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.mix(seen.transpose(1, 2).reshape(batch, time, width))
+        x = x + self.mix(seen.transpose(1, 2).flatten(2))
         changed: Tensor = self.down(functional.gelu(self.up(self.between(x))))
         return x + changed
 

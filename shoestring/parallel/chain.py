@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from shoestring.core import random_state
+from shoestring.core.absent import Absent
 from shoestring.core.batch import Batch, moved
 from shoestring.core.errors import Mistake
 from shoestring.core.private import tree_leaves, without_modes
 from shoestring.core.run import Run
-from shoestring.parallel.absent import Absent
 from shoestring.parallel.walk import ABOUT_TENSORS, Chain, Number, Parts, Value, Walk, parts_of
 
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from shoestring.core.link import Link
 from shoestring.core.sums import LIBRARY, MEMORY, NAIVE, RING, TREE, Machines, Rate, Sums, fitted
 from shoestring.measure.process import status
+from shoestring.parallel.process_link import ProcessLink
 from shoestring.parallel.shared_memory_link import joined
 
 REPEATS = {1 << 10: 8, 1 << 16: 8, 1 << 20: 2, 16 << 20: 1}   # bytes that are added up at once -> how often in a row,
@@ -45,7 +45,7 @@ def rates(spent: Mapping[tuple[str, int], float], machines: Mapping[str, Machine
     return {way: fitted(way, own, [(size, spent[way, size]) for size in sorted(REPEATS)]) for way, own in machines.items()}
 
 
-def timed(link: Link, machines: Mapping[str, Machines], tensors: Mapping[int, Tensor], repeats: Mapping[int, int] = REPEATS,
+def timed(link: ProcessLink, machines: Mapping[str, Machines], tensors: Mapping[int, Tensor], repeats: Mapping[int, int] = REPEATS,
           count: int = ROUNDS) -> dict[tuple[str, int], float]:
     """Seconds of one sum in each way, among such machines, at each size, in the median of some rounds: in each all have a turn, so that a
     slow moment of the machine meets all of them. The slowest worker counts. All workers get the same answer."""
@@ -64,10 +64,10 @@ def timed(link: Link, machines: Mapping[str, Machines], tensors: Mapping[int, Te
     return {one: median(row) for one, row in zip(found, each.tolist(), strict=True)}
 
 
-def turn(link: Link, tensor: Tensor, repeats: int) -> float:
+def turn(link: ProcessLink, tensor: Tensor, repeats: int) -> float:
     """Seconds of adding up a tensor, in the mean of so many times in a row."""
     tensor.fill_(1.0)   # what is added up again and again must stay finite
-    dist.barrier()
+    dist.barrier(link.group)
     begun = time.perf_counter()
     for _ in range(repeats):
         link.sum(tensor).wait()

@@ -151,7 +151,7 @@ class Pipeline(TrainingTechnique):
 
         return replace(run, blocks=stages.blocks, forward=stages.forward, gradients=stages.gradients, usable=stages.usable,
                        together=stages.together, evaluate=stages.evaluate, summed=summed,
-                       counted=lambda parameter: run.counted(parameter) and stages.counted(parameter),
+                       share=lambda weight: run.share(weight) * stages.counted(weight),
                        shared=run.shared | {stages.by_name[name] for name in stages.tied},
                        parts=run.parts * self.pieces_wanted, state={**run.state, "stages": stages})
 

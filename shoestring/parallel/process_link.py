@@ -4,7 +4,8 @@ Gloo's own reduce-scatter is an all-reduce of which the rest is thrown away; our
 """
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from ctypes import c_char
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from shoestring.core.link import Link, PeerLost, Received, Sending
-from shoestring.core.private import all_gather
+from shoestring.core.private import all_gather, without_modes
 from shoestring.core.sums import BY_MESSAGES, Speeds
 from shoestring.parallel.sums import add_up
 
@@ -31,30 +32,31 @@ class ProcessLink(Link):
     def begin_sum(self, tensor: Tensor) -> Sending:
         if self.world > 1 and self.way(tensor) in BY_MESSAGES:
             return self.later(self.add_by_messages, tensor)
-        return AfterBegun(self, Expected(lambda: dist.all_reduce(tensor, group=self.group, async_op=True)))
+        return AfterBegun(self, Expected(lambda tensor: dist.all_reduce(tensor, group=self.group, async_op=True), tensor))
 
     def add_by_messages(self, tensor: Tensor) -> None:
         add_up(self, tensor, self.way(tensor), self.room_to_add(tensor))
 
     def begin_part(self, part: Tensor, to: int) -> Sending:
         """Send a part of a sum; it is not counted, because the whole sum was."""
-        return Expected(lambda: dist.isend(part, group=self.group, group_dst=to, tag=SUMS))
+        return Expected(lambda part: dist.isend(part, group=self.group, group_dst=to, tag=SUMS), part)
 
     def begin_to_receive(self, part: Tensor, source: int) -> Sending:
-        return Expected(lambda: dist.irecv(part, group=self.group, group_src=source, tag=SUMS))
+        return Expected(lambda part: dist.irecv(part, group=self.group, group_src=source, tag=SUMS), part)
 
     def begin_scatter(self, whole: Tensor, part: Tensor) -> Sending:
         others = torch.empty_like(whole)
         return Received(others, part, self.begin_exchange(whole, others))
 
     def begin_gather(self, part: Tensor, whole: Tensor) -> Sending:
-        return AfterBegun(self, Expected(lambda: all_gather(whole, part, group=self.group, async_op=True)))
+        return AfterBegun(self, Expected(lambda whole, part: all_gather(whole, part, group=self.group, async_op=True), whole, part))
 
     def begin_exchange(self, outgoing: Tensor, incoming: Tensor) -> Sending:
-        return AfterBegun(self, Expected(lambda: dist.all_to_all_single(incoming, outgoing, group=self.group, async_op=True)))
+        return AfterBegun(self, Expected(lambda into, out: dist.all_to_all_single(into, out, group=self.group, async_op=True),
+                                         incoming, outgoing))
 
     def begin_send(self, tensor: Tensor, to: int, tag: int = 0) -> Sending:
-        return Expected(lambda: dist.isend(tensor, group=self.group, tag=tag, group_dst=to))
+        return Expected(lambda tensor: dist.isend(tensor, group=self.group, tag=tag, group_dst=to), tensor)
 
     def receive(self, tensor: Tensor, source: int | None = None, tag: int = 0) -> int:
         try:
@@ -87,9 +89,11 @@ class AfterBegun:
 class Expected:
     """A collective that was begun. A worker that is gone shows as PeerLost, whatever words the library has for it."""
 
-    def __init__(self, begin: Any) -> None:
+    def __init__(self, begin: Callable[..., Any], *tensors: Tensor) -> None:
+        self.tensors = tensors   # their memory is used until all is done
         try:
-            self.work = begin()
+            with without_modes():
+                self.work = begin(*map(lent, tensors))
         except RuntimeError as error:
             raise PeerLost(str(error)) from error
 
@@ -98,6 +102,15 @@ class Expected:
             self.work.wait()
         except RuntimeError as error:
             raise PeerLost(str(error)) from error
+        self.tensors = ()
+
+
+def lent(tensor: Tensor) -> Tensor:
+    """The memory of a tensor as another one that does not own it. Gloo's threads let go of what they are given some time after it is done,
+    and how long a tensor lives must not depend on that."""
+    if tensor.device.type != "cpu" or not tensor.nbytes or not tensor.is_contiguous():
+        return tensor
+    return torch.frombuffer((c_char * tensor.nbytes).from_address(tensor.data_ptr()), dtype=tensor.dtype).view(tensor.shape)
 
 
 class Rows:

@@ -22,7 +22,7 @@ def joined_mesh(link: Link, sizes: Mapping[str, int], same_machine: bool = True)
             group = dist.new_group(line, timeout=timedelta(seconds=link.deadline))   # by all processes, in the same order
             if link.rank in line:
                 own[axis] = line, group
-    axes = {}
+    axes: dict[str, Link] = {}
     for axis, size in sizes.items():
         if axis in own:
             line, group = own[axis]

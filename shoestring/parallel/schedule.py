@@ -15,6 +15,9 @@ through them in *pieces*. An order is what every worker does, one action after t
 In every schedule each chunk does its backwards, and so adds its gradients, in the order of the pieces: the first piece first. The GPipe
 paper goes backwards from the last piece instead, which takes as long and holds as much; in our order all schedules that are exact
 add the same numbers in the same order, and end with the same bits.
+
+What crosses a cut is taken in the order in which it was sent. So is all that one worker sends to another, with one exception: of two
+workers that interleave, one sends the other both what comes out of its forwards and its gradients, and these overtake each other.
 """
 from __future__ import annotations
 

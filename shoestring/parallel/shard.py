@@ -13,6 +13,8 @@ FSDP, 2023, arXiv 2304.11277.
 """
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -110,5 +112,15 @@ class Shard(TrainingTechnique):
             now.optimizer.step()
             sharding.gather_weights()
 
-        return replace(run, forward=forward, backward=backward, gradients=gradients, update=update, usable=sharding.usable,
-                       together=sharding.together, state={**run.state, "shards": sharding})
+        @contextmanager
+        def usable() -> Iterator[None]:
+            with sharding.usable(), run.usable():
+                yield
+
+        @contextmanager
+        def together() -> Iterator[None]:
+            with sharding.together(), run.together() if run.together is not None else run.usable():
+                yield
+
+        return replace(run, forward=forward, backward=backward, gradients=gradients, update=update, usable=usable, together=together,
+                       state={**run.state, "shards": sharding})

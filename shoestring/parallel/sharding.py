@@ -139,9 +139,12 @@ class Sharding(Part):
     def clip(self, most: float, optimizer: Any) -> None:
         """Scale gradients down to a global norm, which is that of all workers' pieces."""
         found = [piece.grad for group in optimizer.param_groups for piece in group["params"] if piece.grad is not None]
+        weights = {piece: weight for unit in self.units for weight, piece in unit.pieces.items()}
         square = self.units[0].own.new_zeros(1, dtype=torch.float32)
-        for gradient in found:
-            square += gradient.float().square().sum()
+        for group in optimizer.param_groups:
+            for piece in group["params"]:
+                if piece.grad is not None:
+                    square += self.run.share(weights.get(piece, piece)) * piece.grad.float().square().sum()
         self.link.sum(square).wait()
         self.run.summed(square)
         norm = square.sqrt_()
@@ -190,16 +193,16 @@ class Sharding(Part):
         optimizer = self.run.optimizer
         known = [next(map(self.known, self.pieces_of(parameter)), {}) for parameter in self.all_weights()]
         told = self.link.objects(known)
-        state: dict[int, dict[str, Any]] = {}
+        whole: dict[int, dict[str, Any]] = {}
         for number, parameter in enumerate(self.all_weights()):
             found = next((one[number] for one in told if one[number]), None)
             if found:
-                state[number] = {key: self.parted(parameter, key, dtype) if dtype is not None else value
+                whole[number] = {key: self.parted(parameter, key, dtype) if dtype is not None else value
                                  for key, (dtype, value) in found.items()}
-        numbers = iter(range(len(state) + 10**9))
+        numbers = iter(range(len(whole) + 10**9))
         groups = [{key: value for key, value in group.items() if key != "params"} | {"params": [next(numbers) for _ in members]}
                   for group, members in zip(optimizer.param_groups, self.groups, strict=True)]
-        return {"state": state, "param_groups": groups}
+        return {"state": whole, "param_groups": groups}
 
     def all_weights(self) -> list[nn.Parameter]:
         return [parameter for members in self.groups for parameter in members]

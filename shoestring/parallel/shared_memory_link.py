@@ -128,7 +128,7 @@ def slot_size(world: int) -> int:
 
 
 def joined(rank: int, world: int, same_machine: bool = True, deadline: float = 300.0, group: dist.ProcessGroup | None = None,
-           speeds: Speeds | None = None, line: Sequence[int] = ()) -> Link:
+           speeds: Speeds | None = None, line: Sequence[int] = ()) -> ProcessLink:
     """The link of this process, whose process group is there; `same_machine`: all of it. Without room in memory, gloo carries all."""
     link = ProcessLink(rank, world, deadline=deadline, group=group, speeds=speeds, line=line)
     if not Link(rank, world, same_machine).same_machine or world == 1:

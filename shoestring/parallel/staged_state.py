@@ -24,7 +24,7 @@ class StagedState(Part):
         self.run, self.link = run, link
         self.names = dict(run.model.named_parameters(remove_duplicate=False))   # of a weight with several, all
         self.by_name = dict(run.model.named_parameters())
-        self.first = {one: name for name, one in self.by_name.items()}
+        self.first: dict[Tensor, str] = {one: name for name, one in self.by_name.items()}
         self.users = {name: weights.get(name, (0,)) for name in self.by_name}   # what nobody uses is the first worker's
         self.buffer_users = {name: buffers.get(name, (0,)) for name, _ in run.model.named_buffers()}
         self.tied = {name: users for name, users in self.users.items() if len(users) > 1 and self.by_name[name].requires_grad}
@@ -37,7 +37,7 @@ class StagedState(Part):
     def uses(self, name: str) -> bool:
         return self.link.rank in self.users[name]
 
-    def counted(self, parameter: nn.Parameter) -> bool:
+    def counted(self, parameter: Tensor) -> bool:
         """Whether a weight counts here, where all workers add something up."""
         return self.users[self.first[parameter]][0] == self.link.rank
 
@@ -70,7 +70,7 @@ class StagedState(Part):
         for name, one in self.names.items():
             users = self.users[self.first[one]]
             if len(users) < self.link.world:
-                found[name] = StagedTensor(self.link, users[0], inside.get(name, one.data), one)
+                found[name] = StagedTensor(self.link, users[0], inside.get(name, one.data), one, self.link.rank in users)
         for name, buffer in self.run.model.named_buffers():
             found[name] = StagedTensor(self.link, self.buffer_users[name][0], buffer, buffer)
         return found
@@ -124,8 +124,10 @@ def described(value: Any, parameter: nn.Parameter) -> tuple[Any, Any, Any]:
 class StagedTensor:
     """A tensor that one worker of a pipeline has. All of them must ask for it."""
 
-    def __init__(self, link: Link, owner: int, value: Tensor | StoredTensor, parameter: Any = None) -> None:
+    def __init__(self, link: Link, owner: int, value: Tensor | StoredTensor, parameter: Any = None,
+                 here: bool = True) -> None:
         self.link, self.owner, self.value, self.parameter = link, owner, value, parameter
+        self.here = here   # this worker uses it
         self.dtype, self.shape = value.dtype, value.shape
         self.gathered = False
 
@@ -142,16 +144,26 @@ class StagedTensor:
             yield numbers
 
     def numbers(self) -> Iterator[Tensor]:
-        """The owner's, some at a time; those of a tensor that is divided further come in the same portions."""
+        """The owner's, in portions of one size, however a tensor that is divided further comes."""
+        step = max(CHUNK // self.dtype.itemsize, 1)
         if isinstance(self.value, Tensor):
-            yield from self.value.detach().reshape(-1).split(max(CHUNK // self.dtype.itemsize, 1))
-        else:
-            yield from self.value.pieces()
+            yield from self.value.detach().reshape(-1).split(step)
+            return
+        waiting: list[Tensor] = []
+        for piece in self.value.pieces():
+            waiting.append(piece.clone())
+            while sum(map(len, waiting)) >= step:
+                whole = torch.cat(waiting)
+                yield whole[:step]
+                waiting = [whole[step:]]
+        if sum(map(len, waiting)):
+            yield torch.cat(waiting)
 
     def take(self, whole: Tensor) -> None:
         """Take over a whole, where it is used."""
+        if not self.here:
+            return
         if isinstance(self.value, Tensor):
-            if self.value.untyped_storage().nbytes():
-                self.value.data.copy_(whole)
+            self.value.data.copy_(whole)
         else:
             self.value.take(whole)   # type: ignore[attr-defined]

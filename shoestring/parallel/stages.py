@@ -17,13 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from shoestring.core.absent import Absent
 from shoestring.core.batch import Batch, moved
 from shoestring.core.errors import Mistake
 from shoestring.core.link import Done, Link, Sending
 from shoestring.core.private import backward_to_inputs, backward_to_weights, storage_id_of, tree_flatten, tree_unflatten
 from shoestring.core.run import Run, weighed
 from shoestring.measure.interception import Guard
-from shoestring.parallel.absent import Absent
 from shoestring.parallel.chain import chain_of
 from shoestring.parallel.schedule import Action, Kind, Orders, Span, in_slices
 from shoestring.parallel.staged_state import StagedState

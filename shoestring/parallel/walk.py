@@ -21,10 +21,10 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from shoestring.core.absent import Absent, absent
 from shoestring.core.errors import Mistake
 from shoestring.core.private import tree_flatten, tree_leaves, tree_unflatten, without_modes
 from shoestring.measure.interception import instead, patched
-from shoestring.parallel.absent import Absent, absent
 
 Number = tuple[int, int]   # of a value: the last block that was called before it came (-1: none), and how many came since
 

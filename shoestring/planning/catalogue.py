@@ -25,6 +25,7 @@ from shoestring.parallel.drop_stragglers import DropStragglers
 from shoestring.parallel.local_steps import LocalSteps
 from shoestring.parallel.pipeline import Pipeline
 from shoestring.parallel.shard import Shard
+from shoestring.parallel.tensor import TensorParallel
 from shoestring.parallel.tokens import Tokens
 
 CATALOGUE: tuple[type[Technique], ...] = (
@@ -45,6 +46,7 @@ CATALOGUE: tuple[type[Technique], ...] = (
     LocalSteps,
     Asynchronous,
     DropStragglers,
+    TensorParallel,
     Ema,
     Allocator,
 )

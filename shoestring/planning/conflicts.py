@@ -68,6 +68,22 @@ CONFLICTS: dict[frozenset[str], str] = {
        for apart in ("LocalSteps", "CompressGradients(topk)")},
     **{frozenset({"Ema", served}): "weights move whenever a gradient arrives, so an average by steps would depend on who came when"
        for served in ("Asynchronous", "DropStragglers")},
+    frozenset({"TensorParallel", "LowRank"}):
+        "LowRank trains updates beside whole weights, and with TensorParallel a worker has parts of them",
+    frozenset({"TensorParallel", "Precision(fp16)"}):
+        "fp16 must look at all gradients for overflow before any weight moves; with TensorParallel every worker sees those of its parts",
+    frozenset({"TensorParallel", "Shard(stage=3)"}):
+        "both keep parts of weights, and a checkpoint knows how to put one kind together: Shard(stage=2) goes with TensorParallel",
+    frozenset({"TensorParallel", "Ema"}):
+        "Ema averages whole weights, and with TensorParallel a worker has parts of them",
+    **{frozenset({"TensorParallel", served}): "the first worker keeps whole weights for all others, and here each has its parts"
+       for served in ("Asynchronous", "DropStragglers")},
+    frozenset({"TensorParallel", "LocalSteps"}):
+        "what LocalSteps keeps between two meetings is saved by the first worker alone, and every worker along tensor has its own",
+    frozenset({"TensorParallel", "CompressGradients"}):
+        "what messages leave out is saved by the first worker of a line alone, and every worker along tensor has its own",
+    frozenset({"TensorParallel", "OffloadOptimizer"}):
+        "OffloadOptimizer keeps the state of whole weights, and with TensorParallel a worker has parts of them",
     **{frozenset({f"{UNITING} along {axis}"}): "both unite the workers: choose one" for axis in ("data", "stage", "tensor")},
     frozenset({UNITING, "StepInBackward"}):
         "a gradient is whole only when all workers have added theirs; StepInBackward moves a weight before",

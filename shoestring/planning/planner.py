@@ -113,7 +113,6 @@ class Planner:
         simplest: tuple[Technique, ...] = (TOGETHER,) if self.devices > 1 else ()
         apart = TOGETHER.refusal(ledger) if simplest else ""   # why workers can't each train a copy of the model
         plain = self.predictor.sketched(asked_for((), ledger)) if apart else self.predictor.plan(asked_for(simplest, ledger))
-        self.predictor.limit = inf
         if forced is not None:
             chosen = self.forced(ledger, forced) if forced != simplest or apart else plain
             self.check_exact(chosen)
@@ -121,9 +120,12 @@ class Planner:
             chosen = explained(self.predictor.with_ranks(chosen), plain, budget.memory)
             return Outcome(chosen, plain, (), 1, fits, self.elapsed(), budget.memory, (), ())
         self.tell("ranking all combinations of techniques")
-        self.predictor.limit = budget.memory
         room = TrainingRoom(self.predictor, self.catalogue, plain, self.inexact, apart)
-        found = Chooser(room, ledger, self.failed).choice(budget, self.levels, () if apart else (plain,), self.earlier)
+        self.predictor.limit = budget.memory
+        try:
+            found = Chooser(room, ledger, self.failed).choice(budget, self.levels, () if apart else (plain,), self.earlier)
+        finally:
+            self.predictor.limit = inf
         chosen = explained(self.predictor.with_ranks(found.chosen), plain, budget.memory)
         return Outcome(chosen, plain, found.runners_up, found.tried, found.fitting, self.elapsed(), budget.memory, found.more,
                        found.refused)

@@ -45,7 +45,7 @@ SPREAD = 1.04          # between two trials of one plan: threads race for memory
 AGAIN = 2              # so often
 FEW_SPREAD = 1.12      # the same of plain training, of which the anchor did a few steps, and what is kept back grows in the first ones
 VARIED_SPREAD = 1.15   # where sizes vary, two runs of one plan differ by so much under an allocator that follows no rule
-APART = 16             # workers of a group that are rehearsed one by one where they send different amounts; of more, one of each kind
+APART = 8              # workers of a group that are rehearsed one by one where they send different amounts; of more, one of each kind
 ALIKE = (0.0, 1.0)     # if workers synchronise after every step or never, all steps cost the same, so one may be timed
 
 
@@ -193,7 +193,7 @@ class Predictor:
         with suppress(Exception):   # the plan is good without them
             each = [(rank,) for rank in range(self.devices)] if not alike and self.devices <= APART else None
             for ranks in each or kinds_of_workers(job, dict(self.mesh(plan.techniques)), serves):
-                if job.link.rank in ranks and not serves and alike:
+                if job.link.rank in ranks and not serves and (alike or job.link.rank == ranks[0] == 0):
                     found.append(RankFigures(ranks, plan.peak_bytes, plan.sent_bytes))
                     continue
                 log = self.log(plan.techniques, rank=ranks[0])
@@ -211,10 +211,10 @@ class Predictor:
         uniting = united[0]   # the copies of the model, if there are several: others talk in every step
         if uniting.serves:
             return float(self.rehearsals.log(techniques, rank=0).sent[-1]), float(log.sent[-1])
-        if rank is None and not self.alike(techniques):
+        place = self.rehearsals.job.link
+        if rank is None and place.rank and not self.alike(techniques):
             rank = 0
             log = self.rehearsals.log(techniques, rank)
-        place = self.rehearsals.job.link
         told = agreement_bytes(Link(place.rank if rank is None else rank, place.world, place.same_machine, speeds=place.speeds)
                                ) if agrees(techniques) else 0
         total_steps = self.rehearsals.job.steps

@@ -7,10 +7,11 @@ from math import inf
 from typing import ClassVar
 
 from shoestring.core.budget import Budget
+from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
 from shoestring.core.figures import Quantity
 from shoestring.core.ledger import Ledger
-from shoestring.core.training import TrainingTechnique, axes_not_united
+from shoestring.core.training import TrainingTechnique, axes_not_united, mesh_sizes
 from shoestring.planning.choose import asked_for, candidates
 from shoestring.planning.conflicts import clash
 from shoestring.planning.plan import Plan
@@ -118,7 +119,11 @@ class TrainingRoom(Room[TrainingTechnique, Ledger, Plan]):
 
 def complete(techniques: Techniques, ledger: Ledger) -> bool:
     """Workers need something that unites them."""
-    return not axes_not_united(techniques, {"data": ledger.workers.world})
+    try:
+        sizes = mesh_sizes(techniques, ledger.workers.world)
+    except Mistake:   # so many workers can't stand as they want
+        return False
+    return not axes_not_united(techniques, sizes) and all(sizes[one.unites] > 1 for one in techniques if one.unites)
 
 
 def combinations(ledger: Ledger, catalogue: Iterable[type[TrainingTechnique]], most: Exactness) -> Iterator[Combination]:

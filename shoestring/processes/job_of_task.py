@@ -46,5 +46,5 @@ def fresh_model(job: Job) -> nn.Module:
         raise
     except Exception as error:
         raise Mistake(f"the job's model could not be made: {type(error).__name__}: {error}") from error
-    random_state.seed_worker(job.seed, job.link.rank)
+    random_state.seed_worker(job.seed, job.mesh.draws_as)
     return model.to("cuda") if torch.cuda.is_available() else model

@@ -42,7 +42,8 @@ def snapshot_of(run: Run, feed: Feed, step: int, best: tuple[float, int] | None)
             weights[name] = one
     state = {
         "step": step, "model": other, "optimizer": optimizer_state(run), "feed": feed.state_dict(),
-        "chances": gathered(run, random_state.state()), "parts": {name: part.state_dict() for name, part in run.state.items()},
+        "chances": gathered(run, random_state.state())[::run.mesh.drawing_alike],
+        "parts": {name: part.state_dict() for name, part in run.state.items()},
         "best": best, "on_disk": on_disk(run), "left_out": left_out(run), "beside_model": beside_model(run),
     }
     return Snapshot(step, weights, aliases, state)
@@ -102,10 +103,10 @@ def restore(checkpoint: Checkpoint, run: Run, feed: Feed) -> dict[str, Any]:
         if name in state["parts"]:
             part.load_state_dict(state["parts"][name])
     feed.load_state_dict(state["feed"])
-    if run.link.rank < len(state["chances"]):
-        random_state.restore(state["chances"][run.link.rank])
+    if run.mesh.draws_as < len(state["chances"]):
+        random_state.restore(state["chances"][run.mesh.draws_as])
     else:
-        random_state.seed_worker(feed.job.seed, run.link.rank, state["step"])
+        random_state.seed_worker(feed.job.seed, run.mesh.draws_as, state["step"])
     return state
 
 
@@ -128,17 +129,18 @@ def put_optimizer_state(run: Run, whole: dict[str, Any]) -> None:
                       f"{len(groups)} now: give the optimizer that the run was begun with, or begin anew with --fresh")
     kernels = [{name: group[name] for name in KERNELS if name in group} for group in run.optimizer.param_groups]
     try:
-        own = whole
+        own: dict[str, Any] | None = whole
         for part in run.state.values():
-            own = part.own_optimizer(own)
-        run.optimizer.load_state_dict(own)
+            own = part.own_optimizer(own) if own is not None else None
+        if own is not None:
+            run.optimizer.load_state_dict(own)
     except ValueError as error:   # other weights in a group
         raise Mistake(f"the optimizer's state in the checkpoint does not fit the job's optimizer now ({error}): give the optimizer that "
                       f"the run was begun with, or begin anew with --fresh") from error
-    for group, loaded, own in zip(groups, run.optimizer.param_groups, kernels, strict=True):
+    for group, loaded, chosen in zip(groups, run.optimizer.param_groups, kernels, strict=True):
         settings = dict(loaded)
         group.clear()
-        group.update(settings | own)
+        group.update(settings | chosen)
     run.optimizer.param_groups = groups
 
 

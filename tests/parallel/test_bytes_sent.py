@@ -42,8 +42,9 @@ def marked(techniques: list[Technique], worlds: tuple[int, ...]) -> list[object]
             for one in techniques for world in worlds]
 
 
-def test_every_way_to_unite_workers_is_here() -> None:
-    assert {type(one) for one in (*TOGETHER, *SERVED)} == {kind for kind in CATALOGUE if kind.unites}   # type: ignore[arg-type]
+def test_every_way_to_share_a_batch_is_here() -> None:
+    """Of the other axes: test_tensor_processes."""
+    assert {type(one) for one in (*TOGETHER, *SERVED)} == {kind for kind in CATALOGUE if kind.unites == "data"}   # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("technique", "world"), marked(TOGETHER, (2, 3)))

@@ -52,6 +52,8 @@ def plans(name: str) -> list[tuple[Technique, ...]]:
     for kind in CATALOGUE:
         if kind in (Asynchronous, DropStragglers):   # what they do depends on time: test_asynchronous
             continue
+        if kind.unites not in ("", "data"):   # test_tensor, test_tensor_processes
+            continue
         usable = [one for one in kind.choices(ledger(name)) if not one.refusal(ledger(name))]
         if usable and usable[0].unites:
             uniting += usable

@@ -1,7 +1,7 @@
 """Schedules of pipelines: drawn tables, and what holds for all of them."""
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from itertools import pairwise
 
 import pytest
@@ -151,6 +151,28 @@ def test_what_is_sent_over_a_cut_arrives_in_the_order_in_which_it_is_taken(case:
         return [one.piece for own in found for one in own if one.kind in kinds and one.chunk == chunk]
 
     assert all(taken(kinds, chunk) == taken(kinds, chunk + 1) for kinds in ((Kind.FORWARD,), BACKWARDS) for chunk in range(last))
+
+
+def sent_and_taken(found: Orders, chunks: int) -> tuple[dict[tuple[int, int], list[Action]], dict[tuple[int, int], list[Action]]]:
+    """By (from worker, to worker): what is computed for the other, and what the other takes, each in order."""
+    sent, taken = defaultdict(list), defaultdict(list)
+    stages = len(found)
+    for worker, own in enumerate(found):
+        for one in own:
+            step = {Kind.FORWARD: 1, Kind.WEIGHTS: 0}.get(one.kind, -1)
+            if step and 0 <= one.chunk + step < stages * chunks:
+                sent[worker, (one.chunk + step) % stages].append(one)
+            if step and 0 <= one.chunk - step < stages * chunks:
+                taken[(one.chunk - step) % stages, worker].append(Action(one.kind, one.piece, one.chunk - step))
+    return sent, taken
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4, 5])
+def test_only_two_workers_that_interleave_take_things_in_another_order_than_they_are_sent(stages: int) -> None:
+    for schedule in SCHEDULES:
+        for chunks in (1, 2, 3) if schedule == "interleaved" else (1,):
+            found = [sent_and_taken(orders(schedule, stages, pieces, chunks), chunks) for pieces in range(1, 13)]
+            assert all(sent == taken for sent, taken in found) == (stages > 2 or chunks == 1), (schedule, chunks)
 
 
 def test_orders_in_which_everybody_waits_are_told_of() -> None:

@@ -38,7 +38,7 @@ from shoestring.core.sums import (
 )
 from tests.parallel.members import CONTEXT
 
-COUNTS = (0, 1, 2, 3, 5, 64, 1001, 70_001)   # numbers: none, fewer than workers, not divisible
+COUNTS = (0, 1, 3, 5, 1001, 70_001)   # numbers: none, fewer than workers, not divisible
 LINES: dict[int, list[tuple[int, ...]]] = {2: [(2,), (1, 1)], 3: [(3,), (2, 1), (1, 2)], 4: [(4,), (2, 2), (3, 1), (1, 1, 2)]}
 CASES = [(way, machines) for world in LINES for machines in LINES[world] for way in (*BY_MESSAGES, LIBRARY, MEMORY)
          if machines == (world,) or way == TWO_LEVEL]
@@ -96,7 +96,7 @@ def test_bytes_are_those_of_the_program(way: str, machines: tuple[int, ...], cou
         made = rounds(way, rank, machines, count)
         assert sent(way, rank, machines, count, 4) == 4 * sum(one.end - one.begin for each in made for one in each.sends)
         largest = max((one.end - one.begin for each in made for one in each.receives if one.adds), default=0)
-        assert room(way, rank, machines, count) >= largest
+        assert largest <= room(way, rank, machines, count) <= largest + 1
 
 
 def test_which_ways_give_the_same_bits() -> None:
@@ -148,6 +148,7 @@ def test_seconds_by_hand() -> None:
     assert seconds(TREE, 1000, (2, 2), two) == pytest.approx(2 * (1e-5 + 1e-6) + 2 * (1e-4 + 1e-5))
     assert seconds(NAIVE, 1000, (2, 2), two) == pytest.approx(2 * (1e-5 + 1e-6) + 4 * (1e-4 + 1e-5))
     assert seconds(TWO_LEVEL, 1000, (2, 2), two) == pytest.approx(2 * (1e-5 + 0.5e-6) + 2e-4 + 1e-5)
+    assert seconds(LIBRARY, 1000, (4,), flat) == pytest.approx(4e-5 + 1.5e-6)
     assert all(seconds(way, 1000, (1,), two) == 0 for way in BY_MESSAGES)
 
 
@@ -166,6 +167,7 @@ def test_a_tree_for_little_a_ring_for_much_and_two_levels_between_machines() -> 
     assert chosen(1 << 24, (8,), Speeds(inside=Rate(1e-9, 1e-5), measured={MEMORY: (Rate(1e-10, 1e-6),)})) == MEMORY
     slow = Speeds(8, Rate(4e-12, 1e-5), Rate(4e-11, 3e-5))
     assert chosen(1 << 24, slow.machines(range(32)), slow) == TWO_LEVEL
+    assert chosen(1 << 24, (8, 8), Speeds(8, only=LIBRARY)) == LIBRARY
     assert TWO_LEVEL not in ways((8,), slow) and MEMORY not in ways((4, 4), Speeds(4, measured={MEMORY: (Rate(),)}))
 
 
@@ -177,8 +179,8 @@ def test_another_way_than_the_usual_one_must_be_worth_it() -> None:
 
 def test_a_plan_says_how_sums_are_done() -> None:
     sums = sums_of(Speeds(inside=Rate(1e-9, 1e-5)), range(8))
-    assert str(sums) == "sums of 8 workers: tree up to 8.00 KiB, ring above"
-    assert [sums.way(size) for size in (0, 8, 1 << 13, 1 + (1 << 13), 1 << 60)] == [TREE, TREE, TREE, RING, RING]
+    assert str(sums) == "sums of 8 workers: tree up to 16.0 KiB, ring above"
+    assert [sums.way(size) for size in (0, 8, 1 << 14, 1 + (1 << 14), 1 << 60)] == [TREE, TREE, TREE, RING, RING]
     assert str(Sums((4,))) == "" and Sums((4,)).alike and not sums.alike and sums_of(None, range(4)) == Sums((4,))
 
 
@@ -242,7 +244,7 @@ def tried(rank: int, world: int, group: Any) -> dict[str, Any]:
     link.begin_part = lambda part, to: passed.append(part.nbytes) or begin(part, to)
     found = {}
     for (way, machines), count, dtype in product(CASES, COUNTS, (torch.float32, torch.uint8, torch.bfloat16)):
-        if sum(machines) != world or (dtype == torch.bfloat16 and count > 64):
+        if sum(machines) != world or (dtype != torch.float32 and count not in (3, 1001)):
             continue
         tensor = drawn(count, rank, dtype)
         link.sums = Sums(machines, ((1, way),))

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from shoestring.core.link import Link
-from shoestring.core.mesh import on_one_axis
+from shoestring.core.mesh import imagined_mesh
 from shoestring.core.run import plain_run
 from shoestring.core.training import TrainingTechnique as Technique
+from shoestring.core.training import mesh_sizes
 from shoestring.measure.blocks import blocks
 from shoestring.memory.accumulate import Accumulate
 from shoestring.parallel.asynchronous import Asynchronous
@@ -34,7 +34,7 @@ def snapshot(value: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("technique", [*(kind(**REQUIRED.get(kind, {})) for kind in CATALOGUE), *MORE], ids=str)
 def test_apply_leaves_what_it_was_given_alone(technique: Technique, rank: int, tmp_path: Path) -> None:
-    made = replace(job("chain"), mesh=on_one_axis(Link(rank, 3)))
+    made = replace(job("llama" if technique.unites == "tensor" else "chain"), mesh=imagined_mesh(mesh_sizes((technique,), 6), rank))
     model = seeded(made)
     run = replace(plain_run(made, model, blocks(model)), folder=tmp_path)
     before = snapshot(run), snapshot(made), dict(vars(run.link)), dict(vars(run.assignment))

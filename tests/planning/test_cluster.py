@@ -33,17 +33,23 @@ def test_a_description_that_is_not_whole_is_refused_by_name(tmp_path: Path) -> N
         cluster(tmp_path / "list.json", 8)
 
 
-def test_past_one_machine_the_network_counts_for_what_has_to_pass_it(tmp_path: Path) -> None:
+def test_past_one_machine_the_network_is_what_counts(tmp_path: Path) -> None:
     path = described(tmp_path)
     inside, outside = cluster(path, 8).links["8"], cluster(path, 16).links["16"]
-    assert inside[0] == pytest.approx(1 / 250e9, rel=1e-6) and outside[1] > inside[1]
+    assert inside[0] == pytest.approx(1 / 250e9) and outside[0] == pytest.approx(1 / 25e9) and outside[1] > inside[1]
+    assert outside[1] == pytest.approx(2 * 4 * 3e-5, rel=1e-3), "a library's tree of 16"
+
+
+def test_cpus_add_up_in_two_levels_where_the_network_is_slow(tmp_path: Path) -> None:
+    found = cluster(described(tmp_path, device="cpu"), 16).links["16"]
     two_levels = 2 * 7 / 8 / 250e9 + 2 * 1 / 2 / 25e9   # seconds per byte that is added up, inside and between two machines
-    assert outside[0] * 2 * 15 / 16 == pytest.approx(two_levels, rel=1e-6)
-    assert cluster(described(tmp_path, devices=1), 16).links["16"][0] == pytest.approx(1 / 25e9, rel=1e-6), "a ring where each is alone"
+    assert found[0] * 2 * 15 / 16 == pytest.approx(two_levels, rel=1e-6)
+    alone = cluster(described(tmp_path, device="cpu", devices=1), 4).links["4"]
+    assert alone[0] == pytest.approx(1 / 25e9, rel=1e-6), "a ring where each is alone"
 
 
 def test_a_plan_for_a_cluster_says_how_its_workers_add_up(tmp_path: Path) -> None:
-    found = shoestring.plan(job("llama"), devices=4, use=["Average()"], hardware=described(tmp_path, devices=1)).chosen
+    found = shoestring.plan(job("llama"), devices=4, use=["Average()"], hardware=described(tmp_path, devices=1, device="cpu")).chosen
     assert "sums of 4 workers on 4 machines: tree up to" in found.sure and "ring above" in found.sure
     assert found.speeds is not None and len(found.ranks) == 4, "each worker sends an amount of its own"
     assert found.ranks[0].sent_bytes == found.sent_bytes and len({one.sent_bytes for one in found.ranks}) > 1
@@ -53,6 +59,7 @@ def test_a_plan_for_a_cluster_says_how_its_workers_add_up(tmp_path: Path) -> Non
 
 def test_a_plan_for_machines_that_are_not_here(tmp_path: Path) -> None:
     fast = shoestring.plan(job("llama"), devices=4, hardware=described(tmp_path))
+    assert "sums of 4 workers: library" in fast.chosen.sure, "GPUs have their own"
     assert fast.chosen.world == 4 and fast.chosen.sent_bytes > 0 and "the hardware is not here" in fast.chosen.sure
     assert fast.chosen.process_bytes <= fast.memory == int(0.9 * (80 << 30))
     slow = shoestring.plan(job("llama"), devices=4, use=["Average()"], hardware=described(tmp_path, link="1MB", latency=0.01))

@@ -63,7 +63,7 @@ def tracked(job: Job, techniques: Iterable[Technique], model: nn.Module, batches
     with tracker:
         run = watched(prepared(job, techniques, model), tracker)
     if not techniques:
-        tracker.log.traits |= optimizer_traits(run.optimizer)
+        tracker.log.traits |= optimizer_traits(run.optimizer).union(*(kind.noticed(run) for kind in CATALOGUE))
     tracker.log.stored = stored(run)
     generators = generators_of(model)
     before, sent = traffic(run), run.mesh.sent

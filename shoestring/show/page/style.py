@@ -117,7 +117,7 @@ svg .box{stroke:var(--paper);stroke-width:.75}
 svg .piece{pointer-events:none}
 svg .piece text{fill:var(--paper);font-size:11px}
 svg .dark text{fill:#15181c}
-.idle{opacity:.25}
+.idle{opacity:.3}
 .later{opacity:.7}
 .gauge{display:grid;gap:.875rem;margin-bottom:1.5rem}
 .gauge div p{display:flex;justify-content:space-between;font-size:.9375rem;gap:1rem;margin-bottom:.25rem}

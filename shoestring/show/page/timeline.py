@@ -169,5 +169,5 @@ def legend(timelines: Sequence[Timeline]) -> list[tuple[str, str]]:
     spans = [(span, len(one)) for one in timelines for own in one for span in own]
     kinds = [kind for kind in Kind if any(span.action.kind is kind for span, _ in spans)]
     several = any(span.action.chunk >= workers for span, workers in spans)
-    paler = [("tone-forward later", "paler: every other chunk of a stage")] if several else []
-    return [*((f"tone-{TONES[kind]}", WORDS[kind]) for kind in kinds), *paler, (IDLE, "idle")]
+    shade = [("tone-forward later", "this shade: every other chunk of a stage")] if several else []
+    return [*((f"tone-{TONES[kind]}", WORDS[kind]) for kind in kinds), *shade, (IDLE, "idle")]

@@ -1,0 +1,87 @@
+"""Workers as threads of one process, whose links really add up and pass on: as real as processes for everything but random numbers."""
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from math import prod
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from shoestring.core.link import Done, Link, Sending
+from shoestring.core.mesh import Mesh, coordinates, lines
+
+T = TypeVar("T")
+
+
+class Line:
+    """What the workers of one line share."""
+
+    def __init__(self, world: int) -> None:
+        self.barrier = threading.Barrier(world, timeout=60)
+        self.slots: list[Any] = [None] * world
+
+    def shown(self, rank: int, mine: Any) -> list[Any]:
+        """What everybody has, when all are here; nobody changes it before all have taken it."""
+        self.slots[rank] = mine
+        self.barrier.wait()
+        found = list(self.slots)
+        self.barrier.wait()
+        return found
+
+
+class ThreadLink(Link):
+    imagined = False
+
+    def __init__(self, line: Line, rank: int, world: int) -> None:
+        super().__init__(rank, world)
+        self.line = line
+
+    def begin_sum(self, tensor: Tensor) -> Sending:
+        rows = self.line.shown(self.rank, tensor.detach().clone())
+        with torch.no_grad():
+            tensor.copy_(sum(rows[1:], rows[0]))
+        return Done()
+
+    def begin_scatter(self, whole: Tensor, part: Tensor) -> Sending:
+        rows = self.line.shown(self.rank, whole.detach().clone())
+        part.copy_(sum(rows[1:], rows[0]).view(self.world, -1)[self.rank])
+        return Done()
+
+    def begin_gather(self, part: Tensor, whole: Tensor) -> Sending:
+        whole.copy_(torch.cat([one.reshape(-1) for one in self.line.shown(self.rank, part.detach().clone())]))
+        return Done()
+
+    def objects(self, mine: Any) -> list[Any]:
+        return self.line.shown(self.rank, mine)
+
+
+def in_threads(sizes: Mapping[str, int], work: Callable[[Mesh], T]) -> list[T]:
+    """What every worker of a mesh gives."""
+    world = prod(sizes.values())
+    everybody = Line(world)
+    of_axis = {axis: {rank: (Line(len(line)), line) for line in lines(sizes, axis) for rank in [line[0]]} for axis in sizes}
+
+    def worker(rank: int) -> T:
+        torch.set_num_threads(1)
+        link = ThreadLink(everybody, rank, world)
+        axes: dict[str, Link] = {}
+        for axis, size in sizes.items():
+            shared, _ = next(found for found in of_axis[axis].values() if rank in found[1])
+            axes[axis] = link if size == world else ThreadLink(shared, coordinates(sizes, rank)[axis], size) if size > 1 else Link()
+        try:
+            return work(Mesh(link, axes))
+        except BaseException:
+            everybody.barrier.abort()
+            for shared, _ in (found for lines_of in of_axis.values() for found in lines_of.values()):
+                shared.barrier.abort()
+            raise
+
+    with ThreadPoolExecutor(world) as pool:
+        futures = [pool.submit(worker, rank) for rank in range(world)]
+        errors = [error for future in futures if (error := future.exception()) is not None]
+        for error in sorted(errors, key=lambda one: isinstance(one, threading.BrokenBarrierError)):
+            raise error
+        return [future.result() for future in futures]
