@@ -24,11 +24,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from shoestring.core.absent import Absent
 from shoestring.core.errors import Mistake
 from shoestring.measure.interception import patched
-from shoestring.parallel.absent import Absent
-
-POSITIONS = ("position_ids", "start")   # arguments of a forward that say where its tokens stand: of each, or of the first
 
 
 class Span(NamedTuple):

@@ -61,7 +61,8 @@ class Tokens(TrainingTechnique):
         adding = (self.count - 1) * ledger.splitting.adding_seconds / max(held, 1.0)
         blocks = tuple(block.changed(gradient=0.0, forward=share * block.forward,
                                      backward=share * block.backward + adding * block.gradient) for block in ledger.blocks)
-        return replace(ledger, blocks=blocks, standing=replace(ledger.standing, gradients=ledger.standing.gradients + held))
+        return replace(ledger, blocks=blocks, slices=self.count,
+                       standing=replace(ledger.standing, gradients=ledger.standing.gradients + held))
 
     def cut(self, length: int) -> tuple[int, ...]:
         """Tokens of every slice of a sequence."""

@@ -8,9 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoestring.core.errors import Mistake
+from shoestring.core.ledger import Block, Ledger
+from shoestring.core.ledger_parts import Workers
 from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.memory.checkpoint import Checkpoint
 from shoestring.parallel.pipeline import Pipeline
+from shoestring.parallel.pipeline_cost import piped
 from shoestring.parallel.schedule import Kind, in_slices, orders, timed
 from shoestring.parallel.tokens import Tokens
 from shoestring.planning.conflicts import conflict
@@ -62,6 +65,19 @@ def test_slices_of_a_piece_go_forward_in_order_and_backward_in_reverse_and_nobod
                 mine = [action for action in own if action.chunk == chunk and action.piece // slices == piece]
                 assert [(action.kind, action.piece % slices) for action in mine] == [
                     *((Kind.FORWARD, number) for number in range(slices)), *((Kind.BACKWARD, number) for number in reversed(range(slices)))]
+
+
+@pytest.mark.parametrize("slices, stages", [(1, 2), (4, 2), (8, 4)])
+def test_the_predicted_step_is_that_of_the_paper(slices: int, stages: int) -> None:
+    """n equal slices through S equal stages: n turns for the last one, and S - 1 until it begins or after it."""
+    blocks = tuple(Block(f"layers.{number}", forward=1.0, backward=2.0, output=8.0, gradient=8.0) for number in range(8))
+    plain = Ledger(blocks, blocks, workers=Workers(stages, samples=1, own=1))
+    cost = Tokens(slices).cost(plain)
+    pipe = piped(cost, stages, 1, "gpipe")
+    each = sum(block.forward + block.backward for block in cost.blocks) / stages / slices
+    assert pipe.step == pytest.approx((slices + stages - 1) * each)
+    assert pipe.bubble == pytest.approx((stages - 1) / (slices + stages - 1))
+    assert len(pipe.staging(pipe.largest()).timeline[0]) == 2 * slices
 
 
 def test_schedules_that_slices_can_not_follow_are_refused() -> None:
