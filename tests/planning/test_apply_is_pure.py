@@ -18,6 +18,8 @@ from shoestring.parallel.asynchronous import Asynchronous
 from shoestring.parallel.compress_gradients import CompressGradients
 from shoestring.parallel.local_steps import LocalSteps
 from shoestring.parallel.shard import Shard
+from shoestring.parallel.tensor import TensorParallel
+from shoestring.parallel.tokens import Tokens
 from shoestring.planning.catalogue import CATALOGUE
 from tests.models import job, seeded
 
@@ -34,9 +36,9 @@ def snapshot(value: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("technique", [*(kind(**REQUIRED.get(kind, {})) for kind in CATALOGUE), *MORE], ids=str)
 def test_apply_leaves_what_it_was_given_alone(technique: Technique, rank: int, tmp_path: Path) -> None:
-    made = replace(job("llama" if technique.unites == "tensor" else "chain"), mesh=imagined_mesh(mesh_sizes((technique,), 6), rank))
+    made = replace(job("llama" if isinstance(technique, (TensorParallel, Tokens)) else "chain"), mesh=imagined_mesh(mesh_sizes((technique,), 6), rank))
     model = seeded(made)
-    run = replace(plain_run(made, model, blocks(model)), folder=tmp_path)
+    run = replace(plain_run(made, model, blocks(model)), folder=tmp_path, example=lambda: next(iter(made.data())))
     before = snapshot(run), snapshot(made), dict(vars(run.link)), dict(vars(run.assignment))
     applied = technique.apply(run)
     assert (snapshot(run), snapshot(made), vars(run.link), vars(run.assignment)) == before
