@@ -11,13 +11,18 @@ from shoestring.core.errors import Mistake
 from shoestring.core.ledger import Block, Ledger
 from shoestring.core.ledger_parts import Workers
 from shoestring.core.training import TrainingTechnique as Technique
+from shoestring.memory.accumulate import Accumulate
 from shoestring.memory.checkpoint import Checkpoint
+from shoestring.parallel.average import Average
 from shoestring.parallel.pipeline import Pipeline
 from shoestring.parallel.pipeline_cost import piped
 from shoestring.parallel.schedule import Kind, in_slices, orders, timed
+from shoestring.parallel.shard import Shard
+from shoestring.parallel.tensor import TensorParallel
 from shoestring.parallel.tokens import Tokens
 from shoestring.planning.conflicts import conflict
 from tests.parallel.sliced_stages import compared
+from tests.parallel.test_promises_of_groups import outcomes
 
 PLANS: list[tuple[Technique, ...]] = [
     (Tokens(3), Pipeline(2, 1, "gpipe")),
@@ -50,6 +55,21 @@ def test_slices_of_every_known_model_go_through_two_stages(name: str, tmp_path: 
 def test_slices_go_through_several_chunks_of_every_worker(tmp_path: Path) -> None:
     keeps_its_promises(tmp_path, ["one sample"], [(Tokens(5), Pipeline(2, 1, "interleaved", chunks=2)),
                                                   (Tokens(3), Pipeline(2, 1, "naive"))])
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("warm_workers")
+@pytest.mark.parametrize("world, plans", [
+    (2, [(Tokens(3), Average()), (Tokens(2), Accumulate(2), Average()), (Tokens(3), Shard(2)), (Tokens(2), Checkpoint(every=1), Shard(3)),
+         (Tokens(3), TensorParallel(2)), (Tokens(3), TensorParallel(2, sequence=True))]),
+    (4, [(Tokens(3), Pipeline(2, 1, "gpipe"), Average()), (Tokens(3), TensorParallel(2), Pipeline(2, 1, "gpipe"))]),
+])
+def test_slices_go_with_every_other_way_to_divide_the_work(world: int, plans: list[tuple[Technique, ...]], tmp_path: Path) -> None:
+    for plan, outcome in zip(plans, outcomes("llama", world, plans, tmp_path), strict=True):
+        for one in outcome["workers"]:
+            assert one["drift"] < 1e-5 and one["apart"] < 1e-6, (plan, one)
+            for known in ("peaks", "sent", "flops"):   # rehearsed and measured
+                assert one[known][0] == one[known][1], (plan, known, one)
 
 
 @settings(max_examples=60, deadline=None)
