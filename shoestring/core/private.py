@@ -133,7 +133,7 @@ def write_count(tensor: Tensor) -> int:
 
 def writes_unseen(tensors: tuple[Tensor, ...]) -> AbstractContextManager[object]:
     """While inside, writes to these tensors are not counted: whoever saved one for backward sees to it that it is as it was then."""
-    found: AbstractContextManager[object] = torch.autograd._unsafe_preserve_version_counter(tensors)
+    found: AbstractContextManager[object] = torch.autograd._unsafe_preserve_version_counter(tensors)   # type: ignore[attr-defined]
     return found
 
 

@@ -203,7 +203,7 @@ class PipeDream(Stages):
 
     @property
     def kept(self) -> Mapping[str, StoredTensor]:
-        """All workers ask for it, for weights of one version: if data ended before the step that was to be the last, the line drains now."""
+        """All workers ask for it, for weights of one version: where data ended before the step that was to be the last, the line drains."""
         self.drain()
         return super().kept
 
@@ -222,8 +222,8 @@ class PipeDream(Stages):
                 f"steps, and only then is saved, validated or stopped")
 
 
-CLIPS = ("the job clips gradients by their global norm, and with schedule='pipedream' the stages have the gradients of a piece at different "
-         "times: use schedule='1f1b', or a job without clip")
+CLIPS = ("the job clips gradients by their global norm, and with schedule='pipedream' the stages have the gradients of a piece at "
+         "different times: use schedule='1f1b', or a job without clip")
 
 
 def refuse_views(model: nn.Module, weights: Sequence[nn.Parameter]) -> None:
