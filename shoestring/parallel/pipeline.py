@@ -117,6 +117,8 @@ class Pipeline(TrainingTechnique):
     def refusal(self, ledger: Ledger) -> str:
         if ledger.has("no block runs"):
             return NO_BLOCK_RUNS
+        if self.stashes and ledger.has("clips"):
+            return CLIPS
         world, calls, parts = ledger.workers.world, len(ledger.inside), self.stages * self.chunks
         if world % self.stages:
             return f"{world} workers can't stand in lines of {self.stages}: give a multiple of {self.stages} as --devices"
@@ -128,7 +130,7 @@ class Pipeline(TrainingTechnique):
             return ledger.findings.reasons.get("can't be split", "a batch can't be split")
         if ledger.has("sparse gradients"):
             return "the model has sparse gradients, which are not sent between workers: make its embeddings with sparse=False"
-        return CLIPS if self.stashes and ledger.has("clips") else ""
+        return ""
 
     def exactness(self, ledger: Ledger) -> Exactness:
         if ledger.has("mixes samples") or self.stashes:
@@ -152,7 +154,7 @@ class Pipeline(TrainingTechnique):
         return self.pipe(ledger).staging(after)
 
     def pipe(self, ledger: Ledger) -> Pipe:
-        return piped(ledger, self.stages, self.pieces_wanted, self.schedule, self.chunks, self.balance)
+        return piped(ledger, self.stages, self.pieces_wanted, self.schedule, self.chunks, self.balance, self.vertical, self.flush)
 
     def bounds(self, chain: Chain, sizes: Sequence[int]) -> list[range]:
         """The calls of blocks that every chunk has."""

@@ -1,6 +1,7 @@
 """PipeDream: every update is the one that the paper describes, and all that is said of it holds."""
 from __future__ import annotations
 
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from tests.models import job, seeded
 from tests.parallel import six_blocks
 from tests.parallel.members import Group
 from tests.parallel.test_promises_of_groups import outcomes
+from tests.records import records, steps_in
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
 JOB = Path(six_blocks.__file__)
@@ -59,6 +61,28 @@ def test_two_runs_end_with_the_same_bits_and_blocks_computed_again_meet_the_weig
     assert all(torch.equal(first[name], again[name]) for name in first)
     recomputed = trained(tmp_path / "recomputed", [line(3), Checkpoint(1)], 3, dropout=0.2)
     assert max(float((first[name] - recomputed[name]).abs().max()) for name in first) <= 1e-6
+
+
+def test_a_run_that_is_killed_goes_on_from_where_the_line_drained_and_ends_with_the_same_bits(tmp_path: Path) -> None:
+    """Stage 1 is killed in the forward of the third piece of the sixth batch. The line drained after the fourth, which was saved."""
+    plan, steps = [line(2, flush=4)], 12
+    flags: dict[str, Any] = {"dropout": 0.2, "sizes": ",".join(["8"] * steps)}
+    found = []
+    for place, doom in (("whole", {}), ("killed", {"file": str(tmp_path / "dead"), "last": 5 * 4 + 3})):
+        words: dict[str, Any] = {"folder": str(tmp_path / place), "cadence": {"steps": 1}, "weights": str(tmp_path / f"{place} weights"),
+                                 "flags": flags | doom}
+        group = Group(tmp_path / place, 2, JOB, plan, steps, **words)
+        if doom:
+            group.processes[1].join(60)
+            assert group.processes[1].exitcode == -signal.SIGKILL
+            group.kill()
+            group = Group(tmp_path / place, 2, JOB, plan, steps, **words)
+        group.results()
+        found.append(TensorFile(tmp_path / f"{place} weights"))
+    assert [event["step"] for event in records(tmp_path / "killed") if event["event"] == "begun"] == [0, 4]
+    losses = [[event["loss"] for event in steps_in(records(tmp_path / place))] for place in ("whole", "killed")]
+    assert losses[0] == losses[1] and len(losses[0]) == steps
+    assert all(torch.equal(value, found[1][name]) for name, value in found[0].items())
 
 
 @pytest.mark.parametrize(("name", "world"), [("chain", 3), ("frozen bottom", 2)])
@@ -93,8 +117,9 @@ def test_what_goes_wrong_with_it_is_refused_with_what_to_do() -> None:
     assert "clips gradients" in line(2).refusal(with_traits(Ledger(()), "clips"))
     assert "copies add up" in conflict((line(2), Average())) and not conflict((Pipeline(2, 4, "1f1b"), Average()))
     assert "fewer pieces" in conflict((line(2), Accumulate(2))) and not conflict((line(2), Checkpoint(1)))
-    for wrong, reason in (({"flush": 0}, "one or more"), ({"stages": 5}, "fewer pieces than stages"), ({"schedule": "1f1b", "vertical": True},
-                                                                                                       "are for schedule='pipedream'")):
+    wrong: dict[str, Any]
+    for wrong, reason in (({"flush": 0}, "one or more"), ({"stages": 5}, "fewer pieces than stages"),
+                          ({"schedule": "1f1b", "vertical": True}, "are for schedule='pipedream'")):
         with pytest.raises(Mistake, match=reason):
             Pipeline(**{"stages": 2, "pieces": 4, "schedule": "pipedream", **wrong})
 
@@ -103,7 +128,7 @@ def test_a_tensor_that_shares_memory_with_a_weight_is_refused() -> None:
     class Shared(nn.Sequential):
         def __init__(self) -> None:
             super().__init__(*six_blocks.model())
-            self.turned = self[6].weight.detach().t()
+            self.turned = next(self[6].parameters()).detach().t()
 
     assert engine(six_blocks.job()).link.world == 2
     made = replace(six_blocks.job(), model=Shared)
