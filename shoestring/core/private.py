@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from importlib import import_module
 from typing import Any
 
@@ -58,7 +59,7 @@ __all__ = ["BATCH_NORMS", "CTC_LOSSES", "GROUPED_PRODUCT", "NO_OVERRIDE", "READ_
            "dense_parts", "has_schedule", "memory_format", "next_node_number", "node_number", "note_step_called",
            "number_of", "operation_of", "own_buffers", "own_parameters", "resize_storage", "results_of", "step_hooks", "storage_id",
            "storage_id_of", "transformers_initialiser", "tree_flatten", "tree_leaves", "tree_map", "tree_unflatten", "without_modes",
-           "without_numbers", "write_count"]
+           "without_numbers", "write_count", "writes_unseen"]
 
 
 class DispatchMode(TorchDispatchMode):
@@ -128,6 +129,12 @@ def storage_id_of(tensor: Tensor) -> int:
 def write_count(tensor: Tensor) -> int:
     """How often a tensor, or a view of it, was written to in place; what goes through `.data` is not counted."""
     return tensor._version
+
+
+def writes_unseen(tensors: tuple[Tensor, ...]) -> AbstractContextManager[object]:
+    """While inside, writes to these tensors are not counted: whoever saved one for backward sees to it that it is as it was then."""
+    found: AbstractContextManager[object] = torch.autograd._unsafe_preserve_version_counter(tensors)   # type: ignore[attr-defined]
+    return found
 
 
 def dense_parts(tensor: Tensor) -> tuple[Tensor, ...]:

@@ -48,6 +48,11 @@ CONFLICTS: dict[frozenset[str], str] = {
         "Ema averages whole models, and with Pipeline a worker has the weights of its stages alone",
     frozenset({"Pipeline", "Precision(fp16)"}):
         "fp16 must look at all gradients for overflow before any weight moves; with Pipeline every worker sees those of its stages",
+    frozenset({"Pipeline(pipedream)", f"{UNITING} along data"}):
+        "copies add up the gradients of a whole batch, and pipedream has moved the weights after every piece by then: give as many stages "
+        "as devices, or use schedule='1f1b'",
+    frozenset({"Pipeline(pipedream)", "Accumulate"}):
+        "Accumulate adds up the gradients of pieces, and pipedream moves the weights after each: give it fewer pieces instead",
     frozenset({"CompressGradients", "Precision(fp16)"}):
         "what a message leaves out is kept back at the loss scale of its step, and that scale changes",
     frozenset({"LocalSteps", "Precision(fp16)"}):

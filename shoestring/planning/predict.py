@@ -223,8 +223,8 @@ class Predictor:
         if not kinds:
             return float(log.sent[-1] + told), 0.0
         others = [technique for technique in techniques if technique is not uniting]
-        total = sum(count * (self.rehearsals.log(in_order((*others, kind)), rank).sent[-1] + told)
-                    for kind, count in kinds.items() if count)
+        total = sum(count * self.rehearsals.log(in_order((*others, kind)), rank).sent[-1] for kind, count in kinds.items() if count)
+        total += told * uniting.agreements(total_steps)
         return total / max(total_steps, 1), 0.0
 
     def alike(self, techniques: Techniques) -> bool:
