@@ -19,6 +19,7 @@ from shoestring.core.link import Link
 from shoestring.core.mesh import Mesh, on_one_axis
 from shoestring.core.optimizer import made_optimizer
 from shoestring.core.private import number_of
+from shoestring.core.staging import OwnTimes
 
 
 @runtime_checkable
@@ -99,6 +100,11 @@ class Part:
     def buffers(self) -> Sequence[Tensor]:
         """Tensors that it holds to read into and write from."""
         return ()
+
+    @property
+    def own_times(self) -> OwnTimes | None:
+        """When it did what in the last step; None: it has no schedule."""
+        return None
 
     @property
     def remark(self) -> str:

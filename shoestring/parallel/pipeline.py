@@ -77,10 +77,6 @@ class Pipeline(TrainingTechnique):
         return self.schedule == STASHING
 
     @property
-    def label(self) -> str:
-        return "Pipeline(pipedream)" if self.stashes else super().label
-
-    @property
     def agrees(self) -> float:
         return 1 / self.flush if self.stashes else 1.0
 

@@ -181,7 +181,8 @@ class Pipe:
         bubble = self.bubble if self.schedule == STASHING else idle_share(timeline)
         return Staging(self.cut, self.schedule, self.pieces, bubble, tuple(
             tuple(Work(str(span.action.kind), span.action.piece, span.action.chunk, span.begin, span.end) for span in own)
-            for own in timeline), tuple(self.stage(worker).peak for worker in range(self.stages)))
+            for own in timeline), tuple(self.stage(worker).peak for worker in range(self.stages)),
+            names=tuple(row.name for unit in self.units for row in unit.rows if row.inside))
 
 
 def piped(ledger: Ledger, stages: int, pieces: int, schedule: str, chunks: int = 1, balance: Sequence[int] = (),

@@ -23,10 +23,12 @@ from shoestring.core.errors import Mistake
 from shoestring.core.link import Done, Link, Sending
 from shoestring.core.private import backward_to_inputs, backward_to_weights, storage_id_of, tree_flatten, tree_unflatten
 from shoestring.core.run import Run, weighed
+from shoestring.core.staging import OwnTimes
 from shoestring.measure.interception import Guard
 from shoestring.parallel.chain import chain_of
 from shoestring.parallel.schedule import Action, Kind, Orders, Span, in_slices
 from shoestring.parallel.staged_state import StagedState
+from shoestring.parallel.step_clock import StepClock
 from shoestring.parallel.walk import Chain, Left, Value, Walk, nothing, parts_of
 
 VALUES = 256   # that may cross one cut: tags of messages count them
@@ -90,6 +92,7 @@ class Stages(StagedState):
         self.slices = 1                                # that a piece is sent in
         self.spans: list[Span] = []                    # of the last step
         self.begun = 0.0
+        self.clock = StepClock(link.same_machine)
 
     # The step
 
@@ -128,6 +131,7 @@ class Stages(StagedState):
             self.add_up_tied()
         total = total.float().reshape(1)
         self.link.sum(total).wait()
+        self.clock.note(self.spans)
         return total[0].clone()
 
     def forward_piece(self, now: Run, piece: Batch, share: float, action: Action) -> Tensor | None:
@@ -279,6 +283,10 @@ class Stages(StagedState):
             one.grad = gradient
 
     # Outside of a step
+
+    @property
+    def own_times(self) -> OwnTimes:
+        return self.clock.times
 
     @contextmanager
     def together(self) -> Iterator[None]:

@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from shoestring.core.coordinates import coordinates
 from shoestring.core.link import Done, Link, Sending
-from shoestring.core.mesh import Mesh, coordinates, lines
+from shoestring.core.mesh import Mesh, lines
 
 T = TypeVar("T")
 
