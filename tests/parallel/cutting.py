@@ -5,6 +5,7 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from threading import Lock
 from typing import Any
 
 import torch
@@ -38,6 +39,8 @@ class Found:
 
 def still(model: nn.Module) -> nn.Module:
     """Without dropout: what is drawn follows from how many draw. Models also keep its rate as a number."""
+    if hasattr(model, "config"):
+        model.config.layerdrop = 0.0
     for module in model.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
             module.p = 0.0
@@ -87,11 +90,13 @@ def of_buffers(model: nn.Module) -> dict[str, Tensor]:
 def cut(job: Job, technique: Pipeline, count: int = 1, more: Sequence[Technique] = ()) -> Found:
     """The same of a group whose workers hold some blocks each."""
     sizes = {"data": 1, "stage": technique.stages, "tensor": 1}
-    model = still(seeded(job))
+    model, one_at_a_time = still(seeded(job)), Lock()
 
     def work(mesh: Mesh) -> tuple[float, dict[str, Tensor], dict[str, Tensor]]:
         here = replace(job, mesh=mesh)
-        run = prepared(here, (technique, *more), copy.deepcopy(model))
+        with one_at_a_time:   # the global generators are everybody's here
+            run = prepared(here, (technique, *more), copy.deepcopy(model))
+        mesh.link.objects("all have it")
         stages = run.state["stages"]
         assert isinstance(stages, Stages)
         loss = last_loss(run, here, count)
