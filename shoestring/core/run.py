@@ -154,7 +154,7 @@ class Run:
     update: Callable[[Run], None]                       # moves the weights
     pieces: Callable[[Batch, int], list[Batch]] = split   # a batch in so many pieces
     count: Callable[[Batch], int] = samples             # how many pieces a batch has at most
-    slices: Callable[[Run, Batch], list[Slice]] = lambda run, batch: [Slice(batch)]   # a batch in slices of its sequences; always as many
+    slices: Callable[[Run, Batch], list[Slice]] = lambda run, batch: [Slice(batch)]   # a batch in slices of its sequences
     state: Mapping[str, Part] = field(default_factory=dict)   # what must survive a restart, beside model and optimizer
     usable: Callable[[], AbstractContextManager[object]] = nullcontext   # while inside, the model can be called outside of a step
     # The same where all workers call it equally often, if that takes less memory; None: it does not
@@ -253,7 +253,7 @@ def brought_home(run: Run) -> None:
 def clipped(run: Run, parameters: Sequence[nn.Parameter]) -> Tensor:
     """Scale gradients down to the run's largest norm, where other workers hold other weights of the model; gives the norm of all."""
     found = [(parameter.grad, run.share(parameter)) for parameter in parameters if parameter.grad is not None]
-    square = parameters[0].new_zeros(1, dtype=torch.float32)
+    square = parameters[0].data.new_zeros(1, dtype=torch.float32)
     for gradient, share in found:
         square += share * gradient.float().square().sum()
     run.summed(square)

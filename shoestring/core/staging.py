@@ -3,7 +3,7 @@ as measured."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -55,6 +55,11 @@ class Staging:
         """The names of the blocks of every chunk."""
         ends = [sum(self.cut[:place + 1]) for place in range(len(self.cut))]
         return tuple(self.names[end - size:end] for end, size in zip(ends, self.cut, strict=True))
+
+    def slower(self, factor: float) -> Staging:
+        """The same where everything takes so many times as long."""
+        return replace(self, timeline=tuple(tuple(work._replace(begin=work.begin * factor, end=work.end * factor) for work in own)
+                                            for own in self.timeline))
 
 
 class StepTimes(NamedTuple):

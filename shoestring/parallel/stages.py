@@ -106,7 +106,7 @@ class Stages(StagedState):
                 return Crossing(self.walk.result())
 
     def gradients(self, now: Run, batch: Batch) -> Tensor:
-        device = next(iter(self.own_weights)).device
+        device = next(self.run.model.parameters()).device
         here = now.pieces(moved(batch, device), min(self.pieces, now.count(batch)))
         whole = float(now.weight(batch))
         shares = [float(now.weight(piece)) / whole if whole else 0.0 for piece in here]
@@ -138,10 +138,10 @@ class Stages(StagedState):
         """One piece through one chunk; gives its loss if that ends there."""
         inputs: list[Tensor] = []
 
-        def bring(absents: Sequence[Absent]) -> list[Tensor]:
+        def bring(absents: Sequence[Tensor]) -> list[Tensor]:
             found = self.received(absents, walk.takes, action)
             inputs.extend(one for one in found if one.requires_grad)
-            return found
+            return [one.clone() if value.written and one.requires_grad else one for one, value in zip(found, walk.takes, strict=True)]
 
         walk = self.walk = Walk(self.parts, self.ranges[action.chunk], bring)
         output = now.forward(now.model, piece)
@@ -162,7 +162,7 @@ class Stages(StagedState):
             self.hand_on(output.values, action)
         return loss
 
-    def received(self, absents: Sequence[Absent], values: Sequence[Value], action: Action) -> list[Tensor]:
+    def received(self, absents: Sequence[Tensor], values: Sequence[Value], action: Action) -> list[Tensor]:
         found = []
         for number, (like, value) in enumerate(zip(absents, values, strict=True)):
             arrived = torch.empty(like.shape, dtype=like.dtype, device=like.device)
