@@ -28,6 +28,7 @@ from shoestring.core.options import as_arguments, speaking_of_arguments
 from shoestring.core.run import brought_home
 from shoestring.core.technique import in_order, parsed
 from shoestring.core.training import TrainingTechnique as Technique
+from shoestring.core.training import mesh_sizes
 from shoestring.core.units import budget_bytes
 from shoestring.course import Course
 from shoestring.data.feed import Feed, counted, shortened
@@ -154,6 +155,7 @@ def planned(job: Job, memory: str | int | None = None, use: Iterable[Technique |
         parsed(one, CATALOGUE) if isinstance(one, str) else one for one in use)
     if forced is not None and devices > 1 and not any(one.unites for one in forced):
         forced = (*forced, TOGETHER)
+    mesh_sizes(forced or (), devices)   # what can't stand is refused before anything is measured
     if hardware is not None:
         machine, worker = cluster(Path(hardware), devices), None
     else:
@@ -368,8 +370,7 @@ def fitted_by_group(job: Job, model: nn.Module, memory: str | int | None, inexac
                     folder: Path) -> Fitted:
     sent_job = sent(job, model, folder, devices)
     found = planned(sent_job, memory, inexact=inexact, model=model, devices=devices, exact=exact)
-    group = group_of(job, sent_job, found, model, Path(run), Cadence(), False, False, devices)
-    report = group.done(lambda event: None)
+    report = group_of(job, sent_job, found, model, Path(run), Cadence(), False, False, devices).done()
     return Fitted(for_script(found), tuple(report.losses), report)
 
 
