@@ -51,7 +51,8 @@ def plan_summary(file: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(chosen, Mapping):
         once["predicted"] = {one.name: chosen[one.name] for one in MEASURABLE if one.name in chosen}
         level = "exactness" if "exactness" in chosen else "exact"
-        once |= {name: chosen[name] for name in ("techniques", level, "sure", "blocks", *CUT) if name in chosen}
+        told = ("techniques", level, "sure", "blocks", *(CUT if chosen.get("mesh") else ()))
+        once |= {name: chosen[name] for name in told if name in chosen}
         once |= {name: {"predicted": chosen[name]} for name in ("bubble", "timeline") if name in chosen}
     beside = ("predicted", "techniques", "exactness", "exact", "sure", "blocks", "plain", "runners_up")
     return once | {name: file[name] for name in beside if name in file}
