@@ -35,7 +35,7 @@ from shoestring.data.lengths import shared_data
 from shoestring.jobfile import job_path, loaded_job, with_course
 from shoestring.loop import finite, steps
 from shoestring.measure.instructions import require
-from shoestring.measure.probe import known_hardware, remember
+from shoestring.measure.probe import busy_now, known_hardware, remember
 from shoestring.memory.precision import DTYPES
 from shoestring.planning.catalogue import CATALOGUE, TOGETHER
 from shoestring.planning.duration import expected_seconds, remember_seconds
@@ -192,17 +192,19 @@ def workers(count: int) -> Worker:
 
 
 def in_group(machine: Hardware, world: int, here: int) -> Hardware:
-    """The machine as one of so many workers on it has it; how they talk is measured once and kept. A network is taken to be as fast as
-    this machine's own."""
+    """The machine as one of so many workers on it has it; how they talk is measured once and kept, or when the machine is quiet. A network
+    is taken to be as fast as this machine's own."""
     if world == 1:
         return machine
     count = max(here, 2)
     name = f"{count} {'near' if here == world else 'far'}"
-    if name not in machine.sums:
+    known = machine.sums.get(name, {})   # of one way only, where the machine was busy
+    if not known or (len(known) == 1 and machine.device == "cpu" and not busy_now()):
+        busy = busy_now()
         with temporary_folder() as folder, ThreadPoolExecutor(count) as pool:
             tasks = [LinkSpeedTask(rank=rank, world=count, same_machine=here == world, store=f"{folder}/store") for rank in range(count)]
             first, *_ = pool.map(run_worker, tasks, [{**machine.environment, **threads(count)}] * count)
-        machine = measured_group(machine, name, count, first.ways, first.memory)
+        machine = measured_group(machine, name, count, first.ways, first.memory, busy or busy_now())
         remember(machine)
     return for_group(replace(machine, environment={**machine.environment, **threads(here)}, cores=max(machine.cores // here, 1)),
                      name, world, here)
