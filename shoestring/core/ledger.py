@@ -61,6 +61,7 @@ class Ledger:
     at_zero_batch: tuple[Block, ...] = ()   # the same blocks at a batch of nothing: the part that does not shrink with the batch
     batch: int = 1                          # samples that go through the blocks at once
     pieces: int = 1                         # times that the blocks run in a step
+    slices: int = 1                         # parts of its sequences that a piece runs in, all forward before any is backward
     standing: Standing = field(default_factory=Standing)
     update: Update = field(default_factory=Update)
     splitting: Splitting = field(default_factory=Splitting)

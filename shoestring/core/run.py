@@ -148,7 +148,7 @@ class Run:
     update: Callable[[Run], None]                       # moves the weights
     pieces: Callable[[Batch, int], list[Batch]] = split   # a batch in so many pieces
     count: Callable[[Batch], int] = samples             # how many pieces a batch has at most
-    slices: Callable[[Run, Batch], list[Slice]] = lambda run, batch: [Slice(batch)]   # a batch in slices of its sequences; always as many
+    slices: Callable[[Run, Batch], list[Slice]] = lambda run, batch: [Slice(batch)]   # a batch in slices of its sequences
     state: Mapping[str, Part] = field(default_factory=dict)   # what must survive a restart, beside model and optimizer
     usable: Callable[[], AbstractContextManager[object]] = nullcontext   # while inside, the model can be called outside of a step
     # The same where all workers call it equally often, if that takes less memory; None: it does not

@@ -21,7 +21,7 @@ from shoestring.core.ledger import Block, Ledger
 from shoestring.core.ledger_parts import Traffic, Workers
 from shoestring.core.staging import Staging, Work
 from shoestring.parallel.partition import Holding, Layer, best_cut, least_demanding, smallest_maximum
-from shoestring.parallel.schedule import Action, Kind, held_at_most, idle_share, needs, orders, timed
+from shoestring.parallel.schedule import Action, Kind, held_at_most, idle_share, in_slices, needs, orders, timed
 
 RECEIVED = "(received)"    # the row of what comes from the stage before
 MOST_PIECES = 64           # that are tried,
@@ -68,14 +68,16 @@ class Pipe:
 
     @cached_property
     def seconds(self) -> list[tuple[float, float]]:
-        """Of every chunk for one piece: forward and backward, with what it sends where that takes the worker's time."""
-        found, workers = [], self.ledger.workers
+        """Of every chunk for one piece, or the mean of its slices: forward and backward, with what it sends where that takes the worker's
+        time."""
+        found, workers, part = [], self.ledger.workers, 1 / self.ledger.slices
         for number, chunk in enumerate(self.members):
             forward, backward = (sum(one) for one in zip(*((unit.layer.forward, unit.layer.backward) for unit in chunk), strict=True))
+            forward, backward = part * forward, part * backward
             if not workers.hides and number + 1 < len(self.members):
-                forward += workers.seconds(self.members[number + 1][0].arriving, 1)
+                forward += workers.seconds(part * self.members[number + 1][0].arriving, 1)
             if not workers.hides and number:
-                backward += workers.seconds(chunk[0].arriving, 1)
+                backward += workers.seconds(part * chunk[0].arriving, 1)
             found.append((forward, backward))
         return found
 
@@ -83,14 +85,15 @@ class Pipe:
     def carried(self) -> float:
         """Seconds that a message is on its way, while both workers compute."""
         workers = self.ledger.workers
-        return workers.seconds(max((chunk[0].arriving for chunk in self.members[1:]), default=0.0), 1) if workers.hides else 0.0
+        largest = max((chunk[0].arriving for chunk in self.members[1:]), default=0.0) / self.ledger.slices
+        return workers.seconds(largest, 1) if workers.hides else 0.0
 
     @cached_property
     def step(self) -> float:
         """Seconds of all pieces, forward and backward."""
         if self.schedule == STASHING:   # the line never drains
             return self.pieces * max(sum(sum(self.seconds[chunk]) for chunk in self.of(worker)) for worker in range(self.stages))
-        return played(self.schedule, self.stages, self.pieces, self.chunks, tuple(self.seconds), self.carried)
+        return played(self.schedule, self.stages, self.pieces, self.chunks, tuple(self.seconds), self.carried, self.ledger.slices)
 
     def of(self, worker: int) -> range:
         """The chunks that a worker holds."""
@@ -98,7 +101,7 @@ class Pipe:
 
     @property
     def bubble(self) -> float:
-        busy = self.pieces * sum(forward + backward for forward, backward in self.seconds)
+        busy = self.pieces * self.ledger.slices * sum(forward + backward for forward, backward in self.seconds)
         return max(1 - busy / (self.stages * self.step), 0.0) if self.step else 0.0
 
     def stage(self, worker: int) -> Ledger:
@@ -159,7 +162,8 @@ class Pipe:
             forward, backward = (one * more for one, more in zip(self.seconds[action.chunk], longer, strict=True))
             return forward if action.kind is Kind.FORWARD else backward if action.kind is Kind.BACKWARD else backward / 2
 
-        timeline = timed(orders(self.schedule, self.stages, self.pieces, self.chunks), seconds, self.carried)
+        order = in_slices(orders(self.schedule, self.stages, self.pieces, self.chunks), self.ledger.slices)
+        timeline = timed(order, seconds, self.carried)
         bubble = self.bubble if self.schedule == STASHING else idle_share(timeline)
         return Staging(self.cut, self.schedule, self.pieces, bubble, tuple(
             tuple(Work(str(span.action.kind), span.action.piece, span.action.chunk, span.begin, span.end) for span in own)
@@ -262,10 +266,11 @@ def smallest_cut(chain: tuple[Layer, ...], workers: Workers, per_weight: float, 
 
 
 @cache
-def compiled(schedule: str, stages: int, pieces: int, chunks: int) -> tuple[tuple[int, int, float, tuple[tuple[int, bool], ...]], ...]:
+def compiled(schedule: str, stages: int, pieces: int, chunks: int,
+             slices: int = 1) -> tuple[tuple[int, int, float, tuple[tuple[int, bool], ...]], ...]:
     """A schedule as numbers, in an order in which it can be done: worker, chunk with 0 for forward and 1 for backward, the share of that,
     and who comes before, by number, and whether it is another worker's."""
-    order = orders(schedule, stages, pieces, chunks)
+    order = in_slices(orders(schedule, stages, pieces, chunks), slices)
     owner = {action: worker for worker, own in enumerate(order) for action in own}
     last = stages * chunks - 1
     spans = timed(order, lambda action: 1.0)
@@ -277,12 +282,13 @@ def compiled(schedule: str, stages: int, pieces: int, chunks: int) -> tuple[tupl
                  for _, worker, _, action in done)
 
 
-def played(schedule: str, stages: int, pieces: int, chunks: int, seconds: tuple[tuple[float, float], ...], carried: float) -> float:
+def played(schedule: str, stages: int, pieces: int, chunks: int, seconds: tuple[tuple[float, float], ...], carried: float,
+           slices: int = 1) -> float:
     """Seconds of the whole: what `schedule.timed` finds, in a fraction of the time."""
     spent = [one for both in seconds for one in both]
     free = [0.0] * stages
     ended: list[float] = []
-    for worker, place, share, before in compiled(schedule, stages, pieces, chunks):
+    for worker, place, share, before in compiled(schedule, stages, pieces, chunks, slices):
         begin = free[worker]
         for number, far in before:
             come = ended[number] + carried if far else ended[number]

@@ -28,8 +28,6 @@ from shoestring.core.absent import Absent
 from shoestring.core.errors import Mistake
 from shoestring.measure.interception import patched
 
-POSITIONS = ("position_ids", "start")   # arguments of a forward that say where its tokens stand: of each, or of the first
-
 
 class Span(NamedTuple):
     """Where a slice stands in its sequence."""

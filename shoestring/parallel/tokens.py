@@ -61,24 +61,30 @@ class Tokens(TrainingTechnique):
         adding = (self.count - 1) * ledger.splitting.adding_seconds / max(held, 1.0)
         blocks = tuple(block.changed(gradient=0.0, forward=share * block.forward,
                                      backward=share * block.backward + adding * block.gradient) for block in ledger.blocks)
-        return replace(ledger, blocks=blocks, standing=replace(ledger.standing, gradients=ledger.standing.gradients + held))
+        return replace(ledger, blocks=blocks, slices=self.count,
+                       standing=replace(ledger.standing, gradients=ledger.standing.gradients + held))
 
     def cut(self, length: int) -> tuple[int, ...]:
-        """Tokens of every slice of a sequence."""
-        if length < self.count:
-            raise Mistake(f"{self.count} slices of a sequence of {length} tokens: a slice needs a token; ask for fewer slices")
+        """Tokens of every slice of a sequence; one that is shorter than others before has fewer slices, if it must."""
+        count = min(self.count, length)
         if not self.lengths:
-            return tuple(stop - start for start, stop in piece_bounds(length, self.count))
-        asked = parsed_lengths(self.lengths)
+            return tuple(stop - start for start, stop in piece_bounds(length, count))
+        asked = parsed_lengths(self.lengths)[:count]
         return asked if sum(asked) == length else in_proportion(asked, length)
 
+    def checked(self, run: Run, batch: Batch) -> Found:
+        """What there is to know of the run's model, if a batch like this one can be cut as it is asked for."""
+        if length_of(batch) < self.count:
+            raise Mistake(f"{self.count} slices of a sequence of {length_of(batch)} tokens: a slice needs a token; ask for fewer slices")
+        return checked(run, batch)
+
     def apply(self, run: Run) -> Run:
-        found = None if run.example is None else checked(run, run.example())
+        found = None if run.example is None else self.checked(run, run.example())
         device = next(run.model.parameters()).device
 
         def slices(now: Run, batch: Batch) -> list[Slice]:
             nonlocal found
-            found = checked(run, batch) if found is None else found
+            found = self.checked(run, batch) if found is None else found
             return slices_of(now, found, moved(batch, device), self.cut(length_of(batch)))
 
         return replace(run, slices=slices, gradients=lambda now, batch: sliced_gradients(now, slices(now, batch)))

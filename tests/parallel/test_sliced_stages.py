@@ -8,13 +8,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoestring.core.errors import Mistake
+from shoestring.core.ledger import Block, Ledger
+from shoestring.core.ledger_parts import Workers
 from shoestring.core.training import TrainingTechnique as Technique
+from shoestring.memory.accumulate import Accumulate
 from shoestring.memory.checkpoint import Checkpoint
+from shoestring.parallel.average import Average
 from shoestring.parallel.pipeline import Pipeline
+from shoestring.parallel.pipeline_cost import piped
 from shoestring.parallel.schedule import Kind, in_slices, orders, timed
+from shoestring.parallel.shard import Shard
+from shoestring.parallel.tensor import TensorParallel
 from shoestring.parallel.tokens import Tokens
 from shoestring.planning.conflicts import conflict
 from tests.parallel.sliced_stages import compared
+from tests.parallel.test_promises_of_groups import outcomes
 
 PLANS: list[tuple[Technique, ...]] = [
     (Tokens(3), Pipeline(2, 1, "gpipe")),
@@ -49,6 +57,21 @@ def test_slices_go_through_several_chunks_of_every_worker(tmp_path: Path) -> Non
                                                   (Tokens(3), Pipeline(2, 1, "naive"))])
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("warm_workers")
+@pytest.mark.parametrize("world, plans", [
+    (2, [(Tokens(3), Average()), (Tokens(2), Accumulate(2), Average()), (Tokens(3), Shard(2)), (Tokens(2), Checkpoint(every=1), Shard(3)),
+         (Tokens(3), TensorParallel(2)), (Tokens(3), TensorParallel(2, sequence=True))]),
+    (4, [(Tokens(3), Pipeline(2, 1, "gpipe"), Average()), (Tokens(3), TensorParallel(2), Pipeline(2, 1, "gpipe"))]),
+])
+def test_slices_go_with_every_other_way_to_divide_the_work(world: int, plans: list[tuple[Technique, ...]], tmp_path: Path) -> None:
+    for plan, outcome in zip(plans, outcomes("llama", world, plans, tmp_path), strict=True):
+        for one in outcome["workers"]:
+            assert one["drift"] < 1e-5 and one["apart"] < 1e-6, (plan, one)
+            for known in ("peaks", "sent", "flops"):   # rehearsed and measured
+                assert one[known][0] == one[known][1], (plan, known, one)
+
+
 @settings(max_examples=60, deadline=None)
 @given(schedule=st.sampled_from(["naive", "gpipe", "1f1b", "interleaved"]), stages=st.integers(1, 5), pieces=st.integers(1, 6),
        chunks=st.integers(1, 3), slices=st.integers(1, 5))
@@ -62,6 +85,19 @@ def test_slices_of_a_piece_go_forward_in_order_and_backward_in_reverse_and_nobod
                 mine = [action for action in own if action.chunk == chunk and action.piece // slices == piece]
                 assert [(action.kind, action.piece % slices) for action in mine] == [
                     *((Kind.FORWARD, number) for number in range(slices)), *((Kind.BACKWARD, number) for number in reversed(range(slices)))]
+
+
+@pytest.mark.parametrize("slices, stages", [(1, 2), (4, 2), (8, 4)])
+def test_the_predicted_step_is_that_of_the_paper(slices: int, stages: int) -> None:
+    """n equal slices through S equal stages: n turns for the last one, and S - 1 until it begins or after it."""
+    blocks = tuple(Block(f"layers.{number}", forward=1.0, backward=2.0, output=8.0, gradient=8.0) for number in range(8))
+    plain = Ledger(blocks, blocks, workers=Workers(stages, samples=1, own=1))
+    cost = Tokens(slices).cost(plain)
+    pipe = piped(cost, stages, 1, "gpipe")
+    each = sum(block.forward + block.backward for block in cost.blocks) / stages / slices
+    assert pipe.step == pytest.approx((slices + stages - 1) * each)
+    assert pipe.bubble == pytest.approx((stages - 1) / (slices + stages - 1))
+    assert len(pipe.staging(pipe.largest()).timeline[0]) == 2 * slices
 
 
 def test_schedules_that_slices_can_not_follow_are_refused() -> None:

@@ -206,6 +206,7 @@ def test_slices_that_can_not_be_are_refused() -> None:
             Tokens(**wrong)
     with pytest.raises(Mistake, match="30 slices of a sequence of 24 tokens"):
         gradients(gpt(), (Tokens(30),))
+    assert Tokens(4).cut(2) == Tokens(lengths="4,2,2").cut(2) == (1, 1), "a batch that comes later may be shorter"
     assert Tokens(lengths="4,2,2").cut(16) == (7, 4, 5) and Tokens(lengths="4,2,2").cut(8) == (4, 2, 2)
 
 
