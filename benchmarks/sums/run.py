@@ -37,7 +37,7 @@ README = Path(__file__).parent / "README.md"
 BEGIN, END = "<!-- written by run.py -->\n", "<!-- end -->\n"
 SIZES = tuple(1 << power for power in range(10, 27, 2))
 REPEATS = {size: max(min((1 << 18) // size, 16), 1) for size in SIZES}   # sums in a row
-COUNTS = {size: 21 if size <= 1 << 20 else 11 if size <= 1 << 24 else 7 for size in SIZES}   # rounds
+ROUNDS, SECONDS = (5, 21), 3.0   # at least and at most; as many as take so long
 IMAGINED: dict[int, Machines] = {2: (1, 1), 3: (2, 1), 4: (2, 2)}   # of these processes, machines that do not share memory
 WAYS = (MEMORY, LIBRARY, RING, TREE, NAIVE, TWO_LEVEL)
 LIMIT = 1.15
@@ -53,12 +53,14 @@ def worker(rank: int, world: int, folder: str) -> None:
     found: dict[str, dict[int, float]] = {way: {} for way in machines}
     tensors = {size: torch.ones(size // 4) for size in {*SIZES, *TIMED}}
     known = timed(link, machines, {size: tensors[size] for size in TIMED})
+    speeds = Speeds(measured=rates(known, machines))   # the same for all workers, so they do as many rounds
     for size in SIZES:
-        for (way, _), took in timed(link, machines, {size: tensors[size]}, REPEATS, COUNTS[size]).items():
+        a_round = REPEATS[size] * sum(seconds(way, size, own, speeds) for way, own in machines.items())
+        count = min(max(int(SECONDS / a_round), ROUNDS[0]), ROUNDS[1])
+        for (way, _), took in timed(link, machines, {size: tensors[size]}, REPEATS, count, median).items():
             found[way][size] = took
     if rank == 0:
-        each = {way: to_json(found) for way, found in rates(known, machines).items()}
-        Path(folder, "found").write_text(json.dumps({"rates": each, "found": found}))
+        Path(folder, "found").write_text(json.dumps({"rates": to_json(speeds.measured), "found": found}))
     dist.barrier()
     os._exit(0)   # threads of gloo may abort a process that tidies up
 

@@ -24,7 +24,44 @@ def settled_plan(options: Namespace, job: Job, held: Opened) -> Plan:
     if options.replan:
         return following_plan(held.folder)
     kept = None if held.changed else kept_plan(held.folder, options.adopt)
-    return new_plan(options, job, held) if kept is None else kept
+    if kept is not None and not (reason := unplaced(kept, team(options).world)):
+        return kept
+    if kept is not None:
+        held = replanned(held, reason, team(options).world)
+        say(options, f"{reason}: planning again, for these workers")
+    return new_plan(options, job, held)
+
+
+def unplaced(chosen: Plan, world: int) -> str:
+    """Why so many workers can't carry out a plan; empty if they can."""
+    from shoestring.core.training import axes_not_united, mesh_sizes
+
+    try:
+        sizes = mesh_sizes(chosen.techniques, world)
+    except Mistake as error:
+        return str(error)
+    if apart := axes_not_united(chosen.techniques, sizes):
+        return f"of {world} workers, the {sizes[apart[0]]} along the axis {apart[0]} have nothing that unites them in {chosen}"
+    return ""
+
+
+def replanned(held: Opened, reason: str, world: int) -> Opened:
+    """The run without the techniques that place workers: they were for another number of them. It goes on from its checkpoint, which is
+    that of one process."""
+    from dataclasses import replace
+
+    from shoestring.core.technique import parsed, text
+    from shoestring.planning.catalogue import CATALOGUE, TOGETHER
+    from shoestring.runs.event import Adopted
+    from shoestring.runs.events import note
+
+    note(held.folder.path, Adopted((f"a plan for {world} workers, because {reason}",)))
+    use = held.request.use
+    if use:
+        rest = [one for one in (parsed(written, CATALOGUE) for written in use) if not one.across]
+        united = world == 1 or any(one.unites for one in rest)
+        use = tuple(map(text, rest if united else (*rest, TOGETHER)))
+    return replace(held, request=replace(held.request, use=use))
 
 
 def following_plan(folder: Folder) -> Plan:
@@ -91,6 +128,8 @@ def require_means(chosen: Plan, workers: Team, folder: Path) -> None:
     if workers.world > 1 and not any(one.unites for one in chosen.techniques):
         raise Mistake(f"{chosen} is a plan for one worker, with nothing that unites {workers.world}: they would train apart; plan for them "
                       f"(--devices without --plan, --fresh in a folder that has a plan), or train with one")
+    if reason := unplaced(chosen, workers.world):
+        raise Mistake(f"{reason}: they would train apart; add --use \"Average()\", or give as many --devices as the plan has places")
     require_room(folder, chosen.stored_bytes, sum(file.stat().st_blocks * 512 for file in folder.glob("*.bin")))
 
 

@@ -80,8 +80,11 @@ def sum_rate(speeds: Speeds, world: int) -> tuple[float, float]:
     return longer / sent(LIBRARY, 0, machines, LARGE, 1), seconds(chosen(SMALL, machines, speeds), SMALL, machines, speeds)
 
 
-def measured_group(machine: Hardware, name: str, count: int, ways: Mapping[str, tuple[Rate, ...]], memory: float) -> Hardware:
-    """The machine with what was measured of so many workers on it, under a name of that."""
+def measured_group(machine: Hardware, name: str, count: int, ways: Mapping[str, tuple[Rate, ...]], memory: float,
+                   busy: bool = False) -> Hardware:
+    """The machine with what was measured of so many workers on it, under a name of that. Where others kept it busy, ways can't be
+    compared: only the usual one, which is the first, is kept."""
+    ways = dict(list(ways.items())[:1]) if busy else ways
     sums = {way: [(rate.per_byte, rate.per_message, rate.most) for rate in rates] for way, rates in ways.items()}
     link = (*sum_rate(Speeds(measured=ways), count), memory)
     return replace(machine, sums={**machine.sums, name: sums}, links={**machine.links, name: link})
@@ -91,9 +94,10 @@ def for_group(machine: Hardware, name: str, world: int, here: int) -> Hardware:
     """The machine as one of `world` workers has it, of which `here` share it, by what was measured under a name."""
     ways = {way: tuple(Rate(per_byte, per_message, int(most)) for per_byte, per_message, most in found)
             for way, found in machine.sums[name].items()}
-    rates = ways[RING] if RING in ways else ways[LIBRARY]
+    usual = next(iter(ways))
+    rates = ways.get(RING, ways[usual])
     message = Rate(rates[-1].per_byte, rates[0].per_message)   # for two levels, which can't be measured on one machine
-    speeds = Speeds(0 if here == world else here, message, message, only=LIBRARY if set(ways) == {LIBRARY} else "", measured=ways)
+    speeds = Speeds(0 if here == world else here, message, message, only=usual if len(ways) == 1 else "", measured=ways)
     return replace(machine, speeds=speeds, links={**machine.links, str(world): machine.links[name]})
 
 

@@ -293,7 +293,8 @@ def ways(machines: Machines, speeds: Speeds) -> list[str]:
     if speeds.only:
         return [speeds.only]
     found = [MEMORY] * (MEMORY in speeds.measured and len(machines) == 1) + [LIBRARY] * (LIBRARY in speeds.measured)
-    return [*found, RING, TREE, NAIVE, *[TWO_LEVEL] * (len(machines) > 1 and max(machines) > 1)]
+    found += [RING, TREE, NAIVE, *[TWO_LEVEL] * (len(machines) > 1 and max(machines) > 1)]
+    return [way for way in found if way in speeds.measured or speeds.inside != Rate() or not speeds.measured]   # something is known
 
 
 def chosen(size: int, machines: Machines, speeds: Speeds) -> str:

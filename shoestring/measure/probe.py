@@ -191,6 +191,13 @@ def busy_share(begun: tuple[float, float], ended: tuple[float, float]) -> float:
     return min(max(others / every, 0.0), 1.0) if every > 0 else 0.0
 
 
+def busy_now(seconds: float = 0.2) -> bool:
+    """Whether others keep the machine busy, by a short look in which this process sleeps."""
+    begun = core_seconds()
+    time.sleep(seconds)
+    return busy_share(begun, core_seconds()) > QUIET
+
+
 def measured_hardware(dtypes: bool) -> Hardware:
     """This machine, measured now, which takes some seconds; with the dtypes some more."""
     cap_this_process()   # before matrices are multiplied

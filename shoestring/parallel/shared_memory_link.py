@@ -27,7 +27,7 @@ from shoestring.parallel.shared_memory import offered
 
 SLOT = 2 << 20    # bytes, about; what all put there should fit into a cache
 LINE = 64         # bytes of a cache line: no two workers write to the same
-LOOKS, OFFERS, PAUSE = 20, 5000, 1e-4   # looks for the others; then as many at which the core is offered to them; then seconds of a pause
+LOOKS, OFFERS, PAUSE = 20, 1000, 1e-4   # looks for the others; from then on each offers them the core; and from then on seconds of a pause
 KINDS: dict[torch.dtype, Any] = {torch.float32: np.float32, torch.float64: np.float64, torch.int64: np.int64, torch.uint8: np.uint8}
 
 Numbers = np.ndarray[Any, Any]

@@ -8,11 +8,12 @@ from itertools import accumulate
 from math import inf, prod
 
 from shoestring.core.budget import Budget
+from shoestring.core.coordinates import coordinates
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job, interval
 from shoestring.core.ledger import Ledger
 from shoestring.core.link import Link, agreement_bytes
-from shoestring.core.mesh import coordinates, imagined_mesh, on_one_axis
+from shoestring.core.mesh import imagined_mesh, on_one_axis
 from shoestring.core.staging import Staging
 from shoestring.core.technique import drift, in_order, text
 from shoestring.core.training import TrainingTechnique, environment, mesh_sizes
@@ -75,7 +76,7 @@ class Predictor:
             seconds = tried.step_seconds if agrees(one.techniques) in ALIKE else seconds
         else:
             process, how = self.process(one, log)
-        steps = sum(1 for _, moment in log.marks if moment.phase == "update")
+        steps, cut = sum(1 for _, moment in log.marks if moment.phase == "update"), staging(one.techniques, self.evidence.ledger)
         sent, sent_by_others = (ranks[0].sent_bytes, 0.0) if ranks else self.sent(one.techniques, log)
         return self.with_validation(one.cost, Plan(
             one.techniques, highest.bytes, int(process), seconds, one.exactness, flops=sum(log.flops.values()) / max(steps, 1),
@@ -83,7 +84,8 @@ class Predictor:
             where=place_of(highest.moment), parts=highest.parts, sure=self.sure(one, how) + self.unvalidated(log),
             stored_bytes=log.stored, disk_speed=disk_speed(one.cost), sent_by_others_bytes=sent_by_others,
             drift=stated_drift(one.techniques, self.evidence.ledger), blocks=by_block(log), lengths=self.rehearsals.lengths,
-            mesh=self.mesh(one.techniques), staging=staging(one.techniques, self.evidence.ledger), ranks=ranks,
+            mesh=self.mesh(one.techniques), ranks=ranks,
+            staging=cut and cut.slower(seconds / max(one.known["step_seconds"], 1e-12)),
             speeds=self.rehearsals.job.link.speeds,
         ))
 
@@ -222,8 +224,8 @@ class Predictor:
         if not kinds:
             return float(log.sent[-1] + told), 0.0
         others = [technique for technique in techniques if technique is not uniting]
-        total = sum(count * (self.rehearsals.log(in_order((*others, kind)), rank).sent[-1] + told)
-                    for kind, count in kinds.items() if count)
+        total = sum(count * self.rehearsals.log(in_order((*others, kind)), rank).sent[-1] for kind, count in kinds.items() if count)
+        total += told * uniting.agreements(total_steps)
         return total / max(total_steps, 1), 0.0
 
     def alike(self, techniques: Techniques) -> bool:

@@ -13,7 +13,7 @@ from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.link import Link
 from shoestring.core.mesh import imagined_mesh
-from shoestring.core.training import mesh_sizes
+from shoestring.core.training import axes_not_united, mesh_sizes
 from shoestring.data.feed import shortened
 from shoestring.data.lengths import batches_at, once, shared_data
 from shoestring.jobfile import loaded_job
@@ -27,7 +27,11 @@ def job_of(task: JobTask[Any], link: Link | None = None) -> Job:
     """The job of a task; with a link to a real group, or as one of a group that is imagined."""
     found, stands = shared_data(loaded_job(Path(task.file), dict(task.flags))), task.position
     job = found if not task.largest else replace(found, largest=once(lambda: batches_at(found, task.largest[:1])[0]))
-    sizes = mesh_sizes(techniques_of(task.techniques), stands.world if link is None else link.world, stands.per_copy)
+    techniques = techniques_of(task.techniques)
+    sizes = mesh_sizes(techniques, stands.world if link is None else link.world, stands.per_copy)
+    if link is not None and (apart := axes_not_united(techniques, sizes)):
+        raise Mistake(f"of {link.world} workers, the {sizes[apart[0]]} along the axis {apart[0]} have nothing that unites them: they would "
+                      f"train apart; give as many workers as the plan was made for, or plan for these")
     mesh = (imagined_mesh(sizes, stands.rank, stands.same_machine, stands.speeds) if link is None
             else joined_mesh(link, sizes, link.same_machine))
     job = replace(job, mesh=mesh)

@@ -15,6 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from shoestring.core.codec import from_json, to_json
+from shoestring.core.hardware import Hardware, for_group, measured_group
 from shoestring.core.link import Link, Sending
 from shoestring.core.sums import (
     BY_MESSAGES,
@@ -175,6 +177,15 @@ def test_another_way_than_the_usual_one_must_be_worth_it() -> None:
     measured = {LIBRARY: (Rate(1e-9, 1e-5),), RING: (Rate(0.97e-9, 0.97e-5),), TREE: (Rate(1e-9, 1e-4),), NAIVE: (Rate(1e-9, 1e-4),)}
     assert chosen(1 << 20, (4,), Speeds(measured=measured)) == LIBRARY
     assert chosen(1 << 20, (4,), Speeds(measured={**measured, RING: (Rate(0.5e-9, 0.5e-5),)})) == RING
+
+
+def test_ways_that_were_measured_on_a_busy_machine_are_not_compared() -> None:
+    ways = {MEMORY: (Rate(1e-9, 1e-4, 1 << 20), Rate(2e-9, 1e-4, 1 << 24)), NAIVE: (Rate(1e-12, 1e-9, 1 << 24),)}
+    quiet, busy = (for_group(measured_group(Hardware(), "4 near", 4, ways, 7.0, busy), "4 near", 4, 4) for busy in (False, True))
+    assert quiet.speeds is not None and quiet.speeds.measured == ways and chosen(1 << 24, (4,), quiet.speeds) == NAIVE
+    assert busy.speeds is not None and str(sums_of(busy.speeds, range(4))) == "sums of 4 workers: shared memory"
+    assert busy.links["4"][2] == 7.0 and busy.links["4"][0] == pytest.approx(2e-9)
+    assert from_json(Speeds, json.loads(json.dumps(to_json(quiet.speeds)))) == quiet.speeds
 
 
 def test_a_plan_says_how_sums_are_done() -> None:

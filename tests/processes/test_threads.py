@@ -30,7 +30,7 @@ def test_threads_of_a_worker_are_the_same_when_planning_and_when_training(count:
     assert group_environment(Rendezvous(Nodes("127.0.0.1", 0, 0, 1)), devices)["OMP_NUM_THREADS"] == each
     names = [f"{max(devices, 2)} {where}" for where in ("near", "far")]
     machine = Hardware(cores=count, links=dict.fromkeys(names, (1e-09, 0.0001, 0.0)),
-                       sums={name: {"library": [(1e-9, 1e-4, 0)]} for name in names})
+                       sums={name: {"library": [(1e-9, 1e-4, 0)], "ring": [(1e-9, 1e-4, 0)]} for name in names})
     planned = api.in_group(machine, 2 * devices, devices)
     assert planned.environment["OMP_NUM_THREADS"] == each and planned.cores == int(each)
 
