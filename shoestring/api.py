@@ -52,10 +52,13 @@ from shoestring.processes.job_of_task import fresh_model
 from shoestring.processes.known_job import about_job
 from shoestring.processes.launch import run_worker
 from shoestring.processes.scripted import Scripted
+from shoestring.processes.scripted_group import group_of
+from shoestring.processes.sent import Given, refuse_while_imported, sent
 from shoestring.processes.tasks import LinkSpeedTask
 from shoestring.processes.verified import Verified, compared
 from shoestring.runs.cadence import Cadence
 from shoestring.runs.initial_weights import source, valued
+from shoestring.runs.report import Report
 
 SHORT = {dtype: name for name, dtype in DTYPES.items()}   # of dtypes whose products may kill a process
 
@@ -96,8 +99,14 @@ def plan(job: Jobs, memory: str | int | None = None, use: Iterable[Technique | s
     Raises Mistake if something can't work, and OverBudget if nothing fits.
     """
     with speaking_of_arguments():
+        refuse_while_imported("plan")
         outcome = planned(made_job(job, steps, epochs, seed, flags), memory, use, inexact, model, devices, here, hardware, exact, fresh,
                           lambda doing, expected: tell(doing))
+    return for_script(outcome)
+
+
+def for_script(outcome: Outcome) -> Outcome:
+    """An outcome that prints as a table, in the words of a script."""
     return Shown(**vars(replace(outcome, refused=tuple((name, as_arguments(why)) for name, why in outcome.refused))))
 
 
@@ -211,8 +220,8 @@ def in_group(machine: Hardware, world: int, here: int) -> Hardware:
 
 
 def train(job: Jobs, plan: Plan | Outcome | Iterable[Technique] = (), model: nn.Module | None = None, *, run: str | Path | None = None,
-          save_every: int | str = "60s", fresh: bool = False, adopt: bool = False, steps: int | None = None, epochs: int | None = None,
-          seed: int | None = None, **flags: Any) -> Iterator[Step]:
+          save_every: int | str = "60s", fresh: bool = False, adopt: bool = False, devices: int = 1, steps: int | None = None,
+          epochs: int | None = None, seed: int | None = None, **flags: Any) -> Iterator[Step]:
     """Train in this process, step by step: each is done when it is asked for, and `break` ends it.
 
         for step in shoestring.train(job, shoestring.plan(job, memory="600MiB")):
@@ -226,21 +235,37 @@ def train(job: Jobs, plan: Plan | Outcome | Iterable[Technique] = (), model: nn.
                 gives no more steps, and `model` its weights
     save_every, fresh, adopt    of such a run: how often it is saved (50 steps, "5m"); begin anew and keep the old one aside; go on
                 although the job changed
+    devices     train by so many processes on this machine, by a plan for as many (default: Average). They run ahead of the steps that
+                are asked for. What they need of the script is pickled, and they import the script to find its classes and functions:
+                call it under `if __name__ == "__main__":`, and define those at the top level
     """
     with speaking_of_arguments():
+        refuse_while_imported("train")
         made = made_job(job, steps, epochs, seed, flags)
         if run is None and (fresh or adopt):
             raise Mistake("fresh and adopt are about a run that is there: name it with run=")
+        if devices < 1:
+            raise Mistake(f"--devices {devices}: give 1 or more")
+    if devices > 1:
+        return spoken(steps_of_group(made, plan, model, run, save_every, fresh, adopt, devices))
     return spoken(trained_here(made, plan, model) if run is None else kept_steps(made, plan, model, Path(run), save_every, fresh, adopt))
+
+
+def steps_of_group(job: Job, plan: Plan | Outcome | Iterable[Technique], model: nn.Module | None, run: str | Path | None,
+                   save_every: int | str, fresh: bool, adopt: bool, devices: int) -> Iterator[Step]:
+    """Train by processes of their own."""
+    with temporary_folder() as folder:
+        sent_job = sent(job, model, folder, devices)
+        outcome = plan if isinstance(plan, (Plan, Outcome)) else planned(sent_job, use=tuple(plan), model=model, devices=devices)
+        group = group_of(job, sent_job, outcome, model, Path(run or folder / "run"), cadence_of(save_every), fresh, adopt, devices)
+        for number, loss, metrics in group.steps():
+            yield Step(number, loss, metrics)
 
 
 def kept_steps(job: Job, plan: Plan | Outcome | Iterable[Technique], model: nn.Module | None, run: Path, save_every: int | str,
                fresh: bool, adopt: bool) -> Iterator[Step]:
     """Train in this process, in a run folder."""
-    every = interval(save_every)
-    if every.unit == "epochs":
-        raise Mistake(f"save_every={save_every!r}: write a number of steps (50) or a time (\"90s\", \"5m\")")
-    cadence = Cadence(steps=int(every.number)) if every.unit == "steps" else Cadence(seconds=every.number)
+    cadence = cadence_of(save_every)
     if model is None:
         model = fresh_model(job)
     outcome = plan if isinstance(plan, (Plan, Outcome)) else planned(job, use=tuple(plan), model=model)
@@ -249,6 +274,13 @@ def kept_steps(job: Job, plan: Plan | Outcome | Iterable[Technique], model: nn.M
     scripted = Scripted(job, chosen, told, model, run, cadence, fresh, adopt)
     for number, loss, metrics in scripted.steps():
         yield Step(number, loss, metrics)
+
+
+def cadence_of(save_every: int | str) -> Cadence:
+    every = interval(save_every)
+    if every.unit == "epochs":
+        raise Mistake(f"save_every={save_every!r}: write a number of steps (50) or a time (\"90s\", \"5m\")")
+    return Cadence(steps=int(every.number)) if every.unit == "steps" else Cadence(seconds=every.number)
 
 
 def spoken(found: Iterator[Step]) -> Iterator[Step]:
@@ -287,16 +319,27 @@ class Fitted:
 
     outcome: Outcome                # of planning: the chosen plan, plain training, runners-up
     losses: tuple[float, ...]       # of every step
+    report: Report | None = None    # of a run by several devices: what was measured, and who did what when
 
     def __str__(self) -> str:
-        course = f"loss {self.losses[0]:.3f} -> {self.losses[-1]:.3f} in {len(self.losses)} steps" if self.losses else "no step was done"
-        return f"{self.outcome}\n\n{course}"
+        from shoestring.show.cut import cut_in
+        from shoestring.show.timeline import cut_text
+
+        cut = cut_in(self.report.as_json()) if self.report is not None else None
+        if cut is not None:
+            return f"{self.outcome}\n\n{cut_text(cut)}\n\n{self.course}"
+        return f"{self.outcome}\n\n{self.course}"
+
+    @property
+    def course(self) -> str:
+        """How the loss went."""
+        return f"loss {self.losses[0]:.3f} -> {self.losses[-1]:.3f} in {len(self.losses)} steps" if self.losses else "no step was done"
 
 
 def fit(model: nn.Module, loss: Callable[[Any, Batch], Tensor], batches: Iterable[Batch], memory: str | int | None = None, *,
         steps: int | None = None, optimizer: Callable[..., torch.optim.Optimizer] = default_optimizer,
         forward: Callable[[nn.Module, Batch], Any] = default_forward, inexact: bool = False, clip: float = 0.0,
-        exact: str | None = None, run: str | Path | None = None) -> Fitted:
+        exact: str | None = None, run: str | Path | None = None, devices: int = 1) -> Fitted:
     """Plan for a model, then train it in place, within a memory budget.
 
         fitted = shoestring.fit(model, lambda output, batch: cross_entropy(output, batch[1]), loader, memory="2GiB")
@@ -308,14 +351,32 @@ def fit(model: nn.Module, loss: Callable[[Any, Batch], Tensor], batches: Iterabl
     steps       default: one round of the batches; more go round
     optimizer, forward, clip    as for a Job
     run         a folder that keeps the run, as for `train`: the same call goes on with it
+    devices     so many processes on this machine train it together, each within `memory`; the planner chooses how (copies of the model,
+                or parts of it). As for `train`: call it under `if __name__ == "__main__":`, with what is sent to them at the top level
     """
+    with speaking_of_arguments():
+        refuse_while_imported("fit")
+        if devices < 1:
+            raise Mistake(f"--devices {devices}: give 1 or more")
     if iter(batches) is batches:
         raise Mistake("fit was given an iterator, which can be gone through once; planning looks at the first batches too: "
                       "give a list, a DataLoader, or a Job with data=lambda: ...")
     count = steps if steps is not None else len(batches) if isinstance(batches, Sized) else 100
-    job = Job(model=lambda: model, data=lambda: batches, loss=loss, forward=forward, optimizer=optimizer, steps=count, clip=clip)
+    job = Job(model=Given(model), data=Given(batches), loss=loss, forward=forward, optimizer=optimizer, steps=count, clip=clip)
+    if devices > 1:
+        with speaking_of_arguments(), temporary_folder() as folder:
+            return fitted_by_group(job, model, memory, inexact, exact, run or folder / "run", devices, folder)
     outcome = plan(job, memory, inexact=inexact, model=model, exact=exact)
     return Fitted(outcome, tuple(step.loss for step in train(job, outcome, model, run=run)))
+
+
+def fitted_by_group(job: Job, model: nn.Module, memory: str | int | None, inexact: bool, exact: str | None, run: str | Path, devices: int,
+                    folder: Path) -> Fitted:
+    sent_job = sent(job, model, folder, devices)
+    found = planned(sent_job, memory, inexact=inexact, model=model, devices=devices, exact=exact)
+    group = group_of(job, sent_job, found, model, Path(run), Cadence(), False, False, devices)
+    report = group.done(lambda event: None)
+    return Fitted(for_script(found), tuple(report.losses), report)
 
 
 def verify(job: Jobs, plan: Plan | Outcome | Iterable[Technique], count: int = 5, *, steps: int | None = None, epochs: int | None = None,
@@ -328,6 +389,7 @@ def verify(job: Jobs, plan: Plan | Outcome | Iterable[Technique], count: int = 5
     plan        what `plan` gave, a Plan, or techniques
     """
     with speaking_of_arguments():
+        refuse_while_imported("verify")
         if count < 1:
             raise Mistake(f"count={count}: compare at least one step")
         made = made_job(job, steps, epochs, seed, flags)

@@ -53,7 +53,9 @@ def reported(options: Namespace, report: dict[str, Any], run: Path) -> int:
 def show(report: dict[str, Any], page: Path) -> None:
     from shoestring.core.figures import AS
     from shoestring.planning.quantities import compared
+    from shoestring.show.cut import cut_in
     from shoestring.show.terminal import beside
+    from shoestring.show.timeline import cut_text
 
     print("", beside(compared(report["predicted"], report["measured"]), screen(sys.stdout)), "", sep="\n")
     for one in report.get("workers", ()):   # the table above is about the largest
@@ -61,6 +63,8 @@ def show(report: dict[str, Any], page: Path) -> None:
                 f"({figure.off_text}{'' if figure.off_text == AS else ' what was predicted'})"
                 for figure in compared(one["predicted"], one["measured"]) if figure.off is not None)
         print(f"worker {one['rank']}: {', '.join(told) or 'nothing was predicted of it'}")
+    if (cut := cut_in(report)) is not None:
+        print("", cut_text(cut, screen(sys.stdout)), "", sep="\n")
     if report["shown"]:
         print(report["shown"], "", sep="\n")
     losses = report["losses"]

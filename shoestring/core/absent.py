@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from shoestring.core.errors import Mistake
+from shoestring.core.missing import WITHOUT_NUMBERS
 from shoestring.core.private import NO_OVERRIDE, READ_NUMBER, tree_leaves, tree_map, without_numbers
 
 aten = torch.ops.aten
@@ -22,6 +23,8 @@ class Absent(Tensor):
     shaped: Tensor
     __torch_function__ = NO_OVERRIDE
     number: tuple[int, int] | None   # which value of a forward it is (parallel/walk.py); None: nobody asked
+    forward: object                  # the forward in which it has that number
+    maker: int                       # the block in which it was made; -1: in none, or nobody asked
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:   # type: ignore[override]
@@ -33,14 +36,14 @@ class Absent(Tensor):
             given = ((args[0], [one for index in args[1] for one in counted(index)]), {})
         shapes = tree_map(shape_of, given)
         known = {id(shape): leaf for shape, leaf in zip(tree_leaves(shapes), tree_leaves(given), strict=True) if isinstance(shape, Tensor)}
-        out = func(*shapes[0], **shapes[1])
+        out = WITHOUT_NUMBERS.get(func, func)(*shapes[0], **shapes[1])
 
         def back(leaf: Any) -> Any:
             if not isinstance(leaf, Tensor):
                 return leaf
             if (same := known.get(id(leaf))) is not None:   # it was written to
                 if not isinstance(same, Absent):
-                    raise WritesAbsent
+                    raise WritesAbsent(same)
                 return same
             return absent(leaf, device)
 
@@ -54,7 +57,8 @@ class LooksAtAbsent(Mistake):
 
 
 class WritesAbsent(Mistake):
-    def __init__(self) -> None:
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor   # that would be written to
         super().__init__("the model writes what depends on weights into a tensor that does not, outside of its blocks: other workers would "
                          "not see it; do that inside of a block, or compute a new tensor")
 
@@ -63,7 +67,7 @@ def absent(like: Tensor, device: torch.device | None = None, gradient: bool = Fa
     """A tensor as `like`, elsewhere."""
     found: Absent = without_numbers(Absent, like, device or like.device, gradient)
     found.shaped = like if like.is_meta and type(like) is Tensor else shape_of(like)
-    found.number = None
+    found.number, found.forward, found.maker = None, None, -1
     return found
 
 
@@ -78,6 +82,8 @@ def shape_of(leaf: Any) -> Any:
 
 def counted(index: Any) -> list[Any]:
     """A mask that is here, as the places that it selects along each of its dimensions."""
-    if isinstance(index, Tensor) and not isinstance(index, Absent) and index.dtype in (torch.bool, torch.uint8):
+    if isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8):
+        if isinstance(index, Absent):
+            raise LooksAtAbsent
         return list(index.nonzero().unbind(1))
     return [index]

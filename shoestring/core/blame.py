@@ -57,6 +57,8 @@ SEAMS: dict[tuple[str, str], str] = {
     ("runs/initial_weights.py", "initialise"): "model",
     ("processes/job_of_task.py", "fresh_model"): "model",
     ("processes/training.py", "trained_model"): "show",
+    ("parallel/tensor_parts.py", "product"): "model",
+    ("parallel/split_vocabulary.py", ""): "model or loss",
 }
 REPLAYS = {("memory/recompute.py", "replay")}
 CHANGERS = {("memory/fused.py", "update")}

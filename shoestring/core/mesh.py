@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
+from shoestring.core.coordinates import coordinates
 from shoestring.core.link import Link
 from shoestring.core.sums import Speeds
 
@@ -68,18 +69,6 @@ class Mesh:
         """Bytes that this worker has sent so far, over all links."""
         links = {id(link): link for link in (self.link, *self.axes.values())}
         return sum(link.sent for link in links.values())
-
-
-def coordinates(sizes: Mapping[str, int], rank: int) -> dict[str, int]:
-    """Where a worker stands on each axis.
-
-    >>> coordinates({"data": 2, "stage": 3}, 4)
-    {'data': 1, 'stage': 1}
-    """
-    found = {}
-    for axis in reversed(list(sizes)):
-        rank, found[axis] = divmod(rank, sizes[axis])
-    return {axis: found[axis] for axis in sizes}
 
 
 def rank_at(sizes: Mapping[str, int], place: Mapping[str, int]) -> int:

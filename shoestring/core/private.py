@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from importlib import import_module
 from typing import Any
 
@@ -49,16 +50,17 @@ SPARSE_PARTS = {
     torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
 }
 
+WRITE_COUNT: Any = Tensor._version   # see write_count
 NO_OVERRIDE: Any = torch._C._disabled_torch_function_impl   # of a subclass: functions are called as they are
 
 __all__ = ["BATCH_NORMS", "CTC_LOSSES", "GROUPED_PRODUCT", "NO_OVERRIDE", "READ_NUMBER", "RUNNING_NORMS", "SOFTMAX_BACKWARDS",
            "TRAINING_BATCH_NORMS",
-           "UNTRACEABLE", "WATCHING", "DispatchMode", "FakeTensor", "FakeTensorMode", "all_gather", "arguments_of", "backward_to_inputs",
+           "UNTRACEABLE", "WATCHING", "WRITE_COUNT", "DispatchMode", "FakeTensor", "FakeTensorMode", "all_gather", "arguments_of", "backward_to_inputs",
            "backward_to_weights", "bit_generator",
-           "dense_parts", "has_schedule", "memory_format", "next_node_number", "node_number", "note_step_called",
+           "dense_parts", "has_backward_hooks", "has_schedule", "memory_format", "next_node_number", "node_number", "note_step_called",
            "number_of", "operation_of", "own_buffers", "own_parameters", "resize_storage", "results_of", "step_hooks", "storage_id",
            "storage_id_of", "transformers_initialiser", "tree_flatten", "tree_leaves", "tree_map", "tree_unflatten", "without_modes",
-           "without_numbers", "write_count"]
+           "without_numbers", "write_count", "writes_unseen"]
 
 
 class DispatchMode(TorchDispatchMode):
@@ -130,6 +132,12 @@ def write_count(tensor: Tensor) -> int:
     return tensor._version
 
 
+def writes_unseen(tensors: tuple[Tensor, ...]) -> AbstractContextManager[object]:
+    """While inside, writes to these tensors are not counted: whoever saved one for backward sees to it that it is as it was then."""
+    found: AbstractContextManager[object] = torch.autograd._unsafe_preserve_version_counter(tensors)   # type: ignore[attr-defined]
+    return found
+
+
 def dense_parts(tensor: Tensor) -> tuple[Tensor, ...]:
     """The tensors whose storages hold a tensor's numbers: itself, or what a sparse one is made of."""
     if tensor.layout is torch.strided or tensor.layout not in SPARSE_PARTS:
@@ -142,6 +150,10 @@ def without_numbers(kind: type[Tensor], like: Tensor, device: torch.device, grad
     return Tensor._make_wrapper_subclass(
         kind, like.shape, strides=like.stride(), storage_offset=like.storage_offset(), dtype=like.dtype, device=device,
         requires_grad=gradient)
+
+
+def has_backward_hooks(module: nn.Module) -> bool:
+    return bool(module._backward_hooks or module._backward_pre_hooks)
 
 
 def own_parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:

@@ -19,6 +19,7 @@ from shoestring.core.link import Link
 from shoestring.core.mesh import Mesh, on_one_axis
 from shoestring.core.optimizer import made_optimizer
 from shoestring.core.private import number_of
+from shoestring.core.staging import OwnTimes
 
 
 @runtime_checkable
@@ -99,6 +100,11 @@ class Part:
     def buffers(self) -> Sequence[Tensor]:
         """Tensors that it holds to read into and write from."""
         return ()
+
+    @property
+    def own_times(self) -> OwnTimes | None:
+        """When it did what in the last step; None: it has no schedule."""
+        return None
 
     @property
     def remark(self) -> str:
@@ -247,7 +253,7 @@ def brought_home(run: Run) -> None:
 def clipped(run: Run, parameters: Sequence[nn.Parameter]) -> Tensor:
     """Scale gradients down to the run's largest norm, where other workers hold other weights of the model; gives the norm of all."""
     found = [(parameter.grad, run.share(parameter)) for parameter in parameters if parameter.grad is not None]
-    square = parameters[0].new_zeros(1, dtype=torch.float32)
+    square = parameters[0].data.new_zeros(1, dtype=torch.float32)
     for gradient, share in found:
         square += share * gradient.float().square().sum()
     run.summed(square)

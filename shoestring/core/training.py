@@ -100,6 +100,10 @@ class TrainingTechnique(Technique[Run, Ledger], ABC):
         """Of so many steps, those in which workers talk, by settings under which every step is like them; empty: all are alike."""
         return {}
 
+    def agreements(self, steps: int) -> int:
+        """Of so many steps, those after which workers agree on what to do."""
+        return sum(self.talking(steps).values()) or steps
+
     @property
     def predictable(self) -> bool:
         """Whether under it the memory of the process follows that of its tensors by rule, so that no trial is needed."""

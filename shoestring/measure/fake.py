@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from shoestring.core.missing import grouped_mm
 from shoestring.core.private import (
     CTC_LOSSES,
     GROUPED_PRODUCT,
@@ -310,26 +311,6 @@ IN_PLACE = {   # results that are the first argument as it was, but for its valu
 }
 OVERWRITES = {aten.copy_.default, aten.zero_.default, aten.fill_.Scalar}   # nothing of the first argument is left
 RESERVE = {aten.empty.memory_format, aten.empty_strided.default}
-
-
-def grouped_mm(left: Tensor, right: Tensor, offsets: Tensor | None = None, bias: Tensor | None = None,
-               out_dtype: torch.dtype | None = None) -> Tensor:
-    """Shape of a product of groups; rows are padded to 16 bytes, as the real kernel does."""
-    shape: tuple[int, ...]
-    if left.dim() == 2 and right.dim() == 2:
-        assert offsets is not None, "two flat factors are grouped by offsets"
-        shape = (len(offsets), left.shape[0], right.shape[1])
-    elif left.dim() == 2:
-        shape = (left.shape[0], right.shape[-1])
-    elif right.dim() == 2:
-        shape = (left.shape[1], right.shape[1])
-    else:
-        shape = (left.shape[0], left.shape[1], right.shape[-1])
-    dtype = out_dtype or left.dtype
-    each = 16 // dtype.itemsize
-    padded = -(-shape[-1] // each) * each
-    strides = (padded, 1) if len(shape) == 2 else (shape[1] * padded, padded, 1)
-    return left.new_empty_strided(shape, strides, dtype=dtype)
 
 
 MISSING: dict[Any, Callable[..., Any]] = {GROUPED_PRODUCT: grouped_mm}

@@ -3,7 +3,7 @@
     samples     S workers hold one copy of the model, so a copy has S times the samples of a worker that holds one alone; in M pieces
     seconds     those of the schedule, played with each chunk's forward and backward; and the update of the largest stage
     memory      of stage s: its weights with gradients and optimizer state, and what it keeps of `held` pieces (parallel/schedule.py);
-                PipeDream keeps the weights of every piece but the newest, too
+                PipeDream keeps the weights that pieces on their way began with, too, and makes an update for every piece
     sent        M times what crosses the cuts: outputs forward, their gradients back
 
 The ledger that comes out is that of the stage that needs most memory. What runs between two blocks is
@@ -18,7 +18,7 @@ from itertools import accumulate
 from math import inf
 
 from shoestring.core.ledger import Block, Ledger
-from shoestring.core.ledger_parts import Traffic, Workers
+from shoestring.core.ledger_parts import Traffic, Update, Workers
 from shoestring.core.staging import Staging, Work
 from shoestring.parallel.partition import Holding, Layer, best_cut, least_demanding, smallest_maximum
 from shoestring.parallel.schedule import Action, Kind, held_at_most, idle_share, in_slices, needs, orders, timed
@@ -54,6 +54,8 @@ class Pipe:
     pieces: int
     schedule: str
     cut: tuple[int, ...]       # units of every chunk of the model: chunk c is on worker c modulo `stages`
+    vertical: bool = False     # of pipedream: pieces meet everywhere the weights of the version that they began with
+    flush: int = 1             # steps of pipedream from one time that the line drains to the next
 
     @property
     def chunks(self) -> int:
@@ -91,8 +93,9 @@ class Pipe:
     @cached_property
     def step(self) -> float:
         """Seconds of all pieces, forward and backward."""
-        if self.schedule == STASHING:   # the line never drains
-            return self.pieces * max(sum(sum(self.seconds[chunk]) for chunk in self.of(worker)) for worker in range(self.stages))
+        if self.schedule == STASHING:   # the line fills and drains once in `flush` steps
+            each = [sum(sum(self.seconds[chunk]) for chunk in self.of(worker)) for worker in range(self.stages)]
+            return self.pieces * max(each) + (sum(each) - max(each)) / self.flush
         return played(self.schedule, self.stages, self.pieces, self.chunks, tuple(self.seconds), self.carried, self.ledger.slices)
 
     def of(self, worker: int) -> range:
@@ -114,13 +117,12 @@ class Pipe:
         empty = {row.name: row for row in ledger.at_zero_batch}
         blocks = (*received, *rows)
         busy = self.pieces * sum(row.forward + row.backward for row in rows)
-        standing, update = ledger.standing, ledger.update
-        versions = held if self.schedule == STASHING else 1
+        standing, update = ledger.standing, self.update
         latest = update.seconds * (max(map(self.share, range(self.stages))) - share)   # the largest stage's update is waited for
         return replace(
             ledger, blocks=blocks, at_zero_batch=tuple(empty.get(row.name, Block(row.name, False)) for row in blocks),
             in_flight=max((held - self.waiting(worker)) / self.chunks, 1.0), stretch=self.step / busy if busy else 1.0,
-            standing=replace(standing, parameters=standing.parameters * share * versions, optimizer=standing.optimizer * share,
+            standing=replace(standing, parameters=standing.parameters * share * self.versions(worker), optimizer=standing.optimizer * share,
                              gradients=standing.gradients * share,
                              inputs=standing.inputs + self.waiting(worker) * (1 + HALVED) * sum(row.kept for row in rows)),
             update=replace(update, seconds=update.seconds * share, rise=update.rise * share, call_seconds=update.call_seconds * share,
@@ -133,6 +135,18 @@ class Pipe:
     def part_of(self, traffic: Traffic, share: float) -> Traffic:
         """What the blocks of a worker move, of what all blocks do."""
         return Traffic(*(share * one for one in (traffic.disk, traffic.disk_seconds, traffic.sent, traffic.waiting)))
+
+    def versions(self, worker: int) -> int:
+        """Of a stage's weights, that are kept at once."""
+        if self.schedule != STASHING:
+            return 1
+        return held_at_most(self.schedule, self.stages, self.pieces)[0 if self.vertical else worker]
+
+    @property
+    def update(self) -> Update:
+        """Of all weights in a step: with pipedream there is one for every piece. (Copying the weights that are kept is not counted.)"""
+        one, times = self.ledger.update, self.pieces if self.schedule == STASHING else 1
+        return replace(one, seconds=times * one.seconds, fused_seconds=None if one.fused_seconds is None else times * one.fused_seconds)
 
     def waiting(self, worker: int) -> int:
         """Pieces between the two halves of their backward. Their activations stay, also those that were computed again, and so do the
@@ -171,17 +185,19 @@ class Pipe:
         bubble = self.bubble if self.schedule == STASHING else idle_share(timeline)
         return Staging(self.cut, self.schedule, self.pieces, bubble, tuple(
             tuple(Work(str(span.action.kind), span.action.piece, span.action.chunk, span.begin, span.end) for span in own)
-            for own in timeline), tuple(self.stage(worker).peak for worker in range(self.stages)))
+            for own in timeline), tuple(self.stage(worker).peak for worker in range(self.stages)),
+            names=tuple(row.name for unit in self.units for row in unit.rows if row.inside))
 
 
-def piped(ledger: Ledger, stages: int, pieces: int, schedule: str, chunks: int = 1, balance: Sequence[int] = ()) -> Pipe:
+def piped(ledger: Ledger, stages: int, pieces: int, schedule: str, chunks: int = 1, balance: Sequence[int] = (),
+          vertical: bool = False, flush: int = 1) -> Pipe:
     """The pipeline on the ledger of a plain step, cut as given, or into parts with as equal weights as can be."""
     copy = ledger.by_fewer_copies(stages)
     pieces = min(pieces, max(copy.batch, 1))
     whole = copy.in_pieces(pieces)
     units = tuple(units_of(whole))
     cut = tuple(balance) or smallest_maximum([unit.weights for unit in units], stages * chunks)
-    return Pipe(whole, units, stages, pieces, schedule, cut)
+    return Pipe(whole, units, stages, pieces, schedule, cut, vertical, flush)
 
 
 @dataclass(frozen=True)

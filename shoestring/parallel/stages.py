@@ -23,10 +23,12 @@ from shoestring.core.errors import Mistake
 from shoestring.core.link import Done, Link, Sending
 from shoestring.core.private import backward_to_inputs, backward_to_weights, storage_id_of, tree_flatten, tree_unflatten
 from shoestring.core.run import Run, weighed
+from shoestring.core.staging import OwnTimes
 from shoestring.measure.interception import Guard
 from shoestring.parallel.chain import chain_of
 from shoestring.parallel.schedule import Action, Kind, Orders, Span, in_slices
 from shoestring.parallel.staged_state import StagedState
+from shoestring.parallel.step_clock import StepClock
 from shoestring.parallel.walk import Chain, Left, Value, Walk, nothing, parts_of
 
 VALUES = 256   # that may cross one cut: tags of messages count them
@@ -90,6 +92,7 @@ class Stages(StagedState):
         self.slices = 1                                # that a piece is sent in
         self.spans: list[Span] = []                    # of the last step
         self.begun = 0.0
+        self.clock = StepClock(link.same_machine)
 
     # The step
 
@@ -103,7 +106,7 @@ class Stages(StagedState):
                 return Crossing(self.walk.result())
 
     def gradients(self, now: Run, batch: Batch) -> Tensor:
-        device = next(iter(self.own_weights)).device
+        device = next(self.run.model.parameters()).device
         here = now.pieces(moved(batch, device), min(self.pieces, now.count(batch)))
         whole = float(now.weight(batch))
         shares = [float(now.weight(piece)) / whole if whole else 0.0 for piece in here]
@@ -128,16 +131,17 @@ class Stages(StagedState):
             self.add_up_tied()
         total = total.float().reshape(1)
         self.link.sum(total).wait()
+        self.clock.note(self.spans)
         return total[0].clone()
 
     def forward_piece(self, now: Run, piece: Batch, share: float, action: Action) -> Tensor | None:
         """One piece through one chunk; gives its loss if that ends there."""
         inputs: list[Tensor] = []
 
-        def bring(absents: Sequence[Absent]) -> list[Tensor]:
+        def bring(absents: Sequence[Tensor]) -> list[Tensor]:
             found = self.received(absents, walk.takes, action)
             inputs.extend(one for one in found if one.requires_grad)
-            return found
+            return [one.clone() if value.written and one.requires_grad else one for one, value in zip(found, walk.takes, strict=True)]
 
         walk = self.walk = Walk(self.parts, self.ranges[action.chunk], bring)
         output = now.forward(now.model, piece)
@@ -158,7 +162,7 @@ class Stages(StagedState):
             self.hand_on(output.values, action)
         return loss
 
-    def received(self, absents: Sequence[Absent], values: Sequence[Value], action: Action) -> list[Tensor]:
+    def received(self, absents: Sequence[Tensor], values: Sequence[Value], action: Action) -> list[Tensor]:
         found = []
         for number, (like, value) in enumerate(zip(absents, values, strict=True)):
             arrived = torch.empty(like.shape, dtype=like.dtype, device=like.device)
@@ -279,6 +283,10 @@ class Stages(StagedState):
             one.grad = gradient
 
     # Outside of a step
+
+    @property
+    def own_times(self) -> OwnTimes:
+        return self.clock.times
 
     @contextmanager
     def together(self) -> Iterator[None]:

@@ -2,7 +2,7 @@
 
     memory     weights, gradients and optimizer state of split layers / w; activations inside them / w, of what lies between none
     sent       2 sums of a block's output forward and 2 backward, of 2 (w - 1) / w  bytes each; and a few around the vocabulary
-    sequence   what lies between is split along the sequence: its activations / w too, for the same bytes
+    sequence   what lies between is split along the sequence, for the same bytes: its activations / w too, but for what split layers take
 
 The layers of a pair are split by outputs and then by inputs: attention by its heads, the two layers of an MLP, so that what lies inside a
 pair is never put together. Embedding and head are split by the vocabulary, and the cross entropy is computed in parts. Exact, but
@@ -34,6 +34,8 @@ from shoestring.parallel.tensor_parts import TensorParts
 
 MOST = 8       # ways that are tried: more than a machine has devices are seldom worth it
 BETWEEN = 5    # tensors of the size of a block's output that it keeps outside of split layers: two norms' inputs and results, the output
+GATHERED = 2   # of those, what layers that are split by outputs take in and keep, which is whole wherever it was put together from
+WORK = ("forward", "backward", "flops", "backward_flops")   # of a block: as much as there are samples
 NOT_ELEMENTWISE = "the optimizer looks at whole weights, and workers would step parts of them"
 
 
@@ -80,21 +82,23 @@ class TensorParallel(TrainingTechnique):
     def cost(self, ledger: Ledger) -> Ledger:
         """Of a block, what lies between its split layers stays whole; of its bytes that is some tensors as large as its output."""
         ways, parted = self.ways, larger_part(ledger, self.ways)
-        blocks, sent = [], 0.0
+        blocks, sums = [], 0.0
         for block in parted.blocks:
             outside = min(BETWEEN * block.output, block.kept) if block.inside else 0.0
-            whole = outside / ways if self.sequence else outside
+            gathered = GATHERED / BETWEEN * outside
+            whole = gathered + (outside - gathered) / ways if self.sequence else outside
             blocks.append(block.changed(
                 kept=whole + (block.kept - outside) / ways, rise=whole + (block.rise - min(outside, block.rise)) / ways,
                 spike=block.spike / ways + block.output, gradient=block.gradient / ways, forward=block.forward / ways,
                 backward=block.backward / ways, flops=block.flops / ways, backward_flops=block.backward_flops / ways))
-            sent += 4 * 2 * (ways - 1) / ways * block.output if block.inside else 0.0
+            sums += 4 * block.output if block.inside else 0.0
+        sums += (3 if self.sequence else 2) * max((block.output for block in parted.inside), default=0.0)   # vocabulary and ends
         standing, update = parted.standing, parted.update
         standing = replace(standing, parameters=standing.parameters / ways, optimizer=standing.optimizer / ways,
                            gradients=standing.gradients / ways)
         update = replace(update, seconds=update.seconds / ways, rise=update.rise / ways)
         found = replace(parted, blocks=tuple(blocks), standing=standing, update=update)
-        return with_traffic(found, parted.pieces * sent, parted.pieces * 4.0 * len(blocks))
+        return with_traffic(found, parted.pieces * 2 * (ways - 1) / ways * sums, parted.pieces * 4.0 * len(blocks))
 
     def apply(self, run: Run) -> Run:
         link = run.mesh.along(self.unites)

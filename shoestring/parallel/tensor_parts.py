@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from math import prod
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from shoestring.parallel.split_vocabulary import embedded, head_logits
 from shoestring.parallel.tensor_splits import Split, SplitTensor
 from shoestring.parallel.tensor_sums import copied, gathered, joined, scattered, sliced, summed
 
+WORTH_TELLING = 0.1   # of all weights, that no layer which is split has
 SEQUENCE = 1   # the dimension of tokens, in what goes from block to block: (sample, token, width)
 Forward = Callable[..., Any]
 
@@ -196,13 +198,18 @@ class TensorParts(Part):
 
     def guard(self) -> AbstractContextManager[object]:
         """In a rehearsal, a part of a weight that is used as if it were the whole is found."""
-        storages = {storage_id_of(weight): self.names[weight] for weight in self.splits}
+        if not self.link.imagined or self.link.world == 1:
+            return nullcontext()
+        places: dict[int, list[tuple[int, int, str]]] = {}   # of storages, which may hold several weights: (begin, end, name)
+        for weight in self.splits:
+            begin = int(weight.storage_offset())
+            places.setdefault(storage_id_of(weight), []).append((begin, begin + weight.numel(), self.names[weight]))
 
         def misused(leaf: Tensor) -> str:
-            return "" if self.in_layer else storages.get(storage_id_of(leaf), "")
+            near = [] if self.in_layer else places.get(storage_id_of(leaf), [])
+            return next((name for begin, end, name in near if begin <= leaf.storage_offset() < end), "")
 
-        rehearsed = self.link.imagined and self.link.world > 1
-        return Guard(misused, "with TensorParallel every worker has a part of it; leave TensorParallel out") if rehearsed else nullcontext()
+        return Guard(misused, "with TensorParallel every worker has a part of it; leave TensorParallel out")
 
     # Outside of steps
 
@@ -222,6 +229,14 @@ class TensorParts(Part):
     def share(self, weight: Tensor) -> float:
         """Of a weight's gradient, what this worker adds to a sum over all parts of all weights."""
         return 1.0 if weight in self.splits else 1.0 / self.link.world
+
+    @property
+    def remark(self) -> str:
+        whole = sum(prod(shape) for shape in self.shapes.values())
+        rest = sum(weight.numel() for weight in self.names if weight not in self.splits)
+        if rest <= WORTH_TELLING * (whole + rest):
+            return ""
+        return f"TensorParallel splits {whole:,} numbers of the weights; the other {rest:,} are held and computed by every worker"
 
     # What survives a restart: the same as in one process, so that any number of workers can go on from it
 

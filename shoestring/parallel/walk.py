@@ -21,10 +21,11 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from shoestring.core.absent import Absent, absent
+from shoestring.core.absent import Absent, WritesAbsent, absent
 from shoestring.core.errors import Mistake
-from shoestring.core.private import tree_flatten, tree_leaves, tree_unflatten, without_modes
+from shoestring.core.private import WRITE_COUNT, storage_id_of, tree_flatten, tree_leaves, tree_map, tree_unflatten, without_modes
 from shoestring.measure.interception import instead, patched
+from shoestring.parallel.scratch import scratch
 
 Number = tuple[int, int]   # of a value: the last block that was called before it came (-1: none), and how many came since
 
@@ -36,6 +37,7 @@ class Value:
     number: Number
     bytes: int        # with the batch that was looked at
     gradient: bool    # whether a gradient comes back for it
+    written: bool = False   # the model changes it in place later
 
 
 @dataclass(frozen=True)
@@ -51,11 +53,21 @@ class Chain:
 # What a tensor is, but for its numbers: asking for it uses nothing
 GETTERS: tuple[Any, ...] = (
     Tensor.device, Tensor.dtype, Tensor.shape, Tensor.layout, Tensor.ndim, Tensor.requires_grad, Tensor.is_leaf, Tensor.is_cuda,
-    Tensor.is_cpu, Tensor.is_meta, Tensor.is_sparse, Tensor.nbytes, Tensor.itemsize, Tensor.is_nested, Tensor.is_quantized)
+    Tensor.is_cpu, Tensor.is_meta, Tensor.is_sparse, Tensor.nbytes, Tensor.itemsize, Tensor.is_nested, Tensor.is_quantized,
+    WRITE_COUNT)
 ABOUT_TENSORS: frozenset[Any] = frozenset((
     *(getter.__get__ for getter in GETTERS), Tensor.size, Tensor.dim, Tensor.numel, Tensor.stride, Tensor.element_size,
     Tensor.is_floating_point, Tensor.is_complex, Tensor.is_contiguous, Tensor.get_device, Tensor.__len__, torch.is_tensor,
     torch.is_floating_point, torch.numel))
+
+
+# What draws random numbers. Where that depends on no weight and happens outside of blocks, all workers draw, and use what the first drew
+DRAWING: frozenset[Any] = frozenset(
+    getattr(place, name) for place in (torch, Tensor, nn.functional)
+    for name in ("rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "normal", "bernoulli", "multinomial",
+                 "poisson", "dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout", "dropout1d", "dropout2d", "dropout3d",
+                 "gumbel_softmax", "rrelu", "normal_", "uniform_", "bernoulli_", "random_", "exponential_", "geometric_", "cauchy_",
+                 "log_normal_") if hasattr(place, name))
 
 
 class Left(BaseException):
@@ -65,7 +77,7 @@ class Left(BaseException):
 class Walk(TorchFunctionMode):
     """One forward. Inside `through` blocks report to it; while it is active it sees what is computed between them."""
 
-    def __init__(self, parts: Parts, own: range, bring: Callable[[Sequence[Absent]], Sequence[Tensor]], whole: bool = False) -> None:
+    def __init__(self, parts: Parts, own: range, bring: Callable[[Sequence[Tensor]], Sequence[Tensor]], whole: bool = False) -> None:
         super().__init__()
         self.parts, self.own, self.bring = parts, own, bring
         self.whole = whole                             # it goes on to the end when its own part is done
@@ -81,6 +93,10 @@ class Walk(TorchFunctionMode):
         self.absents: dict[Number, Absent] = {}        # that were awaited, when they came
         self.values: dict[Number, Tensor] = {}         # that are here: received, or made here and wanted
         self.numbers: dict[int, tuple[Number, Any]] = {}   # of values that were made here, by id, with a weak reference
+        self.drawn: set[Number] = set()                # those that depend on no weight and on random numbers: all workers make them
+        self.locals: dict[Number, Tensor] = {}         # of these, that were awaited
+        self.thrown_away: set[int] = set()             # storages of what a block writes to that is not computed here
+        self.token = object()                          # an absent tensor of another forward has a number, which means nothing here
 
     # What happens between blocks
 
@@ -92,20 +108,32 @@ class Walk(TorchFunctionMode):
             return func(*args, **kwargs) if not has_absent(args, kwargs) else func(*self.brought(args), **self.brought(kwargs))
         leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         if not any(map(self.depends, leaves)):
-            return func(*args, **kwargs)
+            return self.without_weights(func, args, kwargs, leaves)
         self.used(leaves)
         if self.here:
             return self.numbered(func(*self.brought(args), **self.brought(kwargs)))
         out = self.shaped(func, args, kwargs)
         return out if self.inside else self.numbered(out)
 
+    def without_weights(self, func: Any, args: Any, kwargs: Any, leaves: list[Tensor]) -> Any:
+        """What every worker computes. Of random numbers, and what follows from them, all use those of one worker."""
+        random = func in DRAWING and not self.inside
+        if not random and all(self.number_of(leaf) is None for leaf in leaves):
+            return func(*args, **kwargs)
+        self.used(leaves)
+        out = func(*args, **kwargs)
+        return out if self.inside else self.numbered(out, drawn=True)
+
     def depends(self, leaf: Tensor) -> bool:
         """Whether a tensor depends on weights."""
-        return isinstance(leaf, Absent) or id(leaf) in self.parts.hollow or self.number_of(leaf) is not None
+        if isinstance(leaf, Absent) or id(leaf) in self.parts.hollow:
+            return True
+        number = self.number_of(leaf)
+        return number is not None and number not in self.drawn
 
     def number_of(self, leaf: Tensor) -> Number | None:
         if isinstance(leaf, Absent):
-            return leaf.number
+            return leaf.number if leaf.forward is self.token else None
         found = self.numbers.get(id(leaf))
         return found[0] if found is not None and found[1]() is leaf else None
 
@@ -113,25 +141,36 @@ class Walk(TorchFunctionMode):
         """What a call would give, without its numbers. Nobody watches: nothing is computed."""
         leaves, structure = tree_flatten((args, kwargs))
         given = tree_unflatten([self.parts.hollow.get(id(leaf), leaf) for leaf in leaves], structure)
-        with without_modes():
-            return func(*given[0], **given[1])
+        try:
+            with without_modes():
+                out = func(*given[0], **given[1])
+            return tree_map(self.parts.weight_itself, out)
+        except WritesAbsent as error:   # what a block keeps, in a copy that nobody uses
+            if not self.inside or storage_id_of(error.tensor) not in self.thrown_away:
+                raise
+            return kwargs.get("out", args[0] if args else None)
 
-    def numbered(self, out: Any, given: Collection[int] = ()) -> Any:
+    def numbered(self, out: Any, given: Collection[int] = (), drawn: bool = False) -> Any:
         """What was made between blocks or by one, with numbers. What a block was `given` and gives on is nothing new."""
         for leaf in tree_leaves(out):
             if (isinstance(leaf, Tensor) and self.number_of(leaf) is None and id(leaf) not in self.parts.hollow
                     and id(leaf) not in given):
-                self.note(leaf, (self.call, self.count))
+                number = self.call, self.count
+                if drawn:
+                    self.drawn.add(number)
+                self.note(leaf, number)
                 self.count += 1
         return out
 
     def note(self, leaf: Tensor, number: Number) -> None:
         if isinstance(leaf, Absent):
-            leaf.number = number
+            leaf.number, leaf.forward = number, self.token
             if number in self.awaited:
                 self.absents[number] = leaf
             return
         self.numbers[id(leaf)] = number, weakref.ref(leaf)
+        if number in self.awaited:
+            self.locals[number] = leaf
         if number in self.wanted:
             self.values[number] = leaf
 
@@ -141,10 +180,10 @@ class Walk(TorchFunctionMode):
         return tree_unflatten([self.real(leaf) if isinstance(leaf, Absent) else leaf for leaf in leaves], structure)
 
     def real(self, leaf: Absent) -> Tensor:
-        if leaf.number is None or leaf.number not in self.values:
+        if (number := self.number_of(leaf)) is None or number not in self.values:
             raise Mistake(f"the model uses something after {self.parts.name_of(self.call)} that an earlier block made, and when one "
                           f"forward was looked at it did not: what its forward does must not depend on the step")
-        return self.values[leaf.number]
+        return self.values[number]
 
     def used(self, leaves: Iterable[Tensor]) -> None:
         """Values are used now; who only looks at a model keeps that."""
@@ -194,11 +233,16 @@ class Walk(TorchFunctionMode):
 
     def take(self) -> None:
         """What crosses the cut arrives."""
-        missing = [value for value in self.takes if value.number not in self.absents]
+        ours: dict[Number, Tensor] = {**self.absents, **self.locals}
+        missing = [value for value in self.takes if value.number not in ours]
         if missing:
             raise Mistake(f"something that {self.parts.name_of(missing[0].number[0])} made when one forward was looked at was not made "
                           f"now: what a model that is cut into stages does must not depend on the step")
-        for value, arrived in zip(self.takes, self.bring([self.absents[value.number] for value in self.takes]), strict=True):
+        for value, arrived in zip(self.takes, self.bring([ours[value.number] for value in self.takes]), strict=True):
+            if value.number in self.locals:   # whoever holds what was drawn here sees what the others use
+                with torch.no_grad():
+                    self.locals[value.number].copy_(arrived)
+                continue
             self.values[value.number] = arrived
             self.numbers[id(arrived)] = value.number, weakref.ref(arrived)
 
@@ -214,6 +258,7 @@ class Walk(TorchFunctionMode):
         """It is over: nothing that it has seen lives longer because of it."""
         self.values.clear()
         self.absents.clear()
+        self.locals.clear()
         self.numbers.clear()
         self.bring = nothing
 
@@ -225,11 +270,7 @@ class Walk(TorchFunctionMode):
         known = self.parts.recipes.get(key)
         if known is not None:
             return known.again(leaves)
-        self.inside = True
-        try:
-            out = inner(*args, **kwargs)
-        finally:
-            self.inside = False
+        out = self.imagined(number, inner, args, kwargs)
         given = {id(leaf) for leaf in leaves}
         made, shape = tree_flatten(out)
         out = tree_unflatten([absent(leaf) if isinstance(leaf, Tensor) and not isinstance(leaf, Absent) and id(leaf) not in given else leaf
@@ -238,8 +279,18 @@ class Walk(TorchFunctionMode):
             self.parts.recipes[key] = recipe
         return out
 
+    def imagined(self, number: int, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """What a block's own code gives without computing. What it keeps stays as it is: it was not called here."""
+        block = list(self.parts.blocks.values())[number]
+        self.inside = True
+        try:
+            with scratch(block, self.parts.model) as self.thrown_away:
+                return inner(*args, **kwargs)
+        finally:
+            self.inside, self.thrown_away = False, set()
 
-def nothing(absents: Sequence[Absent]) -> Sequence[Tensor]:
+
+def nothing(absents: Sequence[Tensor]) -> Sequence[Tensor]:
     """What arrives where nothing is awaited."""
     return ()
 
@@ -248,10 +299,16 @@ def nothing(absents: Sequence[Absent]) -> Sequence[Tensor]:
 class Parts:
     """A model's blocks and weights, as walks need them; and what walks have found."""
 
+    model: nn.Module
     blocks: Mapping[str, nn.Module]
     hollow: dict[int, Absent]                # by id of a weight, what stands for it where it is not
+    weights: dict[int, nn.Parameter]         # the other way round
     chain: Chain | None = None
     recipes: dict[Any, Recipe] = field(default_factory=dict)
+
+    def weight_itself(self, leaf: Any) -> Any:
+        """A weight for what stands for it, where a function gives back what it is given."""
+        return self.weights.get(id(leaf), leaf) if isinstance(leaf, Absent) else leaf
 
     def name_of(self, call: int) -> str:
         return "what comes before its blocks" if call < 0 or self.chain is None else self.chain.calls[call]
@@ -259,7 +316,8 @@ class Parts:
 
 def parts_of(model: nn.Module, blocks: Mapping[str, nn.Module], gradients: bool = False) -> Parts:
     with without_modes():   # who counts memory does not count what has none
-        return Parts(blocks, {id(one): absent(one, gradient=gradients and one.requires_grad) for one in model.parameters()})
+        hollow = {id(one): absent(one, gradient=gradients and one.requires_grad) for one in model.parameters()}
+        return Parts(model, blocks, hollow, {id(hollow[id(one)]): one for one in model.parameters()})
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,11 @@ CONFLICTS: dict[frozenset[str], str] = {
         "Ema averages whole models, and with Pipeline a worker has the weights of its stages alone",
     frozenset({"Pipeline", "Precision(fp16)"}):
         "fp16 must look at all gradients for overflow before any weight moves; with Pipeline every worker sees those of its stages",
+    frozenset({"Pipeline(pipedream)", f"{UNITING} along data"}):
+        "copies add up the gradients of a whole batch, and pipedream has moved the weights after every piece by then: give as many stages "
+        "as devices, or use schedule='1f1b'",
+    frozenset({"Pipeline(pipedream)", "Accumulate"}):
+        "Accumulate adds up the gradients of pieces, and pipedream moves the weights after each: give it fewer pieces instead",
     frozenset({"CompressGradients", "Precision(fp16)"}):
         "what a message leaves out is kept back at the loss scale of its step, and that scale changes",
     frozenset({"LocalSteps", "Precision(fp16)"}):
@@ -81,7 +86,7 @@ CONFLICTS: dict[frozenset[str], str] = {
     frozenset({"TensorParallel", "LocalSteps"}):
         "what LocalSteps keeps between two meetings is saved by the first worker alone, and every worker along tensor has its own",
     frozenset({"TensorParallel", "CompressGradients"}):
-        "what messages leave out is saved by the first worker of a line alone, and every worker along tensor has its own",
+        "what a message leaves out depends on all that is in it, so weights that workers along tensor hold alike would drift apart",
     frozenset({"TensorParallel", "OffloadOptimizer"}):
         "OffloadOptimizer keeps the state of whole weights, and with TensorParallel a worker has parts of them",
     **{frozenset({f"{UNITING} along {axis}"}): "both unite the workers: choose one" for axis in ("data", "stage", "tensor")},

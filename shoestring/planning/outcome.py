@@ -27,8 +27,9 @@ class Outcome:
     measured: float = 0.0                      # when it was measured what this rests on, in seconds since 1970; 0: while planning
 
     def as_json(self) -> dict[str, Any]:
+        picture = self.chosen.drawn() if self.chosen.mesh else {}
         return {
-            "chosen": self.chosen.as_json(), "plain": self.plain.as_json(), "memory": self.memory, "tried": self.tried,
+            "chosen": self.chosen.as_json() | picture, "plain": self.plain.as_json(), "memory": self.memory, "tried": self.tried,
             "fitting": self.fitting, "seconds": self.seconds, "lengths": to_json(self.chosen.lengths),
             "runners_up": [plan.as_json() | {"lost": why} for plan, why in self.runners_up],
             "more_memory": [plan.as_json() for plan in self.more],

@@ -89,17 +89,23 @@ class Plan:
         """How workers stand, and where the model is cut; nothing of a plan for one worker."""
         found: dict[str, Any] = {"mesh": dict(self.mesh)} if self.mesh else {}
         if (cut := self.staging) is not None:
-            found |= {"cut": list(cut.cut), "schedule": cut.schedule, "pieces": cut.pieces, "bubble": cut.bubble, "cut_why": cut.why}
+            found |= {"cut": list(cut.cut), "cut_blocks": [list(names) for names in cut.blocks], "schedule": cut.schedule,
+                      "pieces": cut.pieces, "bubble": cut.bubble, "cut_why": cut.why}
         return found
+
+    def drawn(self) -> dict[str, Any]:
+        """What a picture of a plan for a group needs beside that: who does what when, and what every kind of worker needs."""
+        found: dict[str, Any] = {"ranks": [
+            {"ranks": list(one.ranks), "peak_bytes": one.peak_bytes, "sent_bytes": one.sent_bytes} for one in self.ranks]}
+        return found | ({} if self.staging is None else {"timeline": [[list(work) for work in own] for own in self.staging.timeline]})
 
     def as_file(self) -> dict[str, Any]:
         """The same with what only a run's own file has."""
         return self.as_json() | {
             "techniques": [described(technique) | {"why": technique.why} for technique in self.techniques],
             "drift": self.drift if math.isfinite(self.drift) else None, "blocks": [list(one) for one in self.blocks],
-            "ranks": [{"ranks": list(one.ranks), "peak_bytes": one.peak_bytes, "sent_bytes": one.sent_bytes} for one in self.ranks],
-            "lengths": to_json(self.lengths), **self.speeds_as_json(),
-        } | ({} if self.staging is None else {"timeline": [[list(work) for work in own] for own in self.staging.timeline]})
+            "lengths": to_json(self.lengths), **self.speeds_as_json(), **self.drawn(),
+        }
 
     def speeds_as_json(self) -> dict[str, Any]:
         return {} if self.speeds is None else {"speeds": to_json(self.speeds)}
@@ -131,7 +137,9 @@ def staging_in(chosen: Mapping[str, Any]) -> Staging | None:
     if "cut" not in chosen:
         return None
     timeline = tuple(tuple(Work(*work) for work in own) for own in chosen.get("timeline", ()))
-    return Staging(tuple(chosen["cut"]), chosen["schedule"], chosen["pieces"], chosen["bubble"], timeline, why=chosen.get("cut_why", ""))
+    names = tuple(name for own in chosen.get("cut_blocks", ()) for name in own)
+    return Staging(tuple(chosen["cut"]), chosen["schedule"], chosen["pieces"], chosen["bubble"], timeline,
+                   why=chosen.get("cut_why", ""), names=names)
 
 
 SAVE = "save one with: shoestring plan JOB --memory 2GiB --save {}"

@@ -8,11 +8,12 @@ from itertools import accumulate
 from math import inf, prod
 
 from shoestring.core.budget import Budget
+from shoestring.core.coordinates import coordinates
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job, interval
 from shoestring.core.ledger import Ledger
 from shoestring.core.link import Link, agreement_bytes
-from shoestring.core.mesh import coordinates, imagined_mesh, on_one_axis
+from shoestring.core.mesh import imagined_mesh, on_one_axis
 from shoestring.core.staging import Staging
 from shoestring.core.technique import drift, in_order, text
 from shoestring.core.training import TrainingTechnique, environment, mesh_sizes
@@ -223,8 +224,8 @@ class Predictor:
         if not kinds:
             return float(log.sent[-1] + told), 0.0
         others = [technique for technique in techniques if technique is not uniting]
-        total = sum(count * (self.rehearsals.log(in_order((*others, kind)), rank).sent[-1] + told)
-                    for kind, count in kinds.items() if count)
+        total = sum(count * self.rehearsals.log(in_order((*others, kind)), rank).sent[-1] for kind, count in kinds.items() if count)
+        total += told * uniting.agreements(total_steps)
         return total / max(total_steps, 1), 0.0
 
     def alike(self, techniques: Techniques) -> bool:

@@ -31,6 +31,7 @@ def compared(predicted: Mapping[str, Any], measured: Mapping[str, Any], basis: s
     return figures(MEASURABLE, predicted, basis).measured(measured)
 
 
+CUT = ("mesh", "ranks", "cut", "cut_blocks", "cut_why", "schedule", "pieces")
 VERSION = 2   # of a run's plan.json; the first one held the chosen plan twice
 
 
@@ -41,12 +42,16 @@ def plan_summary(file: Mapping[str, Any]) -> dict[str, Any]:
         techniques                name, knobs and why of each
         exactness, sure, blocks   of the chosen plan (`exact` in plans before 0.1)
         plain, runners_up         other plans; those that lost with `lost`, why, and `text`, how they are written
+        mesh, ranks               of a group: how many workers stand along each axis; what every kind of them needs
+        cut, cut_blocks, cut_why, schedule, pieces    of a model that is cut: blocks of every chunk, their names, why there; who does what
+        bubble, timeline          {"predicted": share of a step in which workers wait}, {"predicted": what each does when}
     """
     chosen = file.get("chosen")
     once: dict[str, Any] = {}
     if isinstance(chosen, Mapping):
         once["predicted"] = {one.name: chosen[one.name] for one in MEASURABLE if one.name in chosen}
         level = "exactness" if "exactness" in chosen else "exact"
-        once |= {name: chosen[name] for name in ("techniques", level, "sure", "blocks") if name in chosen}
+        once |= {name: chosen[name] for name in ("techniques", level, "sure", "blocks", *CUT) if name in chosen}
+        once |= {name: {"predicted": chosen[name]} for name in ("bubble", "timeline") if name in chosen}
     beside = ("predicted", "techniques", "exactness", "exact", "sure", "blocks", "plain", "runners_up")
     return once | {name: file[name] for name in beside if name in file}

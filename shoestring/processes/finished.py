@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from shoestring.core.coordinates import coordinates
 from shoestring.core.exactness import Exactness
 from shoestring.core.job import Job
 from shoestring.planning.outcome import plan_file
@@ -27,6 +28,7 @@ def finished_report(job: Job, held: Opened, chosen: Plan, told: Report, result: 
         "shown": result.shown, "state_of_techniques": result.state, "world": result.world,
     }
     if result.restarts is not None:
+        report |= told.cut()
         report |= {"restarts": result.restarts, "recovery_seconds": list(result.recovery_seconds)}
         report["sent_bytes"] = {"predicted": plan["predicted"].get("sent_bytes"), "measured": report["measured"].get("sent_bytes")}
         report["workers"] = by_worker(chosen, result)
@@ -37,7 +39,7 @@ def by_worker(chosen: Plan, result: TrainResult) -> list[dict[str, Any]]:
     """What every worker of a group was predicted to need and send, beside what it measured since it was started last."""
     predicted = {rank: kind for kind in chosen.ranks for rank in kind.ranks}
     return [{
-        "rank": rank,
+        "rank": rank, **({"place": coordinates(sizes, rank)} if (sizes := dict(chosen.mesh)) else {}),
         "predicted": {"peak_bytes": kind.peak_bytes, "sent_bytes": kind.sent_bytes} if (kind := predicted.get(rank)) else {},
         "measured": {"peak_bytes": one["peak_bytes"], "sent_bytes": one["sent"] / max(one["steps"], 1)},
     } for rank, one in enumerate(result.workers)]

@@ -40,6 +40,7 @@ from shoestring.planning.evidence.tasks import TrialResult, TrialTask, technique
 from shoestring.processes.job_of_task import fresh_model, job_of
 from shoestring.processes.sizes import TRACKED, Expected, Sizes
 from shoestring.processes.tasks import TrainResult, TrainTask
+from shoestring.processes.timing import own_times, timed, told_after
 from shoestring.runs.digest import weights_sha256
 from shoestring.runs.event import Event, Measured, Stepped, Warned
 from shoestring.runs.history import History, measured, measured_by
@@ -122,7 +123,11 @@ class Training:
         """The last step is done: how that ended."""
         self.feed.close()
         self.run.assignment.end()
-        workers = self.link.objects({**self.tensors, "process_bytes": status("VmHWM"), "steps": self.meter.steps, "sent": self.meter.sent})
+        found = self.link.objects({**self.tensors, "process_bytes": status("VmHWM"), "steps": self.meter.steps, "sent": self.meter.sent,
+                                   "times": own_times(self.run)})
+        told, workers = timed(self.run, self.number, found), [{key: one[key] for key in one if key != "times"} for one in found]
+        if self.recorder and told is not None:
+            self.recorder.tell(told)
         if self.recorder and self.run.assignment.asynchronous and self.losses:
             self.recorder.tell(measured_by(workers))
         elif self.recorder and self.losses and (most := max(workers, key=lambda one: int(one["peak_bytes"])))["peak_bytes"] > self.told:
@@ -191,6 +196,8 @@ class Training:
         go_on = self.recorder.after(self.run, self.course, step) if self.recorder else True
         if self.course.validated_at == self.number and self.noted:
             self.validated()
+        if self.recorder and (told := told_after(self.run, self.meter.steps, self.tensors["peak_bytes"])) is not None:
+            self.recorder.tell(replace(told, step=self.number))
         self.meter.begin()
         if self.recorder is None:
             step = replace(step, time=time.time())

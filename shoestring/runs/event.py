@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from shoestring.core.staging import Work
+
 
 def left_out(default: Any) -> Any:
     """A field that is not written while it has its default, because most runs have nothing to say there."""
@@ -71,6 +73,19 @@ class Measured(Event):
     parts: Mapping[str, int] = field(default_factory=dict)      # what it is made of
     process_bytes: int | None = left_out(None)                  # of the largest worker, where they do not wait for each other
     sent_by_others_bytes: float | None = left_out(None)         # there, that each worker but the first sends in a step of its own
+
+
+@dataclass(frozen=True)
+class Timed(Event):
+    """Who did what when in a step, of workers that hold different layers."""
+
+    kind: ClassVar[str] = "timeline"
+    step: int
+    idle: float                                                 # share of a step in which workers wait, the median
+    steps: int                                                  # of so many steps
+    timeline: tuple[tuple[Work, ...], ...] = ()                 # of every worker along the stages, of the first copy of the model
+    peaks: tuple[int, ...] = ()                                 # bytes that the tensors of every worker needed at most so far
+    machines: bool = left_out(False)                            # they are on several, whose clocks are not one
 
 
 @dataclass(frozen=True)
@@ -172,4 +187,4 @@ class Other(Event):
 
 
 KINDS: dict[str, type[Event]] = {one.kind: one for one in (
-    Planning, Begun, Stepped, Measured, Validated, Saved, Warned, Adopted, Stopped, Finished, Failed, Died, Reformed)}
+    Planning, Begun, Stepped, Measured, Timed, Validated, Saved, Warned, Adopted, Stopped, Finished, Failed, Died, Reformed)}

@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from shoestring.runs.event import Adopted, Begun, Event, Failed, Finished, Measured, Planning, Saved, Stepped, Stopped, Validated
+from shoestring.runs.event import Adopted, Begun, Event, Failed, Finished, Measured, Planning, Saved, Stepped, Stopped, Timed, Validated
 from shoestring.runs.events import PIECE, StepRecord, read_records, record_of
 
 BEST = "best"   # how the names of checkpoints begin that have the best weights alone
@@ -91,6 +91,7 @@ class History:
         self.saved: list[Saved] = []
         self.validated: list[Validated] = []         # of the steps that count
         self.measured: list[tuple[int, Measured]] = []   # with the adoptions before it
+        self.timed: Timed | None = None              # who did what when, as it was told last
         self.doing: Event = Planning()               # what it was doing last
         self.wanted = 0                              # steps in all
         self.begun: float | None = None              # when the first event was, and the last
@@ -130,6 +131,9 @@ class History:
         if isinstance(event, Measured):
             self.measured.append((self.plan, event))
             return
+        if isinstance(event, Timed):
+            self.timed = event
+            return
         self.others.append(event)
         if isinstance(event, DOING):
             self.doing = event
@@ -138,7 +142,7 @@ class History:
             self.steps.back_to(event.step)
             self.validated = [one for one in self.validated if one.step <= event.step]
         elif isinstance(event, Adopted):
-            self.plan, self.age = self.plan + 1, 0
+            self.plan, self.age, self.timed = self.plan + 1, 0, None
         elif isinstance(event, Saved):
             if not event.checkpoint.startswith(f"{BEST}-"):   # those can't be gone on from
                 self.saved.append(event)

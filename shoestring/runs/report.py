@@ -19,6 +19,14 @@ It is the same value while the run goes on and when it is over: the live page is
     plain, techniques, blocks, runners_up, exactness, sure    of the plan (missing while it plans)
     weights_sha256, shown, state_of_techniques     at the end
     damage                what of the folder can't be used, and why; also among the events, as warnings
+    mesh                  of a group: {"data": 2, "stage": 2, "tensor": 1}, how many workers stand along each axis
+    cut, cut_blocks, schedule, pieces, cut_why     of a model that is cut: blocks of every chunk, in order (as many chunks as stages, or a
+                          multiple of that), their names, by which schedule, in how many pieces of a batch, and why
+    bubble                there: {"predicted", "measured"} share of a step in which workers wait; measured: the median of steps that were
+                          not tracked, None while nothing is known
+    timeline              there: {"predicted", "measured"} of every stage [[kind, piece, chunk, begin, end]] in seconds; measured of `step`,
+                          the last one so far; one_clock: false where machines have no clock in common
+    peaks                 there: bytes that the tensors of every worker needed, by rank
     metrics, best         of every validation [{step, epoch, loss, ...}], and the best of them or None
     epochs                rounds of the data that are over
     ended                 why training ended: "steps", "epochs", "data ended", "no better for 3 validations"; "" while it goes on
@@ -41,7 +49,7 @@ from shoestring.core.exactness import Exactness, stated_in
 from shoestring.core.figures import Figures
 from shoestring.core.units import seconds_text
 from shoestring.planning.quantities import compared, plan_summary
-from shoestring.runs.event import DATA_ENDED, Begun, Event, Failed, Finished, Saved, Stopped, Validated, Warned
+from shoestring.runs.event import DATA_ENDED, Begun, Event, Failed, Finished, Saved, Stopped, Timed, Validated, Warned
 from shoestring.runs.events import NAME, record_of
 from shoestring.runs.folder import Folder, Unusable, holder
 from shoestring.runs.history import History, Steps, best_of, measured, metrics_of
@@ -76,6 +84,7 @@ class Report:
     why_ended: str = ""              # "steps", "epochs", "data ended", "no better for 3 validations"; empty: it is not over
     curves: Mapping[str, Sequence[Any]] = field(default_factory=dict)   # step_numbers, rates, norms and borders, where there are any
     kept: frozenset[str] = frozenset()   # names of the checkpoints that are on disk now
+    timed: Timed | None = None       # who did what when, where workers hold different layers
 
     @property
     def name(self) -> str:
@@ -155,6 +164,20 @@ class Report:
         found = best_of(self.validated)
         return metrics_of([found])[0] if found else None
 
+    def cut(self) -> dict[str, Any]:
+        """How workers stand and where the model is cut, as predicted and as measured so far: what `train --json` tells of it. Of a
+        group the mesh; the rest of a model that is cut."""
+        found = {name: self.plan[name] for name in ("mesh", "cut", "cut_blocks", "schedule", "pieces", "cut_why") if name in self.plan}
+        if "cut" not in found:
+            return found
+        measured = {"bubble": self.timed.idle, "timeline": [list(map(list, own)) for own in self.timed.timeline]} if self.timed else {}
+        for name in ("bubble", "timeline"):
+            found[name] = {"predicted": self.plan.get(name, {}).get("predicted"), "measured": measured.get(name)}
+        if self.timed is not None:
+            found["timeline"] |= {"step": self.timed.step, "steps": self.timed.steps, "one_clock": not self.timed.machines}
+            found["peaks"] = list(self.timed.peaks)
+        return found
+
     def plan_entry(self, name: str, missing: Any) -> Any:
         """An entry of the plan: from the report of a run that has ended, else from its plan.json."""
         return self.ended.get(name, self.plan.get(name, missing))
@@ -170,7 +193,7 @@ class Report:
             "events": list(map(record_of, self.events)), "begun": self.begun, "last": self.last, "now": self.now,
             **self.curves,
         }
-        return told | ({"measured": dict(self.measured)} if self.measured else {}) | dict(self.plan) | dict(self.ended) | {
+        return told | ({"measured": dict(self.measured)} if self.measured else {}) | dict(self.plan) | self.cut() | dict(self.ended) | {
             "job": self.job}
 
 
@@ -191,7 +214,7 @@ def report_of(path: Path, history: History | None = None) -> Report:
         [(when - (history.begun or 0.0), size) for when, size in zip(steps.time, steps.process, strict=True)], measured(history),
         tuple(damage), tuple(history.saved), (*history.others, *(Warned(one, time=history.last or time.time()) for one in damage)),
         history.begun, history.last, time.time(), tuple(history.validated), steps.epoch[-1] if steps else 0,
-        doing.ended if isinstance(doing, Finished) else "", curves_of(steps), checkpoints_in(folder))
+        doing.ended if isinstance(doing, Finished) else "", curves_of(steps), checkpoints_in(folder), history.timed)
 
 
 def curves_of(steps: Steps) -> dict[str, Sequence[Any]]:

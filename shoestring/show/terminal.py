@@ -121,7 +121,7 @@ def plan_text(outcome: Mapping[str, Any], whys: Mapping[str, str], screen: Scree
     parts += [""]
     parts += [indented(f"{technique_text(one)}: {whys.get(one['name'], '')}") for one in chosen["techniques"]]
     parts += [""] if chosen["techniques"] else []
-    parts += [*plans_part(plan_rows(outcome, stated), screen), "", *moved(chosen)]
+    parts += [*plans_part(plan_rows(outcome, stated), screen), "", *moved(chosen), *standing(chosen, screen)]
     parts += [plain(f"the peak is in the {chosen['where']}:")]
     whole = sum(chosen["parts"].values()) or 1
     parts += [aligned(((name, bytes_text(size), bar(size / whole)) for name, size in chosen["parts"].items() if size * 200 > whole),
@@ -185,6 +185,20 @@ def moved(chosen: Mapping[str, Any]) -> list[RenderableType]:
         disk += [f"on the disk of the run: {bytes_text(chosen['stored_bytes'])} of state"]
     sent = [f"{chosen['world']} workers train together; these are the figures of the largest. {sending(chosen)}"] * (chosen["world"] > 1)
     return [*map(plain, disk), *([""] if disk else []), *map(plain, sent), *([""] if sent else [])]
+
+
+def standing(chosen: Mapping[str, Any], screen: Screen) -> list[RenderableType]:
+    """How workers stand, and of a model that is cut where, and who does what when; nothing of one worker."""
+    from shoestring.show.cut import cut_in, mesh_text
+    from shoestring.show.timeline import cut_parts
+
+    if not chosen.get("mesh"):
+        return []
+    mesh = plain(f"mesh: {mesh_text(chosen['mesh'])} ({', '.join(f'{axis} {size}' for axis, size in chosen['mesh'].items())})")
+    cut = cut_in(chosen)
+    if cut is None:
+        return [mesh, ""]
+    return [mesh, *([indented(cut.why)] if cut.why else []), "", *cut_parts(cut, screen), ""]
 
 
 def sending(plan: Mapping[str, Any]) -> str:

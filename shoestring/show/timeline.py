@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 
 from shoestring.core.units import seconds_text
 from shoestring.parallel.schedule import Action, Kind, Span, Timeline, idle_share
-from shoestring.show.terminal import PIPE, Screen, plain, rendered
+from shoestring.show.cut import Cut
+from shoestring.show.terminal import PIPE, Screen, plain, rendered, table_part
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -168,12 +169,31 @@ def label(action: Action, workers: int, much: int, room: int) -> str:
 
 def timeline_text(predicted: Timeline, measured: Timeline | None = None, screen: Screen = PIPE) -> str:
     """The predicted timeline, and the measured one below it on the same scale, with the idle share of each and what the letters mean."""
+    return rendered(timeline_parts(predicted, measured, screen), screen)
+
+
+def timeline_parts(predicted: Timeline, measured: Timeline | None, screen: Screen) -> list[RenderableType]:
     shown = [("predicted", predicted)] + ([("measured", measured)] if measured is not None else [])
     grid = grid_of([timeline for _, timeline in shown], screen.width or ON_PIPE)
     parts: list[RenderableType] = []
     for name, timeline in shown:
         parts += [plain(f"{name}: {told(timeline)}"), *map(coloured, rows(timeline, grid))]
-    return rendered([*parts, plain(legend(predicted, grid))], screen)
+    return [*parts, plain(legend(predicted, grid))]
+
+
+def cut_parts(cut: Cut, screen: Screen) -> list[RenderableType]:
+    """Which stage holds what, and who does what when."""
+    rows = [["stage", "blocks", "which", "tensors, predicted", "measured"], *([*row.cells] for row in cut.rows)]
+    wanted = [place for place in range(5) if place < 2 or any(row[place] for row in rows[1:])]
+    figures = [number for number, place in enumerate(wanted) if place in (1, 3, 4)]
+    parts: list[RenderableType] = [table_part([[row[place] for place in wanted] for row in rows], right=figures), "", plain(cut.way)]
+    if any(cut.predicted):
+        parts += ["", *timeline_parts(cut.predicted, cut.measured, screen)]
+    return parts + [plain(cut.note)] * bool(cut.note)
+
+
+def cut_text(cut: Cut, screen: Screen = PIPE) -> str:
+    return rendered(cut_parts(cut, screen), screen)
 
 
 def told(timeline: Timeline) -> str:

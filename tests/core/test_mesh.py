@@ -6,8 +6,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoestring.core.coordinates import coordinates
 from shoestring.core.link import Link
-from shoestring.core.mesh import Mesh, coordinates, imagined_mesh, lines, on_one_axis, rank_at
+from shoestring.core.mesh import Mesh, imagined_mesh, lines, on_one_axis, rank_at
 from shoestring.core.training import axes_not_united
 from shoestring.parallel.average import Average
 from shoestring.parallel.shard import Shard

@@ -14,9 +14,11 @@ from torch.nn import functional
 from shoestring import Job
 from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
+from shoestring.core.hardware import Hardware
 from shoestring.core.mesh import Mesh, imagined_mesh
 from shoestring.core.run import brought_home, weights
 from shoestring.core.training import TrainingTechnique as Technique
+from shoestring.jobfile import job_path, loaded_job
 from shoestring.loop import steps
 from shoestring.measure.blocks import blocks
 from shoestring.memory.accumulate import Accumulate
@@ -26,8 +28,10 @@ from shoestring.parallel.recognised import recognised
 from shoestring.parallel.shard import Shard
 from shoestring.parallel.split_vocabulary import SplitLogits
 from shoestring.parallel.tensor import TensorParallel
+from shoestring.planning.choose import asked_for
 from shoestring.planning.conflicts import conflict
 from shoestring.planning.evidence.rehearse import rehearse
+from shoestring.planning.planner import Planner
 from shoestring.runs.snapshot import optimizer_state, put_optimizer_state
 from tests.models import hugging
 from tests.parallel.split_models import LLAMA, MODELS, Pair, apart, made, run_of, split_job, whole_gradients
@@ -302,3 +306,16 @@ def test_layers_that_transformers_has_now_are_those_whose_code_was_read() -> Non
     for name, factory in MODELS.items():
         model = factory()
         assert recognised(model, blocks(model), 2).splits, (name, transformers.__version__)
+
+
+def test_the_ledger_s_arithmetic_is_close_to_what_is_rehearsed() -> None:
+    """Of peak and bytes sent; of a plan that is confirmed, the rehearsed ones count."""
+    flags = {"width": 64, "depth": 4, "heads": 4, "context": 64, "batch": 8}
+    for world, plans in ((2, ((TensorParallel(2),), (TensorParallel(2, sequence=True),))), (4, ((TensorParallel(4),),))):
+        planner = Planner(replace(loaded_job(job_path("gpt"), flags), steps=3), Hardware(described=True, memory=1 << 40), wanted=plans[0],
+                          devices=world)
+        for plan in plans:
+            one = asked_for(plan, planner.ledger())
+            found = planner.predictor.plan(one)
+            assert one.known["peak_bytes"] == pytest.approx(found.peak_bytes, rel=0.1), plan
+            assert one.known["sent_bytes"] == pytest.approx(found.sent_bytes, rel=0.02), plan

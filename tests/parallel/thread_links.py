@@ -1,17 +1,21 @@
 """Workers as threads of one process, whose links really add up and pass on: as real as processes for everything but random numbers."""
 from __future__ import annotations
 
+import queue
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from math import prod
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from shoestring.core.coordinates import coordinates
 from shoestring.core.link import Done, Link, Sending
-from shoestring.core.mesh import Mesh, coordinates, lines
+from shoestring.core.mesh import Mesh, lines
 
 T = TypeVar("T")
 
@@ -22,6 +26,7 @@ class Line:
     def __init__(self, world: int) -> None:
         self.barrier = threading.Barrier(world, timeout=60)
         self.slots: list[Any] = [None] * world
+        self.mail: dict[tuple[int, int, int], queue.Queue[tuple[Tensor, threading.Event]]] = defaultdict(queue.Queue)   # from, to, tag
 
     def shown(self, rank: int, mine: Any) -> list[Any]:
         """What everybody has, when all are here; nobody changes it before all have taken it."""
@@ -56,6 +61,35 @@ class ThreadLink(Link):
 
     def objects(self, mine: Any) -> list[Any]:
         return self.line.shown(self.rank, mine)
+
+    def begin_send(self, tensor: Tensor, to: int, tag: int = 0) -> Sending:
+        taken = threading.Event()
+        self.line.mail[self.rank, to, tag].put((tensor.detach().clone(), taken))
+        return Taken(self.line, taken)
+
+    def receive(self, tensor: Tensor, source: int | None = None, tag: int = 0) -> int:
+        assert source is not None, "threads know whom they wait for"
+        while not self.line.barrier.broken:
+            with suppress(queue.Empty):
+                value, taken = self.line.mail[source, self.rank, tag].get(timeout=0.5)
+                taken.set()
+                with torch.no_grad():
+                    tensor.copy_(value)
+                assert tensor.shape == value.shape and tensor.dtype == value.dtype, "both sides know what it is"
+                return source
+        raise threading.BrokenBarrierError
+
+
+class Taken:
+    """A message that somebody has taken when the wait is over."""
+
+    def __init__(self, line: Line, taken: threading.Event) -> None:
+        self.line, self.taken = line, taken
+
+    def wait(self) -> None:
+        while not self.taken.wait(0.5):
+            if self.line.barrier.broken:
+                raise threading.BrokenBarrierError
 
 
 def in_threads(sizes: Mapping[str, int], work: Callable[[Mesh], T]) -> list[T]:

@@ -61,7 +61,8 @@ def tried(made: Job, techniques: tuple[Technique, ...], begun: Tensor, plain: Te
     grouped = replace(made, mesh=joined_mesh(joined(rank, world, near), sizes, near))
     after, losses = trained(grouped, techniques)
     before = on_the_wire()
-    measured = tracked(replace(made, mesh=joined_mesh(joined(rank, world, near), sizes, near)), techniques, seeded(made))
+    apart = joined(rank, world, near, group=dist.new_group())   # what is still on its way after two steps reaches no other plan
+    measured = tracked(replace(made, mesh=joined_mesh(apart, sizes, near)), techniques, seeded(made))
     wire = on_the_wire() - before
     predicted = rehearse(replace(made, mesh=imagined_mesh(sizes, rank, near)), techniques)
     told = grouped.link.objects({

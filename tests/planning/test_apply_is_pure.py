@@ -36,7 +36,8 @@ def snapshot(value: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("technique", [*(kind(**REQUIRED.get(kind, {})) for kind in CATALOGUE), *MORE], ids=str)
 def test_apply_leaves_what_it_was_given_alone(technique: Technique, rank: int, tmp_path: Path) -> None:
-    made = replace(job("llama" if isinstance(technique, (TensorParallel, Tokens)) else "chain"), mesh=imagined_mesh(mesh_sizes((technique,), 6), rank))
+    name = "llama" if isinstance(technique, (TensorParallel, Tokens)) else "chain"
+    made = replace(job(name), mesh=imagined_mesh(mesh_sizes((technique,), 6), rank))
     model = seeded(made)
     run = replace(plain_run(made, model, blocks(model)), folder=tmp_path, example=lambda: next(iter(made.data())))
     before = snapshot(run), snapshot(made), dict(vars(run.link)), dict(vars(run.assignment))

@@ -16,6 +16,7 @@ from markupsafe import Markup
 
 from shoestring.planning.spelling import defaults
 from shoestring.show.page.curves import losses, metrics, norms, process, rates, throughput, validations
+from shoestring.show.page.cut import stages
 from shoestring.show.page.document import document
 from shoestring.show.page.figures import blocks, comparison, parts
 from shoestring.show.page.render import compile_all, render, said
@@ -48,7 +49,8 @@ def content(report: Entries | Report, more: Iterable[Section] = ()) -> Markup:
         first[0] = wide(first[0])
     elif first:
         first[:2] = classed(first[0], "lead"), classed(first[1], "beside")
-    sections = [*first, wide(comparison(entries)), *paired(rest), wide(events(entries)), wide(shown(entries)), footer(entries)]
+    sections = [*first, wide(comparison(entries)), wide(stages(entries)), *paired(rest),
+                wide(events(entries)), wide(shown(entries)), footer(entries)]
     return render("content.html", top=top(entries), sections=sections)
 
 

@@ -110,6 +110,7 @@ svg .cross circle{stroke:var(--card);stroke-width:1.5}
 svg .chosen{fill:var(--blue);opacity:.15}
 svg .limit{stroke:var(--alert);stroke-width:1.5;stroke-dasharray:5 4}
 svg .limit-text{fill:var(--alert)}
+figure.timeline{margin-bottom:1rem}
 figure.timeline svg{max-width:none;min-width:42rem}
 svg .heading{fill:var(--ink);font-weight:600}
 svg .filled{fill:var(--tone)}

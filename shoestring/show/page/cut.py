@@ -1,0 +1,27 @@
+"""The section on a model that is cut across workers: who computes when, predicted and measured, and what every stage holds."""
+from __future__ import annotations
+
+from markupsafe import Markup
+
+from shoestring.show.cut import Cut, cut_in
+from shoestring.show.page.render import render
+from shoestring.show.page.timeline import timeline_svg
+from shoestring.show.page.words import Entries
+
+MOST_ROWS = 16
+
+
+def stages(story: Entries) -> Markup:
+    """Nothing of a model that is not cut."""
+    cut = cut_in(story)
+    if cut is None:
+        return Markup()
+    figure = timeline_svg(cut.predicted, cut.measured) if any(cut.predicted) else Markup()
+    return render("stages.html", note=note(cut), figure=figure, rows=cut.rows[:MOST_ROWS], more=len(cut.rows) - MOST_ROWS,
+                  measured=any(row.measured is not None for row in cut.rows))
+
+
+def note(cut: Cut) -> str:
+    """Sentences above the picture."""
+    said = [f"{cut.mesh}; {cut.way}", *cut.why.split("; ")[:1], cut.note]
+    return " ".join(f"{one[:1].upper()}{one[1:]}." for one in said if one)
