@@ -56,16 +56,6 @@ class Tokens(TrainingTechnique):
     def count(self) -> int:
         return len(parsed_lengths(self.lengths)) if self.lengths else self.slices
 
-    @classmethod
-    def choices(cls, ledger: Ledger) -> tuple[Tokens, ...]:
-        """Only where a group's batches have so few samples that pieces of them can't fill a pipeline."""
-        workers = ledger.workers
-        return (cls(4), cls(8)) if 0 < workers.samples < 4 * workers.world and workers.world > 1 else ()
-
-    @classmethod
-    def explained(cls, ledger: Ledger) -> tuple[Tokens, ...]:
-        return ()
-
     def exactness(self, ledger: Ledger) -> Exactness:
         return Exactness.DRAWS if ledger.has("draws") else Exactness.ROUNDING
 
