@@ -28,6 +28,7 @@ from shoestring.core.options import as_arguments, speaking_of_arguments
 from shoestring.core.run import brought_home
 from shoestring.core.technique import in_order, parsed
 from shoestring.core.training import TrainingTechnique as Technique
+from shoestring.core.training import mesh_sizes
 from shoestring.core.units import budget_bytes
 from shoestring.course import Course
 from shoestring.data.feed import Feed, counted, shortened
@@ -154,6 +155,7 @@ def planned(job: Job, memory: str | int | None = None, use: Iterable[Technique |
         parsed(one, CATALOGUE) if isinstance(one, str) else one for one in use)
     if forced is not None and devices > 1 and not any(one.unites for one in forced):
         forced = (*forced, TOGETHER)
+    mesh_sizes(forced or (), devices)   # what can't stand is refused before anything is measured
     if hardware is not None:
         machine, worker = cluster(Path(hardware), devices), None
     else:
@@ -240,12 +242,10 @@ def train(job: Jobs, plan: Plan | Outcome | Iterable[Technique] = (), model: nn.
                 call it under `if __name__ == "__main__":`, and define those at the top level
     """
     with speaking_of_arguments():
-        refuse_while_imported("train")
+        refuse_while_imported("train", devices)
         made = made_job(job, steps, epochs, seed, flags)
         if run is None and (fresh or adopt):
             raise Mistake("fresh and adopt are about a run that is there: name it with run=")
-        if devices < 1:
-            raise Mistake(f"--devices {devices}: give 1 or more")
     if devices > 1:
         return spoken(steps_of_group(made, plan, model, run, save_every, fresh, adopt, devices))
     return spoken(trained_here(made, plan, model) if run is None else kept_steps(made, plan, model, Path(run), save_every, fresh, adopt))
@@ -326,9 +326,7 @@ class Fitted:
         from shoestring.show.timeline import cut_text
 
         cut = cut_in(self.report.as_json()) if self.report is not None else None
-        if cut is not None:
-            return f"{self.outcome}\n\n{cut_text(cut)}\n\n{self.course}"
-        return f"{self.outcome}\n\n{self.course}"
+        return "\n\n".join((str(self.outcome), *([cut_text(cut)] if cut is not None else []), self.course))
 
     @property
     def course(self) -> str:
@@ -355,9 +353,7 @@ def fit(model: nn.Module, loss: Callable[[Any, Batch], Tensor], batches: Iterabl
                 or parts of it). As for `train`: call it under `if __name__ == "__main__":`, with what is sent to them at the top level
     """
     with speaking_of_arguments():
-        refuse_while_imported("fit")
-        if devices < 1:
-            raise Mistake(f"--devices {devices}: give 1 or more")
+        refuse_while_imported("fit", devices)
     if iter(batches) is batches:
         raise Mistake("fit was given an iterator, which can be gone through once; planning looks at the first batches too: "
                       "give a list, a DataLoader, or a Job with data=lambda: ...")
@@ -374,8 +370,7 @@ def fitted_by_group(job: Job, model: nn.Module, memory: str | int | None, inexac
                     folder: Path) -> Fitted:
     sent_job = sent(job, model, folder, devices)
     found = planned(sent_job, memory, inexact=inexact, model=model, devices=devices, exact=exact)
-    group = group_of(job, sent_job, found, model, Path(run), Cadence(), False, False, devices)
-    report = group.done(lambda event: None)
+    report = group_of(job, sent_job, found, model, Path(run), Cadence(), False, False, devices).done()
     return Fitted(for_script(found), tuple(report.losses), report)
 
 

@@ -77,6 +77,7 @@ class OwnTimes:
     works: tuple[Work, ...] = ()          # of the last step
     steps: tuple[StepTimes, ...] = ()     # of the last ones
     before: int = 0                       # steps of this process before those
+    drains: bool = True                   # all workers meet at the end of a step; else each has times of its own
 
 
 @dataclass(frozen=True)
@@ -94,10 +95,12 @@ def together(line: Sequence[OwnTimes]) -> LineTimes | None:
         return None
     count = min(len(own.steps) for own in line)
     first = max(0, min(YOUNG - min(own.before + len(own.steps) - count for own in line), count - 1))
-    shares = [idle_of([own.steps[len(own.steps) - count + place] for own in line]) for place in range(first, count)]
+    steps = [[own.steps[len(own.steps) - count + place] for own in line] for place in range(first, count)]
+    shares = [idle_of(step) if line[0].drains else sum(idle_of([own]) for own in step) / len(step) for step in steps]
     begin = min(work.begin for own in line for work in own.works)
-    timeline = tuple(tuple(work._replace(begin=round(work.begin - begin, 6), end=round(work.end - begin, 6)) for work in own.works)
-                     for own in line)
+    piece = min(work.piece for own in line for work in own.works)   # pieces may be counted over all steps
+    timeline = tuple(tuple(work._replace(piece=work.piece - piece, begin=round(work.begin - begin, 6), end=round(work.end - begin, 6))
+                           for work in own.works) for own in line)
     return LineTimes(timeline, median(shares), len(shares))
 
 

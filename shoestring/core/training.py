@@ -130,6 +130,9 @@ def mesh_sizes(techniques: Iterable[TrainingTechnique], world: int, per_copy: in
         stages = per_copy
     if world % (stages * ways):
         wants = " x ".join(f"{text(one)}: {one.across}" for one in asked.values())
+        if world == 1:
+            raise Mistake(f"{' and '.join(map(text, asked.values()))} divides a model between workers, and there is one: give --devices "
+                          f"{stages * ways}")
         raise Mistake(f"{world} workers can't stand in lines of {stages * ways} ({wants}): give a multiple of {stages * ways} as --devices")
     return {"data": world // (stages * ways), "stage": stages, "tensor": ways}
 

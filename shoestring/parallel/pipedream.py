@@ -19,6 +19,7 @@ Narayanan et al.: PipeDream: Generalized Pipeline Parallelism for DNN Training, 
 """
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -35,6 +36,7 @@ from shoestring.core.private import storage_id_of, writes_unseen
 from shoestring.core.run import Run, StoredTensor
 from shoestring.parallel.schedule import Action, Kind, staleness
 from shoestring.parallel.stages import VALUES, Stages
+from shoestring.parallel.step_clock import StepClock
 from shoestring.parallel.walk import Chain
 
 LOSS = VALUES - 1   # the number of the loss among what crosses a cut backward
@@ -106,6 +108,7 @@ class PipeDream(Stages):
                           f"updates happen at different times, so their copies of it would go apart: use schedule='1f1b', which adds "
                           f"their gradients up, or do not tie weights")
         refuse_views(run.model, self.own_weights)
+        self.clock = StepClock(link.same_machine, drains=False)
         self.flush, self.vertical = flush, vertical
         self.lag = staleness(link.world, link.rank)
         self.versions = Versions(self.own_weights)
@@ -132,6 +135,7 @@ class PipeDream(Stages):
                 losses.append(self.leave(now, self.version_of(self.entered)))
         if self.due:
             losses += self.drain()
+        self.clock.note(self.spans)
         return torch.stack(losses).mean()
 
     def version_of(self, number: int) -> int:
@@ -142,6 +146,7 @@ class PipeDream(Stages):
     def enter(self, now: Run, piece: Batch) -> None:
         """The forward of a piece."""
         number, version = self.entered, self.version_of(self.entered)
+        self.begun = time.perf_counter()
         with self.versions.used(version):
             loss = self.forward_piece(now, piece, 1.0 if now.weight(piece) else 0.0, self.action(Kind.FORWARD, number))
         self.underway.append(Underway(number, version, None if loss is None else loss.float().reshape(())))
@@ -155,6 +160,7 @@ class PipeDream(Stages):
         loss = self.loss = piece.loss if piece.loss is not None else self.received_loss(action)
         with self.versions.used(piece.version):
             silent = self.flights[action.piece, action.chunk].root is None
+            self.begun = time.perf_counter()
             self.backward_piece(now, action)
         if silent:   # nothing wants a gradient here: the loss goes on all the same
             self.send((), (), action, Kind.BACKWARD, action.chunk - 1)

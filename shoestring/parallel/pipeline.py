@@ -25,6 +25,7 @@ from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import NO_BLOCK_RUNS, Ledger
 from shoestring.core.run import Run
 from shoestring.core.staging import Staging
+from shoestring.core.suggest import did_you_mean
 from shoestring.core.swap import Swap
 from shoestring.core.training import MIXED, TrainingTechnique
 from shoestring.parallel.partition import smallest_maximum
@@ -55,11 +56,14 @@ class Pipeline(TrainingTechnique):
     why: ClassVar[str] = "every worker holds some layers; a batch goes through them in pieces"
 
     def __post_init__(self) -> None:
+        for name, value in (("stages", self.stages), ("pieces", self.pieces), ("chunks", self.chunks), ("flush", self.flush)):
+            if not isinstance(value, int):
+                raise Mistake(f"Pipeline({name}={value!r}): give a whole number")
         object.__setattr__(self, "balance", tuple(self.balance))
         if self.stages < 1 or self.pieces < 0 or self.chunks < 1:
             raise Mistake(f"Pipeline(stages={self.stages}, pieces={self.pieces}, chunks={self.chunks}): give positive numbers")
         if self.schedule not in SCHEDULES:
-            raise Mistake(f"Pipeline(schedule={self.schedule!r}): there are {', '.join(SCHEDULES)}")
+            raise Mistake(f"Pipeline(schedule={self.schedule!r}): there are {', '.join(SCHEDULES)}{did_you_mean(self.schedule, SCHEDULES)}")
         if self.balance and (len(self.balance) != self.stages * self.chunks or min(self.balance) < 1):
             raise Mistake(f"Pipeline(balance={list(self.balance)}): give the number of blocks, at least one, of each of the "
                           f"{self.stages * self.chunks} parts that {self.stages} stages x {self.chunks} chunks are")

@@ -17,8 +17,10 @@ KEPT = 200   # steps whose idle time is kept
 
 
 class StepClock:
-    def __init__(self, same_machine: bool) -> None:
-        self.same_machine = same_machine
+    """`drains`: all workers meet at the end of a step. Else each is idle within a time of its own, from the end of its last step on."""
+
+    def __init__(self, same_machine: bool, drains: bool = True) -> None:
+        self.same_machine, self.drains = same_machine, drains
         self.spans: Sequence[Span] = ()
         self.steps: deque[StepTimes] = deque(maxlen=KEPT)
         self.count = 0
@@ -26,15 +28,17 @@ class StepClock:
 
     def note(self, spans: Sequence[Span]) -> None:
         """A step is done, and all workers of the line have met."""
+        before = self.spans[-1].end if self.spans and not self.drains else None
         self.origin = 0.0 if self.same_machine else time.perf_counter()
         self.spans = spans
         if spans:
             busy = sum(one.end - one.begin for one in spans)
-            self.steps.append(StepTimes(spans[0].begin - self.origin, spans[-1].end - self.origin, busy))
+            begin = spans[0].begin if before is None else before
+            self.steps.append(StepTimes(begin - self.origin, spans[-1].end - self.origin, busy))
             self.count += 1
 
     @property
     def times(self) -> OwnTimes:
         works = (Work(str(one.action.kind), one.action.piece, one.action.chunk, one.begin - self.origin, one.end - self.origin)
                  for one in self.spans)
-        return OwnTimes(tuple(works), tuple(self.steps), self.count - len(self.steps))
+        return OwnTimes(tuple(works), tuple(self.steps), self.count - len(self.steps), self.drains)

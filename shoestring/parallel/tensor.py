@@ -69,6 +69,8 @@ class TensorParallel(TrainingTechnique):
         return frozenset(unsplit(ways) + reason for ways in range(2, MOST + 1) if (reason := refused(run, ways)))
 
     def refusal(self, ledger: Ledger) -> str:
+        if ledger.workers.world == 1:
+            return "there is one worker: --devices gives more"
         if ledger.workers.world % self.ways:
             return f"{ledger.workers.world} workers can't stand in lines of {self.ways}"
         if ledger.has("optimizer looks at whole weights"):

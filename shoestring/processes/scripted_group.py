@@ -22,7 +22,7 @@ from shoestring.planning.outcome import Outcome
 from shoestring.planning.plan import Plan
 from shoestring.processes.finished import finished_report
 from shoestring.processes.group.launch import run_group
-from shoestring.processes.scripted import Scripted
+from shoestring.processes.scripted import Scripted, silent
 from shoestring.processes.sizes import expected
 from shoestring.processes.tasks import TrainTask
 from shoestring.processes.verified import worker_environment
@@ -49,7 +49,7 @@ class ScriptedGroup(Scripted):
         self.sent, self.devices, self.own = sent, devices, model
         super().__init__(job, plan, outcome, model_of(job.model) if model is None else model, path, cadence, fresh, adopt)
 
-    def done(self, on_event: Callable[[Event], None]) -> Report:
+    def done(self, on_event: Callable[[Event], None] = silent) -> Report:
         """Train until it is over; the weights are in the model then."""
         folder = self.held.folder
         assert self.sent.origin is not None, "workers make it from a file"

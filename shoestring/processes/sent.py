@@ -25,11 +25,13 @@ from torch import nn
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.jobfile import loaded_job
+from shoestring.processes.scripted import described
+from shoestring.runs.export import model_of
 
 SCRIPT = "shoestring_script"   # what a script is called where a worker imports it
 OURS = ("origin", "mesh")   # fields of a job that every process sets for itself
 GUARD = 'put what begins it under `if __name__ == "__main__":`'
-FILE = '''"""A job that a script made; its parts are pickled beside this file. SHA-256 {digest}."""
+FILE = '''"""A job that a script made; its parts are pickled beside this file. What can be seen of it has the SHA-256 {digest}."""
 from shoestring.processes.sent import received
 
 
@@ -95,18 +97,13 @@ def sent(job: Job, model: nn.Module | None, folder: Path, devices: int) -> Job:
     if job.origin is not None and model is None:
         return job
     parts = {one.name: getattr(job, one.name) for one in fields(job) if one.name not in OURS}
-    digest, of_script = hashlib.sha256(), set()
+    of_script: set[str] = set()
     if model is not None:
-        written, names = pickled(model, "the model")
+        written, of_script = pickled(model, "the model")
         (folder / "model.pickle").write_bytes(written)
-        digest.update(written)
-        of_script |= names
         parts["model"] = FromFile(str(folder / "model.pickle"))
     for name, value in parts.items():
-        called = "the data" if name == "data" and isinstance(value, Given) else f"the job's {name}"
-        written, names = pickled(value, called)
-        digest.update(hashlib.sha256(written).digest() if name != "model" or model is None else b"")
-        of_script |= names
+        of_script |= pickled(value, "the data" if name == "data" and isinstance(value, Given) else f"the job's {name}")[1]
     if of_script:
         check_guard(sorted(of_script)[0], devices)
     whole, _ = pickled(parts, "the job")
@@ -114,7 +111,8 @@ def sent(job: Job, model: nn.Module | None, folder: Path, devices: int) -> Job:
     name = type(model).__name__ if model is not None else "job"
     file = folder / f"{name}.py"
     path = [str(Path(one).resolve()) for one in sys.path]
-    file.write_text(FILE.format(digest=digest.hexdigest(), file=script_file(), module=script_module(), path=path))
+    seen = described(job, model_of(job.model) if model is None else model)   # so the same job has the same file, wherever it lies
+    file.write_text(FILE.format(digest=hashlib.sha256(seen.encode()).hexdigest(), file=script_file(), module=script_module(), path=path))
     return replace(loaded_job(file, {}), mesh=job.mesh)
 
 
@@ -125,17 +123,15 @@ def pickled(value: Any, what: str) -> tuple[bytes, set[str]]:
     try:
         pickler.dump(value)
     except Exception as error:   # pickle calls methods of the user's objects
-        why = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise Mistake(f"{what} can't be sent to the worker processes that --devices starts: {named(value)}{why}; {cure(value)}, or write a "
-                      f"job file and give its path") from error
+        raise Mistake(f"{what} can't be sent to the worker processes that --devices starts: {reason(value, error)}; {cure(value)}, or "
+                      f"write a job file and give its path") from error
     return file.getvalue(), pickler.of_script
 
 
-def named(value: Any) -> str:
-    """What a function is called, for a message that says why it can't be sent."""
-    if isinstance(value, FunctionType):
-        return "it is a lambda, which has no name to be found by: " if value.__name__ == "<lambda>" else f"{value.__qualname__}: "
-    return ""
+def reason(value: Any, error: Exception) -> str:
+    if isinstance(value, FunctionType) and value.__name__ == "<lambda>":
+        return "it is a lambda, which has no name that they could find it by"
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
 def cure(value: Any) -> str:
@@ -207,8 +203,10 @@ def check_guard(name: str, devices: int) -> None:
                       f"anew: {GUARD}")
 
 
-def refuse_while_imported(what: str) -> None:
-    """Called before anything is planned or trained by a script."""
+def refuse_while_imported(what: str, devices: int = 1) -> None:
+    """Called before anything is planned or trained by a script, for so many workers."""
+    if devices < 1:
+        raise Mistake(f"--devices {devices}: give 1 or more")
     if origin.importing:
         raise Mistake(f"{Path(origin.file).name} calls shoestring.{what} while a worker process imports it, and would begin anew there: "
                       f"{GUARD}")

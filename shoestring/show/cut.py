@@ -104,6 +104,7 @@ def stage_rows(told: Mapping[str, Any], sizes: Mapping[str, int]) -> list[StageR
     stages, cut = sizes["stage"], [int(size) for size in told["cut"]]
     names = [[str(name) for name in own] for own in told.get("cut_blocks", ())]
     predicted = {int(rank): int(kind["peak_bytes"]) for kind in told.get("ranks", ()) for rank in kind["ranks"]}
+    predicted |= {int(one["rank"]): int(one["predicted"]["peak_bytes"]) for one in told.get("workers", ()) if one["predicted"]}
     measured = {rank: int(size) for rank, size in enumerate(told.get("peaks", ()))}
 
     def most(known: Mapping[int, int], stage: int) -> int | None:
