@@ -166,8 +166,8 @@ def written(found: dict[str, dict[str, Any]], samples: int, rounds: int) -> str:
         "# PipeDream against GPipe", "",
         f"Written by `python benchmarks/pipedream/run.py {samples} {rounds}`: the `gpt` job (AdamW by fused kernels, rate as it is) on "
         f"{STAGES} workers of one thread. Loss: {samples} samples, the same in the same order, one run each; the finished model is judged "
-        f"by {WINDOWS} windows of text drawn with another seed. Speed: the best of {rounds} rounds of {SHORT} samples in turns, without the "
-        f"first quarter. "
+        f"by {WINDOWS} windows of text drawn with another seed. Speed: the best of {rounds} rounds of {SHORT} samples in turns, without "
+        f"the first quarter. "
         f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}.", "", *rows, "", *memory, "", *said,
         f"- Peaks and stash are {'as predicted, to the byte' if exact else 'not all as predicted'}.", "",
         "![loss](loss.png)", "",
