@@ -57,6 +57,17 @@ def test_every_update_is_that_of_one_process_that_keeps_all_versions(stages: int
     assert max(float((found[name] - other[name]).abs().max()) for name in wanted) > 1e-4
 
 
+def test_data_that_end_early_leave_no_piece_on_its_way_and_the_stash_is_as_large_as_it_says(tmp_path: Path) -> None:
+    sizes = (10,) * 5
+    plan: list[Technique] = [line(3)]
+    flags = {"sizes": ",".join(map(str, sizes)), "ends": True}
+    told = Group(tmp_path, 3, JOB, plan, 40, flags=flags, weights=str(tmp_path / "weights")).results()
+    wanted, found = six_blocks.simulated(3, 4, 16, False, sizes), TensorFile(tmp_path / "weights")
+    assert told[0]["steps"] == 5 and max(float((found[name] - wanted[name]).abs().max()) for name in wanted) <= 1e-6
+    kept = 2 * sum(one.nbytes for block in six_blocks.model()[:2] for one in block.parameters())   # stage 0 of 3: two versions
+    assert told[0]["state"]["stages"] == {"step": 5, "stash_bytes": kept}
+
+
 def test_two_runs_end_with_the_same_bits_and_blocks_computed_again_meet_the_weights_of_their_forward(tmp_path: Path) -> None:
     first, again = (trained(tmp_path / name, [line(3)], 3, dropout=0.2) for name in ("first", "again"))
     assert all(torch.equal(first[name], again[name]) for name in first)
