@@ -70,7 +70,10 @@ class StagedState(Part):
         for name, one in self.names.items():
             users = self.users[self.first[one]]
             if len(users) < self.link.world:
-                found[name] = StagedTensor(self.link, users[0], inside.get(name, one.data), one, self.link.rank in users)
+                here = self.link.rank in users
+                # What is not here is not looked at: a view of an empty storage may give it room again
+                value = inside[name] if name in inside else one.data if here else torch.empty(one.shape, dtype=one.dtype, device="meta")
+                found[name] = StagedTensor(self.link, users[0], value, one, here)
         for name, buffer in self.run.model.named_buffers():
             found[name] = StagedTensor(self.link, self.buffer_users[name][0], buffer, buffer)
         return found

@@ -88,6 +88,8 @@ def test_stages_find_what_one_process_does(technique: Pipeline, whole: bool, tmp
     assert [one["step"] for one in staged] == [one["step"] for one in plain] == [3, 6, 8]
     for metric in ("loss", "accuracy") if not whole else ("accuracy",):
         assert [one[metric] for one in staged] == pytest.approx([one[metric] for one in plain], rel=1e-4)
+    if whole:   # what it makes itself can't be rehearsed
+        return
     sizes = mesh_sizes((technique,), technique.stages)
     peaks = [peak(rehearse(replace(loaded_job(JOB, flags), mesh=imagined_mesh(sizes, rank, True)), (technique,))).bytes
              for rank in range(technique.stages)]
