@@ -5,14 +5,22 @@ kills itself, because only it knows the moment.
 """
 from __future__ import annotations
 
+import os
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from shoestring.core.technique import described
+from shoestring.parallel.pipeline import Pipeline
+from shoestring.processes.group.launch import run_group
 from tests.commands.test_cli import answer
 from tests.processes import test_kill_matrix as matrix
+from tests.processes.test_group import at_step, members
 from tests.records import records, steps_in
+from tests.tasks import train_task
 
 slow = pytest.mark.slow
 STEPS, EVERY = 12, 4
@@ -65,7 +73,6 @@ QUICK = [(TWO, 1, MIDDLE), (TWO, 0, GATHERED)]
 MATRIX = [(use, rank, moment) for use, world in ((TWO, 2), ("Pipeline(stages=2, pieces=4, schedule='zero-bubble')", 2), (FOUR, 4))
           for rank in range(world) for moment in (FIRST, MIDDLE, ASKED, GATHERED, *((WRITTEN, RENAMED) if rank == 0 else ()))]
 
-pytestmark = pytest.mark.usefixtures("warm_workers")
 UNDISTURBED: dict[str, dict[str, Any]] = {}
 
 
@@ -84,6 +91,7 @@ def undisturbed(use: str, place: Path) -> dict[str, Any]:
     return UNDISTURBED[use]
 
 
+@pytest.mark.usefixtures("warm_workers")
 @pytest.mark.parametrize(("use", "rank", "moment"), [*QUICK, *(pytest.param(*one, marks=slow) for one in MATRIX if one not in QUICK)])
 def test_a_pipeline_whose_stage_is_killed_ends_with_the_same_bits(use: str, rank: int, moment: str, tmp_path: Path) -> None:
     expected = undisturbed(use, tmp_path / "undisturbed")
@@ -97,3 +105,21 @@ def test_a_pipeline_whose_stage_is_killed_ends_with_the_same_bits(use: str, rank
     assert [event["step"] for event in events if event["event"] == "begun"] == [0, matrix.MOMENTS[moment]]
     assert [event["step"] for event in steps_in(events)] == list(range(1, STEPS + 1))
     assert report["losses"] == expected["losses"] and report["weights_sha256"] == expected["weights_sha256"]
+
+
+@pytest.mark.parametrize("rank", [1, pytest.param(0, marks=slow)])
+def test_a_stage_that_hangs_is_named_in_time(rank: int, tmp_path: Path) -> None:
+    """The others wait for what it would send, and must not be taken for it."""
+    (tmp_path / "job.py").write_text(JOB.replace("    while True:\n", "    while True:\n        time.sleep(0.1)\n"))
+    (tmp_path / "run").mkdir()
+    when: list[float] = []
+
+    def suspend() -> None:
+        when.append(time.time())
+        os.kill(members(os.getpid())[rank], signal.SIGSTOP)
+
+    task = train_task(tmp_path / "job.py", STEPS, [described(Pipeline(2, 4))], tmp_path / "run", {"steps": 3, "keep": 2})
+    result = run_group(task, {}, at_step(7, suspend), devices=2, patience=3.0)
+    died = [event for event in records(tmp_path / "run") if event["event"] == "died"]
+    assert [event["rank"] for event in died] == [rank] and "no sign of life" in died[0]["why"] and 2.0 < died[0]["time"] - when[0] < 8.0
+    assert result.restarts == 1 and result.steps == STEPS
