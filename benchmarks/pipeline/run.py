@@ -39,7 +39,8 @@ def turn(kind: str, workers: int, settings: Settings) -> Any:
     worker = str(Path(__file__).with_name("worker.py"))
     with tempfile.TemporaryDirectory() as folder:
         processes = [subprocess.Popen([sys.executable, worker, kind, str(rank), str(workers), f"{folder}/store", as_text(settings)],
-                                      stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) for rank in range(workers)]
+                                      stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+                     for rank in range(workers)]
         try:
             told = [process.communicate(timeout=600) for process in processes]
         finally:
@@ -110,7 +111,8 @@ def tables(base: Settings, found: dict[str, list[Any]], idle: dict[str, Any], cu
                  f"{one['seconds']:.3f} s |" for one in cuts]
     packages = ", ".join(f"{name} {known(name)}" for name in ("torch", "torchgpipe"))
     rows += ["", f"{len(found[ONE])} rounds of {base.steps} steps of {base.batch} samples in {base.pieces} pieces, width {base.width}, "
-                 f"{base.depth} blocks; {packages}; {platform.processor() or platform.machine()}, {os.cpu_count()} cores, one thread a process.", ""]
+                 f"{base.depth} blocks; {packages}; {platform.processor() or platform.machine()}, {os.cpu_count()} cores, one thread "
+                 f"a process.", ""]
     return "\n".join(rows)
 
 

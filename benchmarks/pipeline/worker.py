@@ -133,7 +133,8 @@ class Equal(nn.Module):
 
     def __init__(self, width: int, depth: int) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(width, 4 * width), nn.Tanh(), nn.Linear(4 * width, width)) for _ in range(depth))
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, 4 * width), nn.Tanh(), nn.Linear(4 * width, width)) for _ in range(depth))
 
     def forward(self, x: Tensor) -> Tensor:
         for block in self.blocks:

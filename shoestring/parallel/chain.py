@@ -83,8 +83,8 @@ class Looking(Walk):
     def check_origin(self, leaf: Absent) -> None:
         """Of a tensor that came by no way on which it can be carried to another worker."""
         if leaf.number is not None:
-            raise Mistake(f"after {self.name()} the model uses a tensor that an earlier forward left, and it may be another worker's: let a "
-                          f"forward begin from its batch and weights alone")
+            raise Mistake(f"after {self.name()} the model uses a tensor that an earlier forward left, and it may be another worker's: let "
+                          f"a forward begin from its batch and weights alone")
         self.check_maker(leaf)
 
     def check_maker(self, leaf: Tensor) -> None:
@@ -103,7 +103,7 @@ class Looking(Walk):
         if not shown.is_sparse:
             self.memory.setdefault(storage_id_of(shown), []).append((number, shown))   # held, so that no other gets its id
         if leaf.requires_grad and leaf.grad_fn is not None:
-            leaf.register_hook(self.differentiated)   # type: ignore[no-untyped-call]
+            leaf.register_hook(self.differentiated)
 
     def differentiated(self, gradient: Tensor) -> None:
         raise Mistake("its forward computes derivatives, which go through blocks that other workers compute")
@@ -121,8 +121,8 @@ class Looking(Walk):
                           f"worker draws others: draw with torch, or inside of a block")
         kept = what_is_kept(self.outside)
         if kept != self.kept_outside and self.called and self.again:   # what is only set, to the same every time, is no harm
-            raise Mistake(f"after {self.name()} the model keeps something else than before, outside of its blocks, and workers whose part ends "
-                          f"earlier do not see that: do it before the first block, or inside of one")
+            raise Mistake(f"after {self.name()} the model keeps something else than before, outside of its blocks, and workers whose part "
+                          f"ends earlier do not see that: do it before the first block, or inside of one")
         self.kept_outside = kept
 
     def imagined(self, number: int, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -174,7 +174,7 @@ def content(value: Any) -> tuple[Any, ...]:
 def other_generators() -> Any:
     """The states of what draws beside torch."""
     kind, keys, *rest = np.random.get_state()
-    return random.getstate(), kind, keys.tobytes(), rest   # type: ignore[union-attr]
+    return random.getstate(), kind, np.array(keys).tobytes(), rest
 
 
 def chain_of(run: Run, batch: Batch | None = None) -> Chain:
@@ -190,8 +190,8 @@ def chain_of(run: Run, batch: Batch | None = None) -> Chain:
         with first.within(), scratch(run.model, run.model) as thrown_away:
             chain = looked(run, first.batch, thrown_away, again=False)
             if looked(run, first.batch, thrown_away, again=True) != chain:
-                raise Mistake("the model can't be cut into stages: its forward was looked at twice, and did something else the second time; "
-                              "what it does must not depend on the step or on chance (no layer drop, no early exit)")
+                raise Mistake("the model can't be cut into stages: its forward was looked at twice, and did something else the second "
+                              "time; what it does must not depend on the step or on chance (no layer drop, no early exit)")
         return chain
 
 
@@ -200,8 +200,8 @@ def check_hooks(run: Run) -> None:
     within = {id(part) for block in run.blocks.values() for part in block.modules() if part is not block}
     for name, module in run.model.named_modules():
         if id(module) not in within and has_backward_hooks(module):
-            raise Mistake(f"the model can't be cut into stages: {name or 'the model'} has a hook that looks at its backward, of which no worker "
-                          f"sees all; put it on a module inside of a block")
+            raise Mistake(f"the model can't be cut into stages: {name or 'the model'} has a hook that looks at its backward, of which no "
+                          f"worker sees all; put it on a module inside of a block")
 
 
 def looked(run: Run, batch: Batch, thrown_away: set[int], again: bool) -> Chain:
@@ -213,8 +213,9 @@ def looked(run: Run, batch: Batch, thrown_away: set[int], again: bool) -> Chain:
     except Mistake as error:
         raise Mistake(f"the model can't be cut into stages: {error}") from error
     except Exception as error:
+        first = str(error).strip().partition("\n")[0]
         raise Mistake(f"the model can't be cut into stages: when its forward was looked at without computing it, it failed in or after "
-                      f"{walk.name()} ({type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''})") from error
+                      f"{walk.name()} ({type(error).__name__}: {first})") from error
     return found(walk, run.blocks)
 
 
@@ -229,12 +230,12 @@ def found(walk: Looking, blocks: Mapping[str, nn.Module]) -> Chain:
     own, kept = [walk.block_weights[block] for block in walk.called], [walk.block_buffers[block] for block in walk.called]
     for name, call in walk.buffers_written.items():
         if any(name in used for earlier, used in walk.buffers_used.items() if earlier < call):
-            raise Mistake(f"the model can't be cut into stages: after {names[walk.called[call]]} it writes to the buffer {name}, outside of its "
-                          f"blocks, and uses it before: workers whose part ends earlier do not see that; do it inside of a block")
-    again = [names[block] for block in sorted(walk.changing) if walk.called.count(block) > 1]
+            raise Mistake(f"the model can't be cut into stages: after {names[walk.called[call]]} it writes to the buffer {name}, outside "
+                          f"of its blocks, and uses it before: workers whose part ends earlier do not see that; do it inside of a block")
+    again = [block for block in sorted(walk.changing) if walk.called.count(block) > 1]
     if again:
-        raise Mistake(f"the model can't be cut into stages: {again[0]} is called {walk.called.count(list(blocks).index(again[0]))} times in a "
-                      f"forward and keeps something from call to call, which another worker would not see")
+        raise Mistake(f"the model can't be cut into stages: {names[again[0]]} is called {walk.called.count(again[0])} times in a forward "
+                      f"and keeps something from call to call, which another worker would not see")
     return Chain(
         tuple(names[block] for block in walk.called), ((), *crossing[1:]),
         tuple(frozenset(own[call] | walk.weights_used.get(call, set())) for call in range(len(own))),
@@ -248,8 +249,8 @@ def changed_later(walk: Looking) -> set[Number]:
     for storage, call in walk.writes:
         later = {number for number, _ in walk.memory.get(storage, ()) if number[0] < call <= walk.last_use.get(number, -1)}
         if len(later) > 1:
-            raise Mistake(f"the model can't be cut into stages: in or after {list(walk.parts.blocks)[walk.called[call]]} it changes a tensor "
-                          f"in place that was made before and of which it uses another view too: workers would change one of them; compute a "
-                          f"new tensor instead")
+            raise Mistake(f"the model can't be cut into stages: in or after {list(walk.parts.blocks)[walk.called[call]]} it changes a "
+                          f"tensor in place that was made before and of which it uses another view too: workers would change one of them; "
+                          f"compute a new tensor instead")
         found |= later
     return found
