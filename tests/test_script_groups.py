@@ -91,7 +91,7 @@ def local() -> Any:
 
 
 @pytest.mark.parametrize("more, words", [
-    ({"loss": lambda output, batch: output.sum()}, "the job's loss can't be sent .* it is a lambda, .*; define it with def at the top level"),
+    ({"loss": lambda output, batch: output.sum()}, "the job's loss can't be sent .* it is a lambda, .* with def at the top level"),
     ({"loss": local()}, "the job's loss can't be sent .*local"),
     ({"data": Given(one for one in BATCHES)}, "the data can't be sent .*generator.*write a job file"),
     ({"show": lambda model: ""}, "the job's show can't be sent")])
