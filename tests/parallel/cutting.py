@@ -38,7 +38,7 @@ class Found:
 def still(model: nn.Module) -> nn.Module:
     """Without dropout: what is drawn follows from how many draw. Models also keep its rate as a number."""
     if hasattr(model, "config"):
-        model.config.layerdrop = 0.0
+        model.config.layerdrop = 0.0   # type: ignore[union-attr]
     for module in model.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
             module.p = 0.0

@@ -66,7 +66,7 @@ class Net(nn.Module):
 before, rest = matrix.JOB.split("class Net(nn.Module):")
 JOB = (before + NET + "\ndef watched" + rest.partition("def watched")[2]).replace(
     "shoestring.parallel.sharding import ShardedTensor", "shoestring.parallel.staged_state import StagedTensor").replace(
-    "ShardedTensor", "StagedTensor")
+    "ShardedTensor", "StagedTensor").replace("torch.randn(12, 32)", "torch.randn(32, 32)")   # two copies, four pieces: several in each
 FIRST, MIDDLE, ASKED, GATHERED, WRITTEN, RENAMED = matrix.MOMENTS
 TWO, FOUR = "Pipeline(stages=2, pieces=4)", "Pipeline(stages=2, pieces=4) Average()"
 QUICK = [(TWO, 1, MIDDLE), (TWO, 0, GATHERED)]
