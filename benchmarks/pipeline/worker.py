@@ -29,10 +29,10 @@ from shoestring.jobs.gpt import job as gpt_job
 class Settings:
     width: int = 320
     depth: int = 8
-    context: int = 128
+    context: int = 96
     batch: int = 16
     pieces: int = 8
-    steps: int = 6
+    steps: int = 5
     warm: int = 2                        # of these, that are not counted
     cut: int = 4                         # blocks of the first stage
     schedules: tuple[tuple[str, int], ...] = ()   # that are tried one after the other, with how many chunks
