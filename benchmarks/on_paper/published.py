@@ -99,7 +99,8 @@ def foundry() -> list[FoundryRow]:
         job = Job(model, gpus * micro_batch * int(row["accumulation"]), row["precision"].removeprefix("amp_"),
                   2.0 if row["mode"] == "PURE" else 4.0, metrics=2)
         mesh = PaperMesh(gpus, micro_batch=micro_batch, checkpointing=row["checkpointing"] == "yes", sharding=3)
-        rows.append(FoundryRow(row["model"], job, mesh, row["gpu"], row["mode"], float(row["tokens_per_second_per_gpu"]), int(row["parameters"])))
+        rows.append(FoundryRow(row["model"], job, mesh, row["gpu"], row["mode"], float(row["tokens_per_second_per_gpu"]),
+                    int(row["parameters"])))
     return rows
 
 

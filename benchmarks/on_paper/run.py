@@ -1,3 +1,4 @@
+# ruff: noqa: E501 (sentences of the README that it writes)
 """Two published tables beside what is predicted from descriptions of their clusters: no GPU is needed, it is arithmetic.
 
     python benchmarks/on_paper/run.py

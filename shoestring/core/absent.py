@@ -82,6 +82,8 @@ def shape_of(leaf: Any) -> Any:
 
 def counted(index: Any) -> list[Any]:
     """A mask that is here, as the places that it selects along each of its dimensions."""
-    if isinstance(index, Tensor) and not isinstance(index, Absent) and index.dtype in (torch.bool, torch.uint8):
+    if isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8):
+        if isinstance(index, Absent):
+            raise LooksAtAbsent
         return list(index.nonzero().unbind(1))
     return [index]

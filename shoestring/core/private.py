@@ -55,7 +55,8 @@ NO_OVERRIDE: Any = torch._C._disabled_torch_function_impl   # of a subclass: fun
 
 __all__ = ["BATCH_NORMS", "CTC_LOSSES", "GROUPED_PRODUCT", "NO_OVERRIDE", "READ_NUMBER", "RUNNING_NORMS", "SOFTMAX_BACKWARDS",
            "TRAINING_BATCH_NORMS",
-           "UNTRACEABLE", "WATCHING", "WRITE_COUNT", "DispatchMode", "FakeTensor", "FakeTensorMode", "all_gather", "arguments_of", "backward_to_inputs",
+           "UNTRACEABLE", "WATCHING", "WRITE_COUNT",
+           "DispatchMode", "FakeTensor", "FakeTensorMode", "all_gather", "arguments_of", "backward_to_inputs",
            "backward_to_weights", "bit_generator",
            "dense_parts", "has_backward_hooks", "has_schedule", "memory_format", "next_node_number", "node_number", "note_step_called",
            "number_of", "operation_of", "own_buffers", "own_parameters", "resize_storage", "results_of", "step_hooks", "storage_id",

@@ -24,14 +24,14 @@ from shoestring.parallel.walk import ABOUT_TENSORS, Chain, Number, Parts, Value,
 class Looking(Walk):
     """A walk that computes nothing and keeps who used what."""
 
-    def __init__(self, parts: Parts, model: nn.Module, thrown_away: set[int]) -> None:
+    def __init__(self, parts: Parts, model: nn.Module, thrown_away: set[int], again: bool) -> None:
         super().__init__(parts, range(0), lambda absents: ())
         self.names = {id(one): name for name, one in (*model.named_parameters(), *model.named_buffers())}   # of several, the first
         self.buffers = {id(one): one for one in model.buffers()}   # held, so that no other gets its id
         self.block_weights = [{self.names[id(one)] for one in block.parameters()} for block in parts.blocks.values()]
         self.block_buffers = [{self.names[id(one)] for one in block.buffers()} for block in parts.blocks.values()]
         self.changing: set[int] = set()                # blocks that keep something else after a call than before it
-        self.thrown_away = thrown_away
+        self.thrown_away, self.again = thrown_away, again
         self.called: list[int] = []
         self.last_use: dict[Number, int] = {}          # of a value: the last call with which, or after which, it was used
         self.born: dict[Number, Value] = {}
@@ -39,6 +39,11 @@ class Looking(Walk):
         self.writes: set[tuple[int, int]] = set()      # a storage that was written to, and the last call before that
         self.weights_used: dict[int, set[str]] = {}    # by call
         self.buffers_used: dict[int, set[str]] = {}
+        self.buffers_written: dict[str, int] = {}      # outside of blocks: the last call before that
+        self.given: set[int] = set()                   # what the block that runs was given
+        within = {part for block in parts.blocks.values() for part in block.modules()}
+        self.outside = [part for part in model.modules() if part not in within]
+        self.kept_outside = what_is_kept(self.outside)
         self.chance = other_generators()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -53,6 +58,9 @@ class Looking(Walk):
                           f"blocks, and every worker draws another one: leave it in the tensor, or do that inside of a block")
         before = [write_count(leaf) for leaf in leaves]
         out = super().__torch_function__(func, types, args, kwargs)
+        for leaf, count in zip(leaves, before, strict=True):
+            if id(leaf) in self.buffers and write_count(leaf) != count and not self.inside:
+                self.buffers_written[self.names[id(leaf)]] = max(self.call, 0)
         self.writes |= {(storage_id_of(leaf.shaped), self.call) for leaf, count in zip(leaves, before, strict=True)
                         if isinstance(leaf, Absent) and write_count(leaf) != count}
         if self.inside:
@@ -64,6 +72,8 @@ class Looking(Walk):
     def used(self, leaves: Iterable[Tensor]) -> None:
         for leaf in leaves:
             if (number := self.number_of(leaf)) is not None:
+                if self.inside and id(leaf) not in self.given:
+                    self.check_maker(leaf)
                 self.last_use[number] = max(self.call, self.last_use.get(number, -1))
             elif isinstance(leaf, Absent):
                 self.check_origin(leaf)
@@ -73,9 +83,12 @@ class Looking(Walk):
     def check_origin(self, leaf: Absent) -> None:
         """Of a tensor that came by no way on which it can be carried to another worker."""
         if leaf.number is not None:
-            raise Mistake(f"after {self.name()} the model uses a tensor that an earlier forward left, and it may be another worker's: let a "
-                          f"forward begin from its batch and weights alone")
-        if not self.inside or leaf.maker not in (-1, self.called[-1]):
+            raise Mistake(f"after {self.name()} the model uses a tensor that an earlier forward left, and it may be another worker's: let "
+                          f"a forward begin from its batch and weights alone")
+        self.check_maker(leaf)
+
+    def check_maker(self, leaf: Tensor) -> None:
+        if isinstance(leaf, Absent) and (not self.inside or leaf.maker not in (-1, self.called[-1])):
             whose = "a block" if leaf.maker < 0 else list(self.parts.blocks)[leaf.maker]
             raise Mistake(f"{'in' if self.inside else 'after'} {self.name()} the model uses a tensor that {whose} gave in an object which "
                           f"nobody can look into, or left somewhere: let blocks return tensors, in tuples, lists and dicts")
@@ -90,32 +103,40 @@ class Looking(Walk):
         if not shown.is_sparse:
             self.memory.setdefault(storage_id_of(shown), []).append((number, shown))   # held, so that no other gets its id
         if leaf.requires_grad and leaf.grad_fn is not None:
-            leaf.register_hook(self.differentiated)   # type: ignore[no-untyped-call]
+            leaf.register_hook(self.differentiated)
 
     def differentiated(self, gradient: Tensor) -> None:
         raise Mistake("its forward computes derivatives, which go through blocks that other workers compute")
 
     def enter(self, block: int, given: Any) -> None:
-        self.check_chance()
+        self.check_outside()
         super().enter(block, given)
         self.called.append(block)
+        self.given = {id(leaf) for leaf in tree_leaves(given)}
 
-    def check_chance(self) -> None:
+    def check_outside(self) -> None:
+        """What the model did between blocks is done by all workers, or by none that would miss it."""
         if other_generators() != self.chance:
             raise Mistake(f"after {self.name()} the model draws from Python's or NumPy's random numbers, outside of its blocks, and every "
                           f"worker draws others: draw with torch, or inside of a block")
+        kept = what_is_kept(self.outside)
+        if kept != self.kept_outside and self.called and self.again:   # what is only set, to the same every time, is no harm
+            raise Mistake(f"after {self.name()} the model keeps something else than before, outside of its blocks, and workers whose part "
+                          f"ends earlier do not see that: do it before the first block, or inside of one")
+        self.kept_outside = kept
 
     def imagined(self, number: int, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         name = list(self.parts.blocks)[number]
         leaves, structure = tree_flatten((args, kwargs))
         before = [(leaf, write_count(leaf)) for leaf in leaves if isinstance(leaf, Tensor) and not isinstance(leaf, Absent)]
-        kept = what_is_kept(self.parts.blocks[name])
+        block = self.parts.blocks[name]
+        kept = what_is_kept(block.modules()), buffers_of(block)
         self.inside = True
         try:
             out = inner(*args, **kwargs)
         finally:
             self.inside = False
-        if what_is_kept(self.parts.blocks[name]) != kept:
+        if (what_is_kept(block.modules()), buffers_of(block)) != kept:
             self.changing.add(number)
         now, after = tree_flatten((args, kwargs))
         if after != structure or any(one is not other for one, other in zip(leaves, now, strict=True)):
@@ -130,24 +151,30 @@ class Looking(Walk):
 NUMBERS = frozenset((Tensor.item, Tensor.tolist, Tensor.__float__, Tensor.__int__, Tensor.__index__, Tensor.numpy))
 
 
-def what_is_kept(block: nn.Module) -> list[Any]:
-    """Something that is another when a block's buffers or attributes have changed."""
-    found: list[Any] = []
-    for module in block.modules():
-        for name, value in (*module.__dict__.items(), *module.named_buffers(recurse=False)):
-            if name in BOOKS:
-                continue
-            inside = (value.items() if isinstance(value, dict) else value if isinstance(value, (list, tuple, set, deque))
-                      else vars(value).items() if hasattr(value, "__dict__") and not isinstance(value, (Tensor, nn.Module)) else ())
-            found.append((name, id(value), write_count(value) if isinstance(value, Tensor) else 0, [repr(one) if isinstance(one, PLAIN) else id(one)
-                          for item in inside for one in (item if isinstance(item, tuple) else (item,))]))
-    return found
+def what_is_kept(modules: Iterable[nn.Module]) -> list[Any]:
+    """Something that is another when attributes of modules have changed, but for tensors that are absent."""
+    return [(name, *content(value)) for module in modules for name, value in module.__dict__.items() if name not in BOOKS]
+
+
+def buffers_of(block: nn.Module) -> list[Any]:
+    return [content(one) for one in block.buffers()]
+
+
+def content(value: Any) -> tuple[Any, ...]:
+    if isinstance(value, Tensor):
+        return () if isinstance(value, Absent) else (id(value), write_count(value))
+    if isinstance(value, PLAIN):
+        return (value,)
+    inside = list(value.items()) if isinstance(value, dict) else list(value) if isinstance(value, (list, tuple, set, deque)) else (
+        list(vars(value).items()) if hasattr(value, "__dict__") and not isinstance(value, nn.Module) else [])
+    return id(value), len(inside), *(repr(one) if isinstance(one, PLAIN) else id(one) if not isinstance(one, Absent) else ""
+                                     for item in inside for one in (item if isinstance(item, tuple) else (item,)))
 
 
 def other_generators() -> Any:
     """The states of what draws beside torch."""
     kind, keys, *rest = np.random.get_state()
-    return random.getstate(), kind, keys.tobytes(), rest   # type: ignore[union-attr]
+    return random.getstate(), kind, np.array(keys).tobytes(), rest
 
 
 def chain_of(run: Run, batch: Batch | None = None) -> Chain:
@@ -161,10 +188,10 @@ def chain_of(run: Run, batch: Batch | None = None) -> Chain:
         check_hooks(run)
         first = run.slices(run, moved(batch, device))[0]
         with first.within(), scratch(run.model, run.model) as thrown_away:
-            chain = looked(run, first.batch, thrown_away)
-            if looked(run, first.batch, thrown_away) != chain:
-                raise Mistake("the model can't be cut into stages: its forward was looked at twice, and did something else the second time; "
-                              "what it does must not depend on the step or on chance (no layer drop, no early exit)")
+            chain = looked(run, first.batch, thrown_away, again=False)
+            if looked(run, first.batch, thrown_away, again=True) != chain:
+                raise Mistake("the model can't be cut into stages: its forward was looked at twice, and did something else the second "
+                              "time; what it does must not depend on the step or on chance (no layer drop, no early exit)")
         return chain
 
 
@@ -173,21 +200,22 @@ def check_hooks(run: Run) -> None:
     within = {id(part) for block in run.blocks.values() for part in block.modules() if part is not block}
     for name, module in run.model.named_modules():
         if id(module) not in within and has_backward_hooks(module):
-            raise Mistake(f"the model can't be cut into stages: {name or 'the model'} has a hook that looks at its backward, of which no worker "
-                          f"sees all; put it on a module inside of a block")
+            raise Mistake(f"the model can't be cut into stages: {name or 'the model'} has a hook that looks at its backward, of which no "
+                          f"worker sees all; put it on a module inside of a block")
 
 
-def looked(run: Run, batch: Batch, thrown_away: set[int]) -> Chain:
-    walk = Looking(parts_of(run.model, run.blocks, gradients=True), run.model, thrown_away)
+def looked(run: Run, batch: Batch, thrown_away: set[int], again: bool) -> Chain:
+    walk = Looking(parts_of(run.model, run.blocks, gradients=True), run.model, thrown_away, again)
     try:
         with torch.enable_grad(), walk.through():
             run.loss(run.forward(run.model, batch), batch)
-            walk.check_chance()
+            walk.check_outside()
     except Mistake as error:
         raise Mistake(f"the model can't be cut into stages: {error}") from error
     except Exception as error:
+        first = str(error).strip().partition("\n")[0]
         raise Mistake(f"the model can't be cut into stages: when its forward was looked at without computing it, it failed in or after "
-                      f"{walk.name()} ({type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''})") from error
+                      f"{walk.name()} ({type(error).__name__}: {first})") from error
     return found(walk, run.blocks)
 
 
@@ -200,10 +228,14 @@ def found(walk: Looking, blocks: Mapping[str, nn.Module]) -> Chain:
     crossing = [tuple(replace(walk.born[number], written=number in written)
                       for number, use in sorted(walk.last_use.items()) if number[0] < call <= use) for call in range(len(walk.called))]
     own, kept = [walk.block_weights[block] for block in walk.called], [walk.block_buffers[block] for block in walk.called]
-    again = [names[block] for block in sorted(walk.changing) if walk.called.count(block) > 1]
+    for name, call in walk.buffers_written.items():
+        if any(name in used for earlier, used in walk.buffers_used.items() if earlier < call):
+            raise Mistake(f"the model can't be cut into stages: after {names[walk.called[call]]} it writes to the buffer {name}, outside "
+                          f"of its blocks, and uses it before: workers whose part ends earlier do not see that; do it inside of a block")
+    again = [block for block in sorted(walk.changing) if walk.called.count(block) > 1]
     if again:
-        raise Mistake(f"the model can't be cut into stages: {again[0]} is called {walk.called.count(list(blocks).index(again[0]))} times in a "
-                      f"forward and keeps something from call to call, which another worker would not see")
+        raise Mistake(f"the model can't be cut into stages: {names[again[0]]} is called {walk.called.count(again[0])} times in a forward "
+                      f"and keeps something from call to call, which another worker would not see")
     return Chain(
         tuple(names[block] for block in walk.called), ((), *crossing[1:]),
         tuple(frozenset(own[call] | walk.weights_used.get(call, set())) for call in range(len(own))),
@@ -217,8 +249,8 @@ def changed_later(walk: Looking) -> set[Number]:
     for storage, call in walk.writes:
         later = {number for number, _ in walk.memory.get(storage, ()) if number[0] < call <= walk.last_use.get(number, -1)}
         if len(later) > 1:
-            raise Mistake(f"the model can't be cut into stages: in or after {list(walk.parts.blocks)[walk.called[call]]} it changes a tensor "
-                          f"in place that was made before and of which it uses another view too: workers would change one of them; compute a "
-                          f"new tensor instead")
+            raise Mistake(f"the model can't be cut into stages: in or after {list(walk.parts.blocks)[walk.called[call]]} it changes a "
+                          f"tensor in place that was made before and of which it uses another view too: workers would change one of them; "
+                          f"compute a new tensor instead")
         found |= later
     return found

@@ -214,10 +214,11 @@ class PipeDream(Stages):
         return super().kept
 
     def state_dict(self) -> dict[str, Any]:
-        return {"step": self.step}   # nothing is on its way when it is asked for
+        return {"step": self.step, "stash_bytes": self.versions.most}   # nothing is on its way when it is asked for
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.step = state.get("step", 0)   # another schedule has none
+        self.versions.most = state.get("stash_bytes", 0)
 
     @property
     def remark(self) -> str:

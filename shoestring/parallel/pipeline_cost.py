@@ -129,8 +129,12 @@ class Pipe:
                            fused_seconds=None if update.fused_seconds is None else update.fused_seconds * share),
             splitting=replace(ledger.splitting, adding_seconds=ledger.splitting.adding_seconds * share),
             allocation=replace(ledger.allocation, allocated=ledger.allocation.allocated / self.stages),
-            traffic=ledger.traffic + Traffic(sent=self.sent(worker), waiting=latest),
+            traffic=self.part_of(ledger.traffic, len(own) / len(self.units)) + Traffic(sent=self.sent(worker), waiting=latest),
             workers=replace(ledger.workers, stages=self.stages))
+
+    def part_of(self, traffic: Traffic, share: float) -> Traffic:
+        """What the blocks of a worker move, of what all blocks do."""
+        return Traffic(*(share * one for one in (traffic.disk, traffic.disk_seconds, traffic.sent, traffic.waiting)))
 
     def versions(self, worker: int) -> int:
         """Of a stage's weights, that are kept at once."""
@@ -216,6 +220,7 @@ def worth_trying(ledger: Ledger) -> Iterator[Setting]:
         wholes = {pieces: copy.in_pieces(pieces) for pieces in numbers_of_pieces(stages, copy.batch)}
         for schedules in TRIED:
             found = [one for pieces, whole in wholes.items() for schedule in schedules
+                     if schedule != "zero-bubble" or ledger.slices == 1   # slices go backward at once
                      for one in with_cuts(whole, stages, pieces, schedule, 2 if schedule == "interleaved" else 1)]
             yield from (Setting(pipe.stages, pipe.pieces, pipe.schedule, pipe.cut, pipe.chunks) for pipe in unbeaten(found))
 

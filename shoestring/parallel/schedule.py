@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import cache
 from itertools import accumulate, pairwise
 
 from shoestring.core.errors import Mistake
@@ -182,6 +183,49 @@ def timed(orders: Orders, seconds: Callable[[Action], float], sending: float = 0
         if len(ended) == before:
             raise ValueError(f"these orders never end: {', and '.join(waits(orders, ended, last, owner))}")
     return tuple(map(tuple, spans))
+
+
+@cache
+def unread(orders: Orders) -> int:
+    """How many messages over one cut must be under way at once so that nobody waits for ever: with fewer, whoever sends waits for somebody
+    who waits for him. One, but for interleaved orders whose rounds are uneven.
+
+    >>> unread(orders("1f1b", 4, 8)), unread(orders("interleaved", 2, 5, chunks=2))
+    (1, 2)
+    """
+    most = max((len(own) for own in orders), default=1)
+    return next((count for count in range(1, most + 1) if all_end(orders, count)), 1)
+
+
+def all_end(orders: Orders, unread: int) -> bool:
+    """Whether all get to the end, where a message over a cut can only be sent when at most `unread` - 1 before it have yet to be taken. It
+    is taken when its receiver begins the action that needs it."""
+    last = max((action.chunk for own in orders for action in own), default=0)
+    done = [0] * len(orders)
+    sent: dict[tuple[bool, int], list[int]] = {}    # pieces, in order, by (whether forward, chunk that receives)
+    taken: set[tuple[bool, int, int]] = set()
+    moved = True
+    while moved:
+        moved = False
+        for worker, own in enumerate(orders):
+            while done[worker] < len(own):
+                action = own[done[worker]]
+                if action.kind is not Kind.WEIGHTS:
+                    forward = action.kind is Kind.FORWARD
+                    if action.chunk != (0 if forward else last) and (forward, action.chunk, action.piece) not in taken:
+                        if action.piece not in sent.get((forward, action.chunk), ()):
+                            break
+                        taken.add((forward, action.chunk, action.piece))
+                        moved = True
+                    if action.chunk != (last if forward else 0):
+                        to = action.chunk + 1 if forward else action.chunk - 1
+                        before = sent.setdefault((forward, to), [])
+                        if sum((forward, to, piece) not in taken for piece in before) >= unread:
+                            break
+                        before.append(action.piece)
+                done[worker] += 1
+                moved = True
+    return all(count == len(own) for count, own in zip(done, orders, strict=True))
 
 
 def needs(action: Action, last: int, known: Container[Action]) -> list[Action]:

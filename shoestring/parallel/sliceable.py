@@ -43,8 +43,9 @@ APART = frozenset({
 class Seen(NamedTuple):
     """A tensor that an operation took or gave."""
 
-    number: int              # of the tensor: one and the same wherever it is used
+    number: int                 # of the tensor: one and the same wherever it is used
     shape: tuple[int, ...]
+    value: float | None = None  # of a lone number that is known: it depends on no weight
 
 
 class Step(NamedTuple):
@@ -64,7 +65,8 @@ class Trace:
     span: Span
     steps: list[Step] = field(default_factory=list)
     given: set[int] = field(default_factory=set)       # numbers of tensors that were there before: weights and the batch
-    calls: list[str] = field(default_factory=list)     # the block of every call of attention
+    calls: list[str] = field(default_factory=list)     # the block of every call of attention,
+    arguments: list[Any] = field(default_factory=list)   # and what it is given beside tensors
     brought: bool = False                              # the loss is the model's own
 
 
@@ -84,7 +86,8 @@ class Tracing(DispatchMode):
         if id(leaf) not in self.numbers:
             self.numbers[id(leaf)] = len(self.alive)
             self.alive.append(leaf)
-        return Seen(self.numbers[id(leaf)], tuple(leaf.shape))
+        known = leaf.dim() == 0 and not leaf.is_complex() and not isinstance(leaf, FakeTensor)
+        return Seen(self.numbers[id(leaf)], tuple(leaf.shape), float(leaf) if known else None)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -109,6 +112,7 @@ class Looking(Slicing):
         if why:
             raise Mistake(f"attention in {self.inside[-1] if self.inside else 'the model'} {why}")
         self.trace.calls.append(self.place)
+        self.trace.arguments.append((dropout_p, more))
         return query.new_empty((*query.shape[:-1], value.shape[-1]))
 
 
@@ -166,6 +170,8 @@ def refusal(model: nn.Module, blocks: Mapping[str, nn.Module], forward: Callable
         return f"block {repeated} runs attention more than once in a forward, with others in between: it is used at several places", False
     if one.calls != whole.calls:
         return f"a whole sequence calls attention {len(whole.calls)} times, and a slice {len(one.calls)} times", False
+    if not one.arguments == two.arguments == whole.arguments:
+        return "attention is given other arguments (a scale?) for other numbers of tokens", False
     if not one.calls:
         return "no attention by scaled_dot_product_attention is in its forward (attn_implementation=\"sdpa\" in transformers)", False
     return compared(one, two), one.brought
@@ -230,6 +236,8 @@ class Check:
         here = any(dim is not None for dim in takes.values())
         if here and name not in APART and torch.Tag.pointwise not in first.func.tags:
             raise Mixed("is not known to keep tokens apart")
+        if here and torch.Tag.pointwise in first.func.tags and plain_in(first[1:3]) != plain_in(second[1:3]):
+            raise Mixed("depends on how many tokens there are, which are fewer in a slice")
         for leaf, dims in crossed(name, first.args):
             if takes.get(leaf) in [dim % len(leaf.shape) for dim in dims]:
                 raise Mixed(f"goes along the tokens of a tensor of the shape {leaf.shape}")
@@ -303,6 +311,15 @@ def check_begin(name: str, args: Any, span: Span) -> None:
     start = (numbers[0] if len(numbers) > 1 else 0) if name == "arange" else (numbers[0] if numbers else 0)
     if start != span.start:
         raise Mixed(f"counts tokens from {start or 0} in a slice that begins at {span.start}: begin where `start` or position_ids say")
+
+
+def plain_in(value: Any) -> Any:
+    """What an operation is given beside tensors, with the lone numbers among those."""
+    if isinstance(value, Seen):
+        return value.value
+    if isinstance(value, (Mapping, tuple, list)):
+        return [plain_in(inner) for inner in (value.values() if isinstance(value, Mapping) else value)]
+    return value
 
 
 def seen_in(value: Any) -> Iterator[Seen]:

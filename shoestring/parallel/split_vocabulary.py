@@ -22,7 +22,6 @@ from shoestring.core.errors import Mistake
 from shoestring.core.link import Link
 from shoestring.core.private import FakeTensor, tree_map, without_modes
 from shoestring.parallel.tensor_splits import bounds
-from shoestring.parallel.tensor_sums import summed
 
 
 def embedded(layer: nn.Embedding, ids: Tensor, words: int, link: Link) -> Tensor:
@@ -215,11 +214,3 @@ class Whole(Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         return gradients[0].narrow(-1, ctx.begin, ctx.count).contiguous(), None, None
-
-
-def head_logits(own: Tensor, words: int, link: Link) -> Tensor:
-    return SplitLogits.of(own, words, link)
-
-
-def whole_embedding(found: Tensor, link: Link) -> Tensor:
-    return summed(found, link)

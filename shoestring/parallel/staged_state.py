@@ -45,7 +45,7 @@ class StagedState(Part):
         """Forget the weights that others use."""
         for name, one in self.by_name.items():
             if not self.uses(name) and one.untyped_storage().nbytes():
-                hollow = torch.empty_strided(one.shape, one.stride(), dtype=one.dtype, device=one.device)
+                hollow = one.detach().new_empty_strided(one.shape, one.stride())
                 resize_storage(hollow, 0)
                 one.data = hollow
 
@@ -55,7 +55,7 @@ class StagedState(Part):
             users = self.users[name]
             if len(users) == self.link.world:
                 continue
-            whole = one.data if self.uses(name) else torch.zeros(one.shape, dtype=one.dtype, device=one.device)
+            whole = one.data if self.uses(name) else one.detach().new_zeros(one.shape)
             total = whole.clone() if self.counted(one) else torch.zeros_like(whole)
             self.link.sum(total.reshape(-1).view(torch.uint8)).wait()
             if not self.uses(name):
@@ -70,7 +70,10 @@ class StagedState(Part):
         for name, one in self.names.items():
             users = self.users[self.first[one]]
             if len(users) < self.link.world:
-                found[name] = StagedTensor(self.link, users[0], inside.get(name, one.data), one, self.link.rank in users)
+                here = self.link.rank in users
+                # What is not here is not looked at: a view of an empty storage may give it room again
+                value = inside[name] if name in inside else one.data if here else torch.empty(one.shape, dtype=one.dtype, device="meta")
+                found[name] = StagedTensor(self.link, users[0], value, one, here)
         for name, buffer in self.run.model.named_buffers():
             found[name] = StagedTensor(self.link, self.buffer_users[name][0], buffer, buffer)
         return found

@@ -3,12 +3,14 @@
     forward of a piece     receive what crosses the cut, run the user's forward through the chunk (parallel/walk.py), send what goes on
     backward of a piece    receive the gradients of what was sent, run backward, send those of what was received
 
-What is sent is held until the next piece is sent over the same cut, so how long it lives does not depend on how fast others are. A weight
+What is sent is held until the next is sent over the same cut (or as many as the order needs), so how long it lives does not depend on how
+fast others are. A weight
 that several workers use (tied embeddings) is held by each of them, and their gradients are added up.
 """
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
@@ -26,7 +28,7 @@ from shoestring.core.run import Run, weighed
 from shoestring.core.staging import OwnTimes
 from shoestring.measure.interception import Guard
 from shoestring.parallel.chain import chain_of
-from shoestring.parallel.schedule import Action, Kind, Orders, Span, in_slices
+from shoestring.parallel.schedule import Action, Kind, Orders, Span, in_slices, unread
 from shoestring.parallel.staged_state import StagedState
 from shoestring.parallel.step_clock import StepClock
 from shoestring.parallel.walk import Chain, Left, Value, Walk, nothing, parts_of
@@ -88,8 +90,8 @@ class Stages(StagedState):
         self.walk: Walk | None = None
         self.gathered = False                          # all weights are here
         self.flights: dict[tuple[int, int], Flight] = {}
-        self.on_the_way: dict[tuple[Kind, int], list[list[Held]]] = {}   # by what it is and the chunk that it comes from
-        self.slices = 1                                # that a piece is sent in
+        self.on_the_way: dict[tuple[Kind, int], deque[list[Held]]] = {}   # messages, by what they are and the chunk that they come from
+        self.unread = 1                                # messages that may be under way over one cut
         self.spans: list[Span] = []                    # of the last step
         self.begun = 0.0
         self.clock = StepClock(link.same_machine)
@@ -112,8 +114,8 @@ class Stages(StagedState):
         shares = [float(now.weight(piece)) / whole if whole else 0.0 for piece in here]
         slices = [replace(one, share=share * one.share) for piece, share in zip(here, shares, strict=True)
                   for one in now.slices(now, piece)]
-        self.slices = len(slices) // len(here)
-        order = in_slices(self.orders(len(here)), self.slices)[self.link.rank]
+        everybody = in_slices(self.orders(len(here)), len(slices) // len(here))
+        order, self.unread = everybody[self.link.rank], unread(everybody)
         final = max((number for number, one in enumerate(order) if one.kind in (Kind.BACKWARD, Kind.WEIGHTS)), default=-1)
         total = torch.zeros((), device=device)
         self.spans = []
@@ -193,14 +195,16 @@ class Stages(StagedState):
         self.send([one.detach() for one in made], range(len(made)), action, Kind.FORWARD, action.chunk + 1)
 
     def send(self, made: Sequence[Tensor], numbers: Iterable[int], action: Action, kind: Kind, chunk: int) -> None:
-        """Begin to send to the worker of a chunk; what was sent of the piece before over this cut has arrived then."""
-        way = self.on_the_way.setdefault((kind, action.chunk), [])
-        self.done(way, self.slices - 1)
+        """Begin to send to the worker of a chunk; what was sent over this cut long before has arrived then."""
+        way = self.on_the_way.setdefault((kind, action.chunk), deque())
+        while len(way) >= self.unread:
+            self.done(way)
         named = chunk if kind is Kind.FORWARD else action.chunk - 1
-        way.append([])
+        message = []
         for number, one in zip(numbers, made, strict=True):
             whole = one.contiguous()
-            way[-1].append(Held(whole, self.link.sending(whole, self.home(chunk), self.tag(kind, action.piece, named, number))))
+            message.append(Held(whole, self.link.sending(whole, self.home(chunk), self.tag(kind, action.piece, named, number))))
+        way.append(message)
 
     def backward_piece(self, now: Run, action: Action) -> None:
         key = action.piece, action.chunk
@@ -251,16 +255,16 @@ class Stages(StagedState):
     def tag(self, kind: Kind, piece: int, chunk: int, value: int) -> int:
         return ((piece * len(self.ranges) + chunk) * 2 + (kind is Kind.BACKWARD)) * VALUES + value
 
-    def done(self, way: list[list[Held]], left: int = 0) -> None:
-        """Wait for what was sent first, until so many are left."""
-        while len(way) > left:
-            for held in way.pop(0):
-                held.wait()
+    def done(self, way: deque[list[Held]]) -> None:
+        """The message that was sent first has arrived."""
+        for held in way.popleft():
+            held.wait()
 
     def arrived(self) -> None:
         """All that was sent is there."""
         for way in self.on_the_way.values():
-            self.done(way)
+            while way:
+                self.done(way)
 
     def add_up_tied(self) -> None:
         """Of every weight that several workers use, the sum of their gradients: the first of them adds up, in the order of workers."""

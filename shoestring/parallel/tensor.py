@@ -24,7 +24,7 @@ from shoestring.core.batch import Batch
 from shoestring.core.elementwise import ELEMENTWISE
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
-from shoestring.core.ledger import Ledger, between
+from shoestring.core.ledger import Ledger
 from shoestring.core.link import Link
 from shoestring.core.run import Run
 from shoestring.core.training import TrainingTechnique
@@ -69,6 +69,8 @@ class TensorParallel(TrainingTechnique):
         return frozenset(unsplit(ways) + reason for ways in range(2, MOST + 1) if (reason := refused(run, ways)))
 
     def refusal(self, ledger: Ledger) -> str:
+        if ledger.workers.world == 1:
+            return "there is one worker: --devices gives more"
         if ledger.workers.world % self.ways:
             return f"{ledger.workers.world} workers can't stand in lines of {self.ways}"
         if ledger.has("optimizer looks at whole weights"):
@@ -160,9 +162,4 @@ def refused(run: Run, ways: int) -> str:
 
 def larger_part(ledger: Ledger, times: int) -> Ledger:
     """The ledger of a worker whose part of the batch is so many times as large, because the workers of its line share it."""
-    if len(ledger.at_zero_batch) != len(ledger.blocks):
-        return ledger
-    blocks = tuple(between(none, full, times).changed(**{name: times * getattr(full, name) for name in WORK})
-                   for none, full in zip(ledger.at_zero_batch, ledger.blocks, strict=True))
-    standing = replace(ledger.standing, inputs=ledger.standing.inputs * times)
-    return replace(ledger, blocks=blocks, batch=ledger.batch * times, standing=standing)
+    return ledger.by_fewer_copies(times)

@@ -22,7 +22,7 @@ from shoestring.core.run import Part, Run
 from shoestring.measure.calls import attributes
 from shoestring.measure.interception import Guard
 from shoestring.parallel.recognised import Layers, bias_of, child, recognised, transposed, weight_of
-from shoestring.parallel.split_vocabulary import embedded, head_logits
+from shoestring.parallel.split_vocabulary import SplitLogits, embedded
 from shoestring.parallel.tensor_splits import Split, SplitTensor
 from shoestring.parallel.tensor_sums import copied, gathered, joined, scattered, sliced, summed
 
@@ -148,7 +148,7 @@ class TensorParts(Part):
 
         def forward(x: Tensor) -> Tensor:
             with self.using():
-                return head_logits(product(layer, copied(x, self.link), layer.bias), words, self.link)
+                return SplitLogits.of(product(layer, copied(x, self.link), layer.bias), words, self.link)
 
         return forward
 

@@ -47,6 +47,11 @@ class Tokens(TrainingTechnique):
         if self.lengths:
             parsed_lengths(self.lengths)
 
+    @classmethod
+    def choices(cls, ledger: Ledger) -> tuple[Tokens, ...]:
+        """For who asks: whether a model is causal is not known by its ledger."""
+        return ()
+
     @property
     def count(self) -> int:
         return len(parsed_lengths(self.lengths)) if self.lengths else self.slices
@@ -110,9 +115,12 @@ def in_proportion(asked: Sequence[int], length: int) -> tuple[int, ...]:
     >>> in_proportion((4, 2, 2), 12)
     (6, 3, 3)
     """
-    spare, total = length - len(asked), sum(asked)
-    ends = [spare * span.stop // total for span in spans_of(asked)]
-    return tuple(1 + end - before for before, end in zip((0, *ends), ends, strict=False))
+    for least in (0, 1):   # the second time every slice has its token before the others are shared out
+        ends = [(length - least * len(asked)) * span.stop // sum(asked) for span in spans_of(asked)]
+        found = tuple(least + end - before for before, end in zip((0, *ends), ends, strict=False))
+        if min(found) > 0:
+            break
+    return found
 
 
 @dataclass(frozen=True)

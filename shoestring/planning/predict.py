@@ -4,17 +4,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
-from math import inf, prod
+from math import inf
 
 from shoestring.core.budget import Budget
 from shoestring.core.coordinates import coordinates
 from shoestring.core.errors import Mistake
-from shoestring.core.job import Job, interval
+from shoestring.core.job import interval
 from shoestring.core.ledger import Ledger
 from shoestring.core.link import Link, agreement_bytes
 from shoestring.core.mesh import imagined_mesh, on_one_axis
-from shoestring.core.staging import Staging
 from shoestring.core.technique import drift, in_order, text
 from shoestring.core.training import TrainingTechnique, environment, mesh_sizes
 from shoestring.core.units import bytes_text
@@ -22,11 +20,11 @@ from shoestring.data.feed import Feed
 from shoestring.measure.process import memory_free, status
 from shoestring.measure.timeline import filled, last_step, peak, stretches, validation
 from shoestring.measure.tracker import VALIDATE, Log, Moment
+from shoestring.planning.axes import kinds_of_workers, staging
 from shoestring.planning.evidence.anchor import paged
 from shoestring.planning.evidence.gather import Evidence
 from shoestring.planning.evidence.held_out import looked_through, with_own
 from shoestring.planning.evidence.rehearsals import Rehearsals, failure
-from shoestring.planning.evidence.step import first_batch
 from shoestring.planning.evidence.tasks import TrialResult, TrialTask
 from shoestring.planning.plan import Plan, RankFigures
 from shoestring.planning.room import Candidate, named
@@ -257,11 +255,13 @@ class Predictor:
             most = max(stretch.top + overhead(anchor.overheads, stretch.moment, base)
                        for stretch in list(stretches(filled(log, anchor.filled), paged))[1:])
             how = "from the anchor step and every tensor's pages"
-            if not self.rehearsals.lengths.varies or anchor.sampled or not self.has_room(log):
+            if not self.rehearsals.lengths.varies or anchor.sampled or not self.has_room(log) or self.divided(one.techniques):
                 return (most + belonging) * MARGIN, how
             # Libraries keep something for every size that they have met, which no rule tells
             tried = self.trial(one.techniques, count := self.trial_steps(one.known["step_seconds"]))
             return max((most + belonging) * MARGIN, (tried.process_bytes + belonging) * self.margin), f"{how}, and a trial of {count} steps"
+        if self.divided(one.techniques):   # one worker alone would be none of a line
+            return max(one.known["process_bytes"], peak(log).bytes + min(anchor.overheads.values())), "estimated: not all workers are here"
         if not one.techniques and not anchor.eased and not self.rehearsals.lengths.varies:
             return anchor.process * self.margin, "from the anchor step"
         if not self.has_room(log):
@@ -347,28 +347,6 @@ def place_of(moment: Moment) -> str:
 def agrees(techniques: Techniques) -> float:
     """After which share of the steps workers agree."""
     return next((technique.agrees for technique in techniques if technique.unites == "data"), 1.0)
-
-
-def kinds_of_workers(job: Job, sizes: Mapping[str, int], serves: bool) -> list[tuple[int, ...]]:
-    """The ranks of a group by what they do: those that hold the same part of the model, and parts of a batch that are as large, do the
-    same. A server does something else."""
-    world = prod(sizes.values())
-    if serves:
-        return [(0,), tuple(range(1, world))]
-    whole = first_batch(replace(job, mesh=on_one_axis()))
-    counts = [job.count(part) for part in job.pieces(whole, sizes["data"])] if sizes["data"] > 1 else [0]
-    kinds: dict[tuple[int, ...], list[int]] = {}
-    for rank in range(world):
-        place = coordinates(sizes, rank)
-        held = tuple(number for axis, number in place.items() if axis != "data")
-        kinds.setdefault((counts[place["data"]], *held), []).append(rank)
-    return [tuple(ranks) for ranks in kinds.values()]
-
-
-def staging(techniques: Techniques, ledger: Ledger) -> Staging | None:
-    """Where a plan cuts the model, on the ledger of the plain step; None: it does not."""
-    costs = list(accumulate(techniques, lambda now, technique: technique.cost(now), initial=ledger))
-    return next(filter(None, (technique.staging(now, costs[-1]) for technique, now in zip(techniques, costs, strict=False))), None)
 
 
 def splits(technique: TrainingTechnique, ledger: Ledger) -> bool:

@@ -120,7 +120,7 @@ class TrainingRoom(Room[TrainingTechnique, Ledger, Plan]):
 def complete(techniques: Techniques, ledger: Ledger) -> bool:
     """Workers need something that unites them."""
     try:
-        sizes = mesh_sizes(techniques, ledger.workers.world)
+        sizes = mesh_sizes(techniques, ledger.workers.everybody)
     except Mistake:   # so many workers can't stand as they want
         return False
     return not axes_not_united(techniques, sizes) and all(sizes[one.unites] > 1 for one in techniques if one.unites)

@@ -47,9 +47,12 @@ def optimizer(weights: list[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.SGD(weights, lr=0.05, momentum=0.9)
 
 
-def job(dropout: float = 0.0, sizes: str = ",".join(map(str, SIZES)), file: str = "", last: int = 0) -> Job:
+def job(dropout: float = 0.0, sizes: str = ",".join(map(str, SIZES)), file: str = "", last: int = 0,
+        ends: bool = False) -> Job:
+    """With `ends` the data are an iterator."""
     counts = [int(size) for size in sizes.split(",")]
-    return Job(model=lambda: model(dropout, file, last), data=lambda: batches(counts), steps=len(counts), optimizer=optimizer)
+    return Job(model=lambda: model(dropout, file, last), data=lambda: iter(batches(counts)) if ends else batches(counts),
+               steps=len(counts), optimizer=optimizer)
 
 
 def simulated(stages: int, pieces: int, flush: int, vertical: bool, sizes: Sequence[int] = SIZES) -> dict[str, Tensor]:

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from shoestring.core.training import TrainingTechnique as Technique
-from tests.parallel.members import CONTEXT, DEADLINE
+from tests.parallel.members import CONTEXT
+
+DEADLINE = 240.0   # seconds, for all jobs and plans of a call: each is rehearsed and measured, on machines that may be busy
 
 
 def compared(place: Path, names: Sequence[str], plans: Sequence[tuple[Technique, ...]], world: int = 2) -> list[dict[str, Any]]:

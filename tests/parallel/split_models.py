@@ -27,12 +27,22 @@ LLAMA = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "n
 GPT2 = {"n_layer": 2, "n_embd": 64, "n_head": 4, "vocab_size": WORDS, "n_positions": 64, "bos_token_id": 0, "eos_token_id": 0}
 STILL = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 
+
+def frozen_bottom() -> nn.Module:
+    """A Llama whose embedding and first block are not trained."""
+    model = hugging("LlamaForCausalLM", "LlamaConfig", **LLAMA)()
+    for part in (model.get_submodule("model.embed_tokens"), model.get_submodule("model.layers.0")):
+        part.requires_grad_(False)
+    return model
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "gpt": lambda: Gpt(64, 2, 4, 24),
     "gpt2": hugging("GPT2LMHeadModel", "GPT2Config", **GPT2, **STILL),
     "gpt2 with dropout": hugging("GPT2LMHeadModel", "GPT2Config", **GPT2),
     "llama": hugging("LlamaForCausalLM", "LlamaConfig", **LLAMA),
     "llama tied": hugging("LlamaForCausalLM", "LlamaConfig", **LLAMA, tie_word_embeddings=True, attention_bias=True, mlp_bias=True),
+    "frozen bottom": frozen_bottom,
     "mistral": hugging("MistralForCausalLM", "MistralConfig", **LLAMA),
     "qwen2": hugging("Qwen2ForCausalLM", "Qwen2Config", **LLAMA),
     "qwen3": hugging("Qwen3ForCausalLM", "Qwen3Config", **LLAMA, head_dim=16),
@@ -96,7 +106,9 @@ def whole_gradients(run: Run) -> dict[str, Tensor]:
     parts = run.state.get("tensor parts")
     found = {}
     for name, weight in run.model.named_parameters():
-        assert weight.grad is not None, name
+        assert (weight.grad is None) != weight.requires_grad, name
+        if weight.grad is None:
+            continue
         found[name] = weight.grad
         if isinstance(parts, TensorParts) and weight in parts.splits:
             found[name] = whole_of(SplitTensor(weight, parts.splits[weight], parts.shapes[weight], parts.link, weight.grad))

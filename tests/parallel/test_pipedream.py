@@ -22,6 +22,7 @@ from shoestring.memory.checkpoint import Checkpoint
 from shoestring.parallel.average import Average
 from shoestring.parallel.pipedream import PipeDream
 from shoestring.parallel.pipeline import Pipeline
+from shoestring.parallel.tensor import TensorParallel
 from shoestring.planning.conflicts import conflict
 from shoestring.planning.evidence.rehearse import prepared
 from shoestring.runs.tensors import TensorFile
@@ -54,6 +55,17 @@ def test_every_update_is_that_of_one_process_that_keeps_all_versions(stages: int
     other = six_blocks.simulated(stages, 4, 3, not vertical)   # the comparison sees a difference of one version
     assert max(float((found[name] - wanted[name]).abs().max()) for name in wanted) <= 1e-6
     assert max(float((found[name] - other[name]).abs().max()) for name in wanted) > 1e-4
+
+
+def test_data_that_end_early_leave_no_piece_on_its_way_and_the_stash_is_as_large_as_it_says(tmp_path: Path) -> None:
+    sizes = (10,) * 5
+    plan: list[Technique] = [line(3)]
+    flags = {"sizes": ",".join(map(str, sizes)), "ends": True}
+    told = Group(tmp_path, 3, JOB, plan, 40, flags=flags, weights=str(tmp_path / "weights")).results()
+    wanted, found = six_blocks.simulated(3, 4, 16, False, sizes), TensorFile(tmp_path / "weights")
+    assert told[0]["steps"] == 5 and max(float((found[name] - wanted[name]).abs().max()) for name in wanted) <= 1e-6
+    kept = 2 * sum(one.nbytes for block in six_blocks.model()[:2] for one in block.parameters())   # stage 0 of 3: two versions
+    assert told[0]["state"]["stages"] == {"step": 5, "stash_bytes": kept}
 
 
 def test_two_runs_end_with_the_same_bits_and_blocks_computed_again_meet_the_weights_of_their_forward(tmp_path: Path) -> None:
@@ -116,6 +128,7 @@ def test_what_goes_wrong_with_it_is_refused_with_what_to_do() -> None:
         engine(job("chain", clip=1.0))
     assert "clips gradients" in line(2).refusal(with_traits(Ledger(()), "clips"))
     assert "copies add up" in conflict((line(2), Average())) and not conflict((Pipeline(2, 4, "1f1b"), Average()))
+    assert "several stages" in conflict((line(2), TensorParallel(2)))
     assert "fewer pieces" in conflict((line(2), Accumulate(2))) and not conflict((line(2), Checkpoint(1)))
     wrong: dict[str, Any]
     for wrong, reason in (({"flush": 0}, "one or more"), ({"stages": 5}, "fewer pieces than stages"),

@@ -58,6 +58,7 @@ def gradients_apart(job: Job, techniques: tuple[Technique, ...], sizes: dict[str
 
 @pytest.mark.parametrize(("name", "ways", "sequence"), [
     ("gpt", 2, False), ("gpt", 4, True), ("gpt2", 2, False), ("gpt2", 2, True), ("llama", 2, False), ("llama tied", 2, True),
+    ("frozen bottom", 2, False), ("frozen bottom", 2, True),
     pytest.param("gpt2", 4, False, marks=slow), pytest.param("gpt", 4, False, marks=slow), pytest.param("llama tied", 2, False, marks=slow),
     *(pytest.param(name, 2, sequence, marks=slow) for name in ("mistral", "qwen2", "qwen3") for sequence in (False, True))])
 def test_gradients_are_those_of_one_process(name: str, ways: int, sequence: bool) -> None:
@@ -213,6 +214,12 @@ def test_a_word_that_is_not_in_the_vocabulary_is_an_error(target: int) -> None:
             functional.cross_entropy(logits_of(mesh, torch.zeros(1, 7)), torch.tensor([target]))
 
     in_threads(LINE, work)
+
+
+def test_a_line_along_tensor_draws_alike_and_all_others_apart() -> None:
+    sizes = {"data": 2, "stage": 3, "tensor": 2}
+    assert [imagined_mesh(sizes, rank).draws_as for rank in range(12)] == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
+    assert [imagined_mesh({"data": 3}, rank).draws_as for rank in range(3)] == [0, 1, 2]
 
 
 # What is refused

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.functional import scaled_dot_product_attention
 
 from shoestring import Job
 from shoestring.core.errors import Mistake
@@ -130,7 +131,7 @@ class Own(nn.Module):
 
     def seen(self, x: Tensor) -> Tensor:
         parts = self.heads(x)
-        return functional.scaled_dot_product_attention(parts, parts, parts, is_causal=True).transpose(1, 2).reshape(x.shape)
+        return scaled_dot_product_attention(parts, parts, parts, is_causal=True).transpose(1, 2).reshape(x.shape)
 
     def forward(self, text: Tensor, start: int = 0) -> Tensor:
         x = self.words(text) + self.where(self.places(start, start + text.shape[1]))
@@ -156,6 +157,9 @@ def test_a_model_of_ones_own_is_recognised_by_what_it_does() -> None:
 @pytest.mark.parametrize("parts, why", [
     ({"between": lambda x: x - x.mean(1, keepdim=True)}, "mean in the model makes one of all tokens"),
     ({"between": lambda x: x / x.square().sum()}, "computed from all of them"),
+    ({"between": lambda x: x / x.shape[1]}, "depends on how many tokens there are"),
+    ({"between": lambda x: x * torch.tensor(1.0 / x.shape[1])}, "depends on how many tokens there are"),
+    ({"between": lambda x: scaled_dot_product_attention(x, x, x, is_causal=True, scale=1 / x.shape[1])}, "other arguments"),
     ({"between": lambda x: x.cumsum(1)}, "cumsum in the model is not known to keep tokens apart"),
     ({"between": lambda x: x.roll(1, 1)}, "roll in the model is not known"),
     ({"between": lambda x: functional.pad(x, (0, 0, 1, 0))[:, :-1]}, "shifts or pads tokens"),
@@ -183,6 +187,12 @@ def test_models_that_are_not_causal_or_not_known_are_refused(name: str, why: str
         prepared(job(name), (Tokens(2),), seeded(job(name)))
 
 
+def test_attention_that_is_written_out_is_refused() -> None:
+    made = Job(hugging("LlamaForCausalLM", "LlamaConfig", **SMALL, attn_implementation="eager"), lambda: [tokens(LENGTH)])
+    with pytest.raises(Mistake, match='attn_implementation="sdpa"'):
+        prepared(made, (Tokens(2),), made.model())
+
+
 def test_a_batch_with_padding_is_refused_and_one_without_is_not() -> None:
     batch = tokens(LENGTH)
     full = {**batch, "attention_mask": torch.ones_like(batch["input_ids"])}
@@ -207,7 +217,8 @@ def test_slices_that_can_not_be_are_refused() -> None:
     with pytest.raises(Mistake, match="30 slices of a sequence of 24 tokens"):
         gradients(gpt(), (Tokens(30),))
     assert Tokens(4).cut(2) == Tokens(lengths="4,2,2").cut(2) == (1, 1), "a batch that comes later may be shorter"
-    assert Tokens(lengths="4,2,2").cut(16) == (7, 4, 5) and Tokens(lengths="4,2,2").cut(8) == (4, 2, 2)
+    assert Tokens(lengths="4,2,2").cut(16) == (8, 4, 4) and Tokens(lengths="4,2,2").cut(8) == (4, 2, 2)
+    assert Tokens(lengths="90,1,1").cut(5) == (2, 1, 2), "every slice has a token"
 
 
 def test_lengths_follow_from_what_slices_of_the_model_take_and_nothing_is_left_behind() -> None:

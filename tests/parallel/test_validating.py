@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from shoestring.core.link import Link
-from shoestring.core.mesh import on_one_axis
+from shoestring.core.mesh import imagined_mesh, on_one_axis
 from shoestring.core.training import TrainingTechnique as Technique
+from shoestring.core.training import mesh_sizes
 from shoestring.jobfile import loaded_job
 from shoestring.measure.timeline import peak
 from shoestring.parallel.asynchronous import Asynchronous
@@ -16,6 +17,7 @@ from shoestring.parallel.average import Average
 from shoestring.parallel.compress_gradients import CompressGradients
 from shoestring.parallel.drop_stragglers import DropStragglers
 from shoestring.parallel.local_steps import LocalSteps
+from shoestring.parallel.pipeline import Pipeline
 from shoestring.parallel.shard import Shard
 from shoestring.planning.evidence.rehearse import rehearse
 from shoestring.runs.export import best_weights
@@ -68,3 +70,27 @@ def test_bytes_that_are_sent_for_a_validation_are_no_steps(technique: Technique,
         Group(place, 2, JOB, [technique], 4, str(place / "run"), flags={"validates": validates}).results()
         sent.append([step["sent"] for step in steps_in(records(place / "run"))])
     assert sent[0] == sent[1] and len(sent[0]) == 4
+
+
+@pytest.mark.parametrize("technique", [Pipeline(2, 4), pytest.param(Pipeline(3, 3, "gpipe"), marks=pytest.mark.slow),
+                                       pytest.param(Pipeline(2, 4, "zero-bubble"), marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize("whole", [False, True], ids=["together", "gathered"])
+def test_stages_find_what_one_process_does(technique: Pipeline, whole: bool, tmp_path: Path) -> None:
+    """Together, each computes its part of every held-out batch; a `validate` of the job's own is given all weights."""
+    flags = {"own": True} if whole else {}
+    found = []
+    for place, world, plan in ((tmp_path / "alone", 1, []), (tmp_path / "stages", technique.stages, [technique])):
+        place.mkdir()
+        (place / "run").mkdir()
+        results = Group(place, world, JOB, plan, 8, str(place / "run"), flags=flags).results()
+        found.append(report_of(place / "run").metrics)
+    plain, staged = found
+    assert [one["step"] for one in staged] == [one["step"] for one in plain] == [3, 6, 8]
+    for metric in ("loss", "accuracy") if not whole else ("accuracy",):
+        assert [one[metric] for one in staged] == pytest.approx([one[metric] for one in plain], rel=1e-4)
+    if whole:   # what it makes itself can't be rehearsed
+        return
+    sizes = mesh_sizes((technique,), technique.stages)
+    peaks = [peak(rehearse(replace(loaded_job(JOB, flags), mesh=imagined_mesh(sizes, rank, True)), (technique,))).bytes
+             for rank in range(technique.stages)]
+    assert [worker["peak_bytes"] for worker in results[0]["workers"]] == peaks

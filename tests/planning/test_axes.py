@@ -28,12 +28,12 @@ from shoestring.parallel.average import Average
 from shoestring.parallel.pipeline import Pipeline
 from shoestring.parallel.pipeline_cost import piped, played
 from shoestring.parallel.schedule import Action, Kind, bubble, orders, timed
+from shoestring.planning.axes import kinds_of_workers
 from shoestring.planning.choose import asked_for
 from shoestring.planning.evidence.rehearse import rehearse
 from shoestring.planning.outcome import Outcome
 from shoestring.planning.plan import Plan, load_plan, plan_in
 from shoestring.planning.planner import Planner
-from shoestring.planning.predict import kinds_of_workers
 from shoestring.planning.training_room import combinations
 
 MB = 10**6

@@ -19,11 +19,11 @@ from shoestring.memory.fused import Fused
 from shoestring.memory.precision import Precision
 from shoestring.parallel.asynchronous import Asynchronous
 from shoestring.parallel.average import Average
+from shoestring.planning.axes import kinds_of_workers
 from shoestring.planning.evidence.rehearse import rehearse
 from shoestring.planning.outcome import Outcome
 from shoestring.planning.plan import Plan, RankFigures, plan_in
 from shoestring.planning.planner import Planner
-from shoestring.planning.predict import kinds_of_workers
 from shoestring.planning.quantities import MEASURABLE, QUANTITIES, plan_summary
 from tests.models import job
 

@@ -5,13 +5,18 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from shoestring.core.technique import described
 from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.parallel.average import Average
+from shoestring.parallel.pipeline import Pipeline
 from shoestring.parallel.shard import Shard
 from shoestring.processes.group.launch import run_group
 from shoestring.processes.launch import run_worker
+from shoestring.runs.export import checkpoint_of, export_weights
+from shoestring.runs.folder import Folder
+from shoestring.runs.tensors import TensorFile
 from tests.tasks import train_task
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
@@ -54,3 +59,21 @@ def test_two_workers_then_one_then_three(technique: Technique, tmp_path: Path) -
     assert found == pytest.approx(plain, rel=1e-6) and len(found) == 9
     begun = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines() if '"begun"' in line]
     assert [(event["step"], event.get("world", 1)) for event in begun] == [(0, 2), (3, 1), (6, 3)]
+
+
+@pytest.mark.parametrize("stages", [
+    Pipeline(2, 3), pytest.param(Pipeline(2, 4, "zero-bubble", balance=(1, 2)), marks=pytest.mark.slow)], ids=str)
+def test_two_stages_then_one_process_then_two_copies_of_two_stages(stages: Pipeline, tmp_path: Path) -> None:
+    """The same losses as one process all the way, and weights that can be taken away."""
+    alone = tmp_path / "alone"
+    for folder in (alone, tmp_path):
+        (folder / "run").mkdir(parents=True)
+        (folder / "job.py").write_text(JOB)
+    plain = losses(alone, (), 1, 9)
+    found = [loss for techniques, workers, steps in (((stages,), 2, 3), ((), 1, 6), ((stages, Average()), 4, 9))
+             for loss in losses(tmp_path, techniques, workers, steps)]
+    assert found == pytest.approx(plain, rel=1e-5) and len(found) == 9
+    expected, weights = (TensorFile(export_weights(checkpoint_of(Folder(folder / "run"), None), folder / "weights.safetensors"))
+                         for folder in (alone, tmp_path))
+    assert sorted(expected) == sorted(weights)
+    assert all(torch.allclose(weights[name], value, rtol=1e-4, atol=1e-5) for name, value in expected.items())
