@@ -36,7 +36,6 @@ from shoestring.parallel.stages import Stages
 from shoestring.parallel.walk import Chain
 
 FURTHER = 2.5   # times the way of plain training, per piece of a batch, that pipedream's updates go at most
-FLUSH = 16      # steps: what is lost by draining is then below a percent, and a killed run loses few
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class Pipeline(TrainingTechnique):
     balance: tuple[int, ...] = ()       # blocks of each chunk, in order; empty: as equal as can be by bytes of weights
     chunks: int = 1                     # that every worker holds, for `interleaved`
     vertical: bool = False              # for `pipedream`: a piece meets everywhere the version of weights that it met at the first stage
-    flush: int = FLUSH                  # for `pipedream`: steps from one time that the line drains to the next
+    flush: int = 16                     # for `pipedream`: steps from one time that the line drains to the next
 
     order: ClassVar[int] = 12
     exact: ClassVar[bool] = True
@@ -68,7 +67,7 @@ class Pipeline(TrainingTechnique):
             raise Mistake(f"Pipeline(balance={list(self.balance)}): give the number of blocks, at least one, of each of the "
                           f"{self.stages * self.chunks} parts that {self.stages} stages x {self.chunks} chunks are")
         self.orders(self.pieces_wanted)   # what can't be ordered is refused here
-        if not self.stashes and (self.vertical or self.flush != FLUSH):
+        if not self.stashes and (self.vertical or self.flush != type(self).flush):
             raise Mistake(f"Pipeline(schedule={self.schedule!r}): vertical and flush are for schedule='pipedream'; leave them out")
         if self.flush < 1:
             raise Mistake(f"Pipeline(flush={self.flush}): give the steps, one or more, after which the line drains")

@@ -38,7 +38,9 @@ from shoestring.parallel.average import Average
 from shoestring.parallel.compress_gradients import KINDS, CompressGradients
 from shoestring.parallel.drop_stragglers import DropStragglers
 from shoestring.parallel.local_steps import LocalSteps
+from shoestring.parallel.pipeline import Pipeline
 from shoestring.parallel.shard import Shard
+from shoestring.parallel.tensor import TensorParallel
 from shoestring.parallel.tokens import Tokens
 from shoestring.planning.catalogue import CATALOGUE
 from shoestring.planning.plan import Plan
@@ -85,7 +87,7 @@ from shoestring.jobs.gpt import Gpt
 """
 QUICK: list[Technique] = [CompressGradients("powersgd")]
 ALL: list[Technique] = [
-    Tokens(3),
+    Tokens(3), TensorParallel(2), Pipeline(2, 2), Pipeline(2, 2, "zero-bubble"), Pipeline(2, 2, "pipedream", flush=2),
     LowRank(rank=4, also="3"), Precision("bf16"), Precision("fp16"), Precision("bf16", "bf16"), Accumulate(2), Spill(), Checkpoint(every=1),
     Checkpoint(schedule="((0,),1,2)"), Fused(), OffloadOptimizer(), OffloadOptimizer("host"), OffloadOptimizer(moments="8bit"), Stream(),
     Stream(moments="8bit"), StepInBackward(), Average(), Average(linear=True, warmup=3), Shard(1), Shard(2), Shard(3),
@@ -101,7 +103,8 @@ def test_the_matrix_has_every_technique_of_the_catalogue() -> None:
 @pytest.mark.parametrize("technique", [pytest.param(one, id=text(one), marks=[] if one in QUICK else [pytest.mark.slow]) for one in ALL])
 def test_a_technique_is_trained_by_the_command_killed_resumed_and_exported(technique: Technique, tmp_path: Path) -> None:
     ahead = technique == Asynchronous("hogwild")   # asks for its next part before it counts the last step as done
-    (tmp_path / "job.py").write_text((SEQUENCES if isinstance(technique, Tokens) else JOB).replace("number == 4", f"number == {4 + ahead}"))
+    source = SEQUENCES if isinstance(technique, (Tokens, TensorParallel)) else JOB
+    (tmp_path / "job.py").write_text(source.replace("number == 4", f"number == {4 + ahead}"))
     Plan((technique,), 1, 1, 1.0, Exactness.CHANGED).save(tmp_path / "plan.json")
     devices = ["--devices", "3" if isinstance(technique, DropStragglers) else "2"] if technique.unites else []
     words = ["train", "job.py", "--plan", "plan.json", "--save-every", str(EVERY), "--json", *devices]

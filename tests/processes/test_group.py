@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -86,8 +86,13 @@ def members(launcher: int) -> dict[int, int]:
         with suppress(OSError):   # it is gone
             parents[int(process.name)] = int((process / "stat").read_text().rsplit(")", 1)[1].split()[1])
             names[int(process.name)] = (process / "comm").read_text().split()
+
+    def ancestors(pid: int) -> Iterator[int]:   # a server that a warm Python made stands between them
+        while pid := parents.get(pid, 0):
+            yield pid
+
     return {int(name[1]): pid for pid, name in names.items()
-            if name[0] == "shoestring" and len(name) == 2 and parents.get(parents[pid]) == launcher}
+            if name[0] == "shoestring" and len(name) == 2 and launcher in ancestors(pid)}
 
 
 def at_step(step: int, act: Callable[[], object]) -> Callable[[Event], None]:
