@@ -167,9 +167,9 @@ class Stages(StagedState):
     def received(self, absents: Sequence[Tensor], values: Sequence[Value], action: Action) -> list[Tensor]:
         found = []
         for number, (like, value) in enumerate(zip(absents, values, strict=True)):
-            arrived = torch.empty(like.shape, dtype=like.dtype, device=like.device)
+            arrived = torch.empty(like.shape, dtype=like.dtype, device=way_of(like.device))
             self.link.receive(arrived, self.home(action.chunk - 1), self.tag(Kind.FORWARD, action.piece, action.chunk, number))
-            found.append(arrived.requires_grad_(value.gradient and torch.is_grad_enabled()))
+            found.append(arrived.to(like.device).requires_grad_(value.gradient and torch.is_grad_enabled()))
         self.begun = time.perf_counter()
         return found
 
@@ -179,11 +179,11 @@ class Stages(StagedState):
         shapes = [(number, one.shape, one.dtype, one.device) for number, one in wanted]
 
         def bring() -> list[Tensor]:
-            found = [torch.empty(shape, dtype=dtype, device=device) for _, shape, dtype, device in shapes]
+            found = [torch.empty(shape, dtype=dtype, device=way_of(device)) for _, shape, dtype, device in shapes]
             for (number, *_), arrived in zip(shapes, found, strict=True):
                 self.link.receive(arrived, self.home(action.chunk + 1), self.tag(Kind.BACKWARD, action.piece, action.chunk, number))
             self.begun = time.perf_counter()
-            return found
+            return [arrived.to(device) for arrived, (*_, device) in zip(found, shapes, strict=True)]
 
         if any(not one.requires_grad for _, one in wanted):
             raise Mistake(f"what {self.parts.name_of(self.ranges[action.chunk].stop - 1)} gives asked for a gradient when one forward was "
@@ -202,7 +202,7 @@ class Stages(StagedState):
         named = chunk if kind is Kind.FORWARD else action.chunk - 1
         message = []
         for number, one in zip(numbers, made, strict=True):
-            whole = one.contiguous()
+            whole = one.contiguous().to(way_of(one.device))
             message.append(Held(whole, self.link.sending(whole, self.home(chunk), self.tag(kind, action.piece, named, number))))
         way.append(message)
 
@@ -368,6 +368,12 @@ class Held:
     def wait(self) -> None:
         self.sending.wait()
         self.tensor, self.sending = None, Done()
+
+
+def way_of(device: torch.device) -> torch.device:
+    """Where a message between stages passes: in host memory. Between GPUs messages have no tags and wait for each other in order, so that two
+    workers who send each other something at once would wait for ever."""
+    return torch.device("cpu") if device.type == "cuda" else device
 
 
 def users(names: Sequence[frozenset[str]], homes: Sequence[int]) -> dict[str, tuple[int, ...]]:
