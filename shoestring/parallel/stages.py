@@ -371,8 +371,8 @@ class Held:
 
 
 def way_of(device: torch.device) -> torch.device:
-    """Where a message between stages passes: in host memory. Between GPUs messages have no tags and wait for each other in order, so that two
-    workers who send each other something at once would wait for ever."""
+    """Where a message between stages passes: in host memory. Between GPUs messages have no tags and wait for each other in order, so that
+    two workers who send each other something at once would wait for ever."""
     return torch.device("cpu") if device.type == "cuda" else device
 
 
