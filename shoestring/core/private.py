@@ -51,6 +51,7 @@ SPARSE_PARTS = {
 }
 
 WRITE_COUNT: Any = Tensor._version   # see write_count
+unseen_functions: Any = torch._C.DisableTorchFunction   # while inside, nobody who looks at functions sees them
 NO_OVERRIDE: Any = torch._C._disabled_torch_function_impl   # of a subclass: functions are called as they are
 
 __all__ = ["BATCH_NORMS", "CTC_LOSSES", "GROUPED_PRODUCT", "NO_OVERRIDE", "READ_NUMBER", "RUNNING_NORMS", "SOFTMAX_BACKWARDS",
@@ -60,7 +61,8 @@ __all__ = ["BATCH_NORMS", "CTC_LOSSES", "GROUPED_PRODUCT", "NO_OVERRIDE", "READ_
            "backward_to_weights", "bit_generator",
            "dense_parts", "has_backward_hooks", "has_schedule", "memory_format", "next_node_number", "node_number", "note_step_called",
            "number_of", "operation_of", "own_buffers", "own_parameters", "resize_storage", "results_of", "step_hooks", "storage_id",
-           "storage_id_of", "transformers_initialiser", "tree_flatten", "tree_leaves", "tree_map", "tree_unflatten", "without_modes",
+           "storage_id_of", "transformers_initialiser", "tree_flatten", "tree_leaves", "tree_map", "tree_unflatten", "unseen_functions",
+           "without_modes",
            "without_numbers", "write_count", "writes_unseen"]
 
 

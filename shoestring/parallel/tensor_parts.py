@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from shoestring.core.errors import Mistake
 from shoestring.core.link import Link
-from shoestring.core.private import storage_id_of, tree_map, without_modes
+from shoestring.core.private import storage_id_of, tree_map, unseen_functions, without_modes
 from shoestring.core.run import Part, Run
 from shoestring.measure.calls import attributes
 from shoestring.measure.interception import Guard
@@ -306,7 +306,7 @@ class Draws:
             self.columns.add(column)
             return
         self.module, self.columns = module, {column}
-        with without_modes():
+        with without_modes(), unseen_functions():
             number = int(torch.empty((), dtype=torch.int64).random_())
             self.before = [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_available() else ())]
             torch.manual_seed(hash((number, self.link.rank)) % 2**63)

@@ -57,7 +57,8 @@ GETTERS: tuple[Any, ...] = (
     WRITE_COUNT)
 ABOUT_TENSORS: frozenset[Any] = frozenset((
     *(getter.__get__ for getter in GETTERS), Tensor.size, Tensor.dim, Tensor.numel, Tensor.stride, Tensor.element_size,
-    Tensor.is_floating_point, Tensor.is_complex, Tensor.is_contiguous, Tensor.get_device, Tensor.__len__, torch.is_tensor,
+    Tensor.is_floating_point, Tensor.is_complex, Tensor.is_contiguous, Tensor.get_device, Tensor.__len__, Tensor.storage_offset,
+    Tensor.untyped_storage, torch.is_tensor,
     torch.is_floating_point, torch.numel))
 
 
