@@ -165,6 +165,7 @@ class Run:
     summed: Callable[[Tensor], None] = alone
     # Of a weight, how much of its gradient's square this worker brings into that sum: 1/n where n of those workers hold the same weight
     share: Callable[[Tensor], float] = lambda weight: 1.0
+    elsewhere: frozenset[nn.Parameter] = frozenset()    # weights that other workers hold: here they have no numbers
     shared: frozenset[nn.Parameter] = frozenset()       # weights whose gradients are added up over several stages after backward
     example: Callable[[], Batch] | None = None          # gives a batch like those to come, for who must see one before training begins
     assignment: Assignment = field(default_factory=OwnPart)   # the parts of batches that it trains on, for the feed

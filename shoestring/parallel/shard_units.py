@@ -74,13 +74,8 @@ def cut_up(run: Run, stage: int) -> list[tuple[nn.Module | None, list[nn.Paramet
         own = [parameter for parameter in block.parameters() if count[parameter] == 1 and (stage == 3 or parameter.requires_grad)]
         inside += [(block, members) for members in alike(own)]
     outside = [parameter for parameter in run.model.parameters()
-               if count.get(parameter, 0) != 1 and (stage == 3 or parameter.requires_grad) and is_here(parameter)]
+               if count.get(parameter, 0) != 1 and (stage == 3 or parameter.requires_grad) and parameter not in run.elsewhere]
     return [*inside, *((None, members) for kind in alike(outside) for members in bucketed(kind))]
-
-
-def is_here(parameter: nn.Parameter) -> bool:
-    """Whether a weight has numbers here; of one that another stage of a pipeline holds, the storage is empty."""
-    return not parameter.numel() or parameter.untyped_storage().nbytes() > 0
 
 
 def alike(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:

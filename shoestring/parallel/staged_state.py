@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from shoestring.core.link import Link
-from shoestring.core.private import resize_storage
+from shoestring.core.private import resize_storage, without_modes
 from shoestring.core.run import Part, Run, StoredTensor
 
 CHUNK = 1 << 22   # bytes that are sent at once for a checkpoint
@@ -32,6 +32,7 @@ class StagedState(Part):
         for group in run.optimizer.param_groups:
             group["params"] = [one for one in group["params"] if self.uses(self.first[one])]
         self.own_weights = [one for group in run.optimizer.param_groups for one in group["params"] if one.requires_grad]
+        self.elsewhere = frozenset(one for name, one in self.by_name.items() if not self.uses(name))
         self.release()
 
     def uses(self, name: str) -> bool:
@@ -43,8 +44,8 @@ class StagedState(Part):
 
     def release(self) -> None:
         """Forget the weights that others use."""
-        for name, one in self.by_name.items():
-            if not self.uses(name) and one.untyped_storage().nbytes():
+        with without_modes():   # who swaps while the model is made has nothing to do with what is empty; what it swapped dies
+            for one in self.elsewhere:
                 hollow = one.detach().new_empty_strided(one.shape, one.stride())
                 resize_storage(hollow, 0)
                 one.data = hollow
