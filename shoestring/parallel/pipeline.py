@@ -182,6 +182,9 @@ class Pipeline(TrainingTechnique):
         stages = (PipeDream(run, link, bounds, self.pieces_wanted, self.flush, self.vertical) if self.stashes
                   else Stages(run, link, bounds, self.orders, self.pieces_wanted))
 
+        # Where others divide weights further (TensorParallel), what comes out is in parts too: validation has the whole model then
+        together = stages.together if run.together is None else stages.usable
+
         def summed(number: Tensor) -> None:
             run.summed(number)
             link.sum(number).wait()
@@ -189,7 +192,7 @@ class Pipeline(TrainingTechnique):
         if isinstance(stages, PipeDream):   # weights have moved when a step's gradients are there
             run = replace(run, update=lambda now: None, synchronised=lambda: stages.due)
         return replace(run, blocks=stages.blocks, forward=stages.forward, gradients=stages.gradients, usable=stages.usable,
-                       together=stages.together, evaluate=stages.evaluate, summed=summed,
+                       together=together, evaluate=stages.evaluate, summed=summed,
                        share=lambda weight: run.share(weight) * stages.counted(weight),
                        elsewhere=run.elsewhere | stages.elsewhere, shared=run.shared | {stages.by_name[name] for name in stages.tied},
                        parts=run.parts * self.pieces_wanted, state={**run.state, "stages": stages})

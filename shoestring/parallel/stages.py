@@ -303,7 +303,8 @@ class Stages(StagedState):
         self.gather()
         self.gathered = True
         try:
-            yield
+            with self.run.usable():   # whoever divides weights further puts them together now
+                yield
         finally:
             self.gathered = False
             self.release()

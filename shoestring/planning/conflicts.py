@@ -52,8 +52,7 @@ CONFLICTS: dict[frozenset[str], str] = {
         "copies add up the gradients of a whole batch, and pipedream has moved the weights after every piece by then: give as many stages "
         "as devices, or use schedule='1f1b'",
     frozenset({"Pipeline(pipedream)", "TensorParallel"}):
-        "a head that TensorParallel splits is used by several stages, and pipedream moves their weights at different times: use "
-        "schedule='1f1b'",
+        "pipedream keeps versions of whole layers, and with TensorParallel a worker has parts of them: use schedule='1f1b'",
     frozenset({"Pipeline(pipedream)", "Accumulate"}):
         "Accumulate adds up the gradients of pieces, and pipedream moves the weights after each: give it fewer pieces instead",
     frozenset({"CompressGradients", "Precision(fp16)"}):

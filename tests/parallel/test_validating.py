@@ -19,6 +19,7 @@ from shoestring.parallel.drop_stragglers import DropStragglers
 from shoestring.parallel.local_steps import LocalSteps
 from shoestring.parallel.pipeline import Pipeline
 from shoestring.parallel.shard import Shard
+from shoestring.parallel.tensor import TensorParallel
 from shoestring.planning.evidence.rehearse import rehearse
 from shoestring.runs.export import best_weights
 from shoestring.runs.folder import Folder
@@ -94,3 +95,16 @@ def test_stages_find_what_one_process_does(technique: Pipeline, whole: bool, tmp
     peaks = [peak(rehearse(replace(loaded_job(JOB, flags), mesh=imagined_mesh(sizes, rank, True)), (technique,))).bytes
              for rank in range(technique.stages)]
     assert [worker["peak_bytes"] for worker in results[0]["workers"]] == peaks
+
+
+@pytest.mark.parametrize("own", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_stages_of_split_layers_find_what_one_process_does(own: bool, tmp_path: Path) -> None:
+    found = {}
+    for name, world, plan in (("alone", 1, []), ("cut", 4, [TensorParallel(2), Pipeline(2, 2)])):
+        (tmp_path / name / "run").mkdir(parents=True)
+        Group(tmp_path / name, world, JOB.with_name("split_validating.py"), plan, 4, str(tmp_path / name / "run"),
+              flags={"own": own}).results()
+        found[name] = report_of(tmp_path / name / "run").metrics
+    metric = "loss of the first" if own else "loss"
+    assert [one["step"] for one in found["cut"]] == [2, 4]
+    assert [one[metric] for one in found["cut"]] == pytest.approx([one[metric] for one in found["alone"]], rel=1e-5)
