@@ -128,7 +128,7 @@ def test_what_goes_wrong_with_it_is_refused_with_what_to_do() -> None:
         engine(job("chain", clip=1.0))
     assert "clips gradients" in line(2).refusal(with_traits(Ledger(()), "clips"))
     assert "copies add up" in conflict((line(2), Average())) and not conflict((Pipeline(2, 4, "1f1b"), Average()))
-    assert "several stages" in conflict((line(2), TensorParallel(2)))
+    assert "keeps versions of whole layers" in conflict((line(2), TensorParallel(2)))
     assert "fewer pieces" in conflict((line(2), Accumulate(2))) and not conflict((line(2), Checkpoint(1)))
     wrong: dict[str, Any]
     for wrong, reason in (({"flush": 0}, "one or more"), ({"stages": 5}, "fewer pieces than stages"),
