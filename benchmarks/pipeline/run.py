@@ -25,11 +25,14 @@ from worker import Settings, as_text
 README = Path(__file__).parent / "README.md"
 BEGIN, END = "<!-- written by run.py -->\n", "<!-- end -->\n"
 ONE, APART, OURS = "one process", "two that do not talk, each with all of the job", "ours, 1f1b"
+FEW = "one process, the batch in as many pieces"
 CONTENDERS = {   # kind, workers, schedules of ours
     ONE: ("plain", 1, ()), APART: ("apart", 2, ()), OURS: ("ours", 2, (("1f1b", 1),)), "ours, gpipe": ("ours", 2, (("gpipe", 1),)),
     "ours, zero-bubble": ("ours", 2, (("zero-bubble", 1),)), "torch.distributed.pipelining, ScheduleGPipe": ("torch-gpipe", 2, ()),
     "torch.distributed.pipelining, Schedule1F1B": ("torch-1f1b", 2, ()), "torchgpipe": ("torchgpipe", 1, ()),
+    FEW: ("in pieces", 1, ()),
 }
+SMALL_PIECES = (ONE, FEW, APART, OURS, "torch.distributed.pipelining, Schedule1F1B")   # who is tried with those too
 SCHEDULES = (("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zero-bubble", 1))
 
 
@@ -69,26 +72,33 @@ def main() -> None:
     rounds = next((int(word) for word in sys.argv[1:] if word.isdigit()), 3)
     base = Settings(width=80, depth=4, context=32, batch=8, pieces=4, steps=3, warm=1, cut=2) if small else Settings()
     base = replace(base, cut=planned_cut(base))
-    found: dict[str, list[Any]] = {name: [] for name in CONTENDERS}
-    names = list(CONTENDERS)
-    for number in range(rounds):
-        for name in names[number % len(names):] + names[:number % len(names)]:
-            kind, workers, schedules = CONTENDERS[name]
-            told = turn(kind, workers, replace(base, schedules=schedules))
-            found[name].append(told[0]["seconds"] if isinstance(told, list) else told)
-            print(name, found[name][-1], flush=True)
+    found = compared(base, tuple(CONTENDERS), rounds)
+    short = replace(base, context=base.context * 3 // 4, batch=base.batch // 2)
+    little = compared(short, SMALL_PIECES, rounds)
     equal = replace(base, width=64 if small else 384, depth=4, cut=2, artificial=True, schedules=SCHEDULES)
     idle = {"equal stages": turn("ours", 2, equal), "gpt": turn("ours", 2, replace(base, schedules=SCHEDULES))}
     cuts = turn("ours", 2, replace(base, cuts=tuple(range(1, base.depth))))
     print(idle, cuts, sep="\n")
-    text = tables(base, found, idle, cuts)
+    text = tables(base, found, idle, cuts) + smaller(short, little)
     print(text)
     if not small:
         before, _, rest = README.read_text().partition(BEGIN)
         README.write_text(before + BEGIN + text + END + rest.partition(END)[2])
 
 
-def tables(base: Settings, found: dict[str, list[Any]], idle: dict[str, Any], cuts: Any) -> str:
+def compared(base: Settings, names: tuple[str, ...], rounds: int) -> dict[str, list[Any]]:
+    """Of each, the seconds of a step in every round, or why there are none."""
+    found: dict[str, list[Any]] = {name: [] for name in names}
+    for number in range(rounds):
+        for name in names[number % len(names):] + names[:number % len(names)]:
+            kind, workers, schedules = CONTENDERS[name]
+            told = turn(kind, workers, replace(base, schedules=schedules))
+            found[name].append(told[0]["seconds"] if isinstance(told, list) else told)
+            print(name, found[name][-1], flush=True)
+    return found
+
+
+def speeds(base: Settings, found: dict[str, list[Any]]) -> list[str]:
     rows = ["| | processes | a step | speed of one process |", "|---|---|---|---|"]
     for name, turns in found.items():
         failed = next((one for one in turns if isinstance(one, str)), "")
@@ -97,10 +107,19 @@ def tables(base: Settings, found: dict[str, list[Any]], idle: dict[str, Any], cu
             continue
         times = " (together 2 jobs)" if name == APART else ""
         rows.append(f"| {name} | {CONTENDERS[name][1]} | {median(turns):.3f} s{times} | {speed(found, name):.2f} |")
-    share = base.pieces / (base.pieces + 1)
-    asked = 0.95 * share * speed(found, APART)
-    rows += ["", f"Asked: at least 0.95 x {base.pieces}/{base.pieces + 1} x {speed(found, APART):.2f} = {asked:.2f} times one process. "
-                 f"Reached with 1f1b: {speed(found, OURS):.2f}.", ""]
+    asked = 0.95 * base.pieces / (base.pieces + 1) * speed(found, APART)
+    return [*rows, "", f"Asked: at least 0.95 x {base.pieces}/{base.pieces + 1} x {speed(found, APART):.2f} = {asked:.2f} times one "
+                       f"process. Reached with 1f1b: {speed(found, OURS):.2f}.", ""]
+
+
+def smaller(base: Settings, found: dict[str, list[Any]]) -> str:
+    return "\n".join([
+        "", f"**Smaller pieces**, {base.batch // base.pieces} samples of {base.context} tokens. Here a batch in pieces is slower than "
+        f"a batch at once, whoever computes it: every piece adds its gradients to those of all weights.", "", *speeds(base, found)])
+
+
+def tables(base: Settings, found: dict[str, list[Any]], idle: dict[str, Any], cuts: Any) -> str:
+    rows = speeds(base, found)
     rows += ["| idle share | schedule | formula | measured | a step |", "|---|---|---|---|---|"]
     for what, told in idle.items():
         rows += [f"| {what} | {one['schedule']} | {one['formula']:.1%} | {one['idle']:.1%} ({100 * (one['idle'] - one['formula']):+.1f}) "
@@ -110,9 +129,9 @@ def tables(base: Settings, found: dict[str, list[Any]], idle: dict[str, Any], cu
         rows += [f"| {one['balance'][0]} + {one['balance'][1]}{', the planner' + chr(39) + 's' if one['balance'][0] == base.cut else ''} | "
                  f"{one['seconds']:.3f} s |" for one in cuts]
     packages = ", ".join(f"{name} {known(name)}" for name in ("torch", "torchgpipe"))
-    rows += ["", f"{len(found[ONE])} rounds of {base.steps} steps of {base.batch} samples in {base.pieces} pieces, width {base.width}, "
-                 f"{base.depth} blocks; {packages}; {platform.processor() or platform.machine()}, {os.cpu_count()} cores, one thread "
-                 f"a process.", ""]
+    rows += ["", f"{len(found[ONE])} rounds of {base.steps} steps of {base.batch} samples of {base.context} tokens in {base.pieces} "
+                 f"pieces, width {base.width}, {base.depth} blocks; {packages}; {platform.processor() or platform.machine()}, "
+                 f"{os.cpu_count()} cores, one thread a process.", ""]
     return "\n".join(rows)
 
 

@@ -128,6 +128,9 @@ class Link:
         self.count(tensor.nbytes)
         return self.begin_send(tensor, to, tag)
 
+    def open_mailboxes(self) -> None:
+        """All workers are about to send their neighbours messages with tags: memory that both see may carry them from now on."""
+
     def receive(self, tensor: Tensor, source: int | None = None, tag: int = 0) -> int:
         """Take what a worker sends, or any worker, into a tensor; gives who it was."""
         return self.rank if source is None else source

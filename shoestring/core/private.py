@@ -5,8 +5,8 @@ That it is the only one is checked by tests/core/test_private.py.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from importlib import import_module
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     UnsupportedOperatorException,
 )
+from torch.overrides import TorchFunctionMode, _get_current_function_mode, _pop_mode_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as without_modes
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
@@ -57,13 +58,23 @@ NO_OVERRIDE: Any = torch._C._disabled_torch_function_impl   # of a subclass: fun
 __all__ = ["BATCH_NORMS", "CTC_LOSSES", "GROUPED_PRODUCT", "NO_OVERRIDE", "READ_NUMBER", "RUNNING_NORMS", "SOFTMAX_BACKWARDS",
            "TRAINING_BATCH_NORMS",
            "UNTRACEABLE", "WATCHING", "WRITE_COUNT",
-           "DispatchMode", "FakeTensor", "FakeTensorMode", "all_gather", "arguments_of", "backward_to_inputs",
-           "backward_to_weights", "bit_generator",
+           "DispatchMode", "FakeTensor", "FakeTensorMode", "all_gather", "arguments_of",
+           "bit_generator",
            "dense_parts", "has_backward_hooks", "has_schedule", "memory_format", "next_node_number", "node_number", "note_step_called",
            "number_of", "operation_of", "own_buffers", "own_parameters", "resize_storage", "results_of", "step_hooks", "storage_id",
            "storage_id_of", "transformers_initialiser", "tree_flatten", "tree_leaves", "tree_map", "tree_unflatten", "unseen_functions",
-           "without_modes",
+           "unwatched_by", "without_modes",
            "without_numbers", "write_count", "writes_unseen"]
+
+
+@contextmanager
+def unwatched_by(mode: TorchFunctionMode) -> Iterator[None]:
+    """While inside, a mode does not see what is called, if it is the innermost."""
+    if _get_current_function_mode() is not mode:
+        yield
+        return
+    with _pop_mode_temporarily():
+        yield
 
 
 class DispatchMode(TorchDispatchMode):
@@ -90,20 +101,6 @@ def resize_storage(tensor: torch.Tensor, count: int) -> None:
 def number_of(value: torch.Tensor) -> float:
     """The number in a tensor; in a rehearsal, which has none and where it is only passed on, 0."""
     return 0.0 if isinstance(value, FakeTensor) else float(value)
-
-
-def backward_to_inputs(root: Tensor, inputs: list[Tensor], weights: list[nn.Parameter]) -> Any:
-    """Backward from a number to what went in, whose .grad is set; gives what `backward_to_weights` needs for the rest of it."""
-    from torch.distributed.pipelining._backward import stage_backward_input
-
-    return stage_backward_input([root], None, list(inputs), iter(weights))[1]
-
-
-def backward_to_weights(weights: list[nn.Parameter], groups: Any) -> None:
-    """The rest of a backward: adds to the weights' .grad."""
-    from torch.distributed.pipelining._backward import stage_backward_weight
-
-    stage_backward_weight(iter(weights), groups)
 
 
 def next_node_number() -> int:

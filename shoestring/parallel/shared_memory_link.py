@@ -10,18 +10,20 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from ctypes import c_char
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from shoestring.core.link import Link, PeerLost, Sending
+from shoestring.core.link import Done, Link, PeerLost, Sending
 from shoestring.core.sums import MEMORY, Speeds
+from shoestring.parallel import mailbox
+from shoestring.parallel.mailbox import Mailbox
 from shoestring.parallel.process_link import ProcessLink
 from shoestring.parallel.shared_memory import offered
 
@@ -31,6 +33,7 @@ LOOKS, OFFERS, PAUSE = 20, 1000, 1e-4   # looks for the others; from then on eac
 KINDS: dict[torch.dtype, Any] = {torch.float32: np.float32, torch.float64: np.float64, torch.int64: np.int64, torch.uint8: np.uint8}
 
 Numbers = np.ndarray[Any, Any]
+T = TypeVar("T")
 
 
 class SharedMemoryLink(ProcessLink):
@@ -42,6 +45,28 @@ class SharedMemoryLink(ProcessLink):
         self.ticks = memory[:LINE * world].view(np.int64)[::LINE // 8]   # how often each worker came to where all wait for each other
         self.slots = memory[LINE * world:].reshape(2, world, -1)
         self.turn = 0
+        self.boxes: list[list[Mailbox]] = []   # of every worker, to the next and to the one before
+
+    def open_mailboxes(self) -> None:
+        memory = memory_of_all(self, 2 * self.world * mailbox.BYTES) if not self.boxes else None
+        if memory is not None:
+            self.boxes = [[Mailbox(box) for box in pair] for pair in memory.reshape(self.world, 2, -1)]
+
+    def box(self, sender: int, receiver: int) -> Mailbox | None:
+        """Of two neighbours; the last worker's next is the first."""
+        way = (receiver - sender) % self.world
+        return self.boxes[sender][0 if way == 1 else 1] if self.boxes and way in (1, self.world - 1) else None
+
+    def begin_send(self, tensor: Tensor, to: int, tag: int = 0) -> Sending:
+        box = self.box(self.rank, to) if tag and tensor.device.type == "cpu" else None
+        carrier = self.when(lambda: box.put(tensor, tag), lambda: to) if box is not None else "gloo"
+        return Done() if carrier == "memory" else super().begin_send(tensor, to, tag)
+
+    def receive(self, tensor: Tensor, source: int | None = None, tag: int = 0) -> int:
+        box = self.box(source, self.rank) if tag and source is not None and tensor.device.type == "cpu" else None
+        if box is not None and source is not None and self.when(lambda: box.take(tensor, tag), lambda: source) == "memory":
+            return source
+        return super().receive(tensor, source, tag)
 
     def begin_sum(self, tensor: Tensor) -> Sending:
         return self.later(self.add_up, tensor) if self.way(tensor) == MEMORY else super().begin_sum(tensor)
@@ -92,15 +117,21 @@ class SharedMemoryLink(ProcessLink):
     def wait_for_all(self) -> None:
         """Go on when all are here."""
         self.ticks[self.rank] += 1
-        now, looks, until = self.ticks[self.rank], 0, time.monotonic() + self.deadline
-        while (self.ticks < now).any():
+        now = self.ticks[self.rank]
+        self.when(lambda: not (self.ticks < now).any(), lambda: int(self.ticks.argmin()))
+
+    def when(self, there: Callable[[], T], who: Callable[[], int]) -> T:
+        """What is there, as soon as something is; `who` is waited for."""
+        looks, until = 0, time.monotonic() + self.deadline
+        while not (found := there()):
             looks += 1
             if looks > OFFERS:
                 time.sleep(PAUSE)
             elif looks > LOOKS:   # who is waited for may be waiting for this very core, until the kernel takes it away
                 os.sched_yield()
             if time.monotonic() > until:
-                raise PeerLost(f"worker {int(self.ticks.argmin())} of {self.world} did not come within {self.deadline:.0f} s")
+                raise PeerLost(f"worker {who()} of {self.world} did not come within {self.deadline:.0f} s")
+        return found
 
 
 def chunks(flat: Numbers, size: int) -> Iterator[Numbers]:
@@ -133,9 +164,14 @@ def joined(rank: int, world: int, same_machine: bool = True, deadline: float = 3
     link = ProcessLink(rank, world, deadline=deadline, group=group, speeds=speeds, line=line)
     if not Link(rank, world, same_machine).same_machine or world == 1:
         return link
-    size = LINE * world + 2 * world * slot_size(world)
+    memory = memory_of_all(link, LINE * world + 2 * world * slot_size(world))
+    return SharedMemoryLink(rank, world, deadline, memory, group, speeds, line) if memory is not None else link
+
+
+def memory_of_all(link: ProcessLink, size: int) -> Numbers | None:
+    """So many bytes, zeros, that all workers of a link see; None without room. All of them must ask for it."""
     with offered(link, size) as path:
         seen = link.objects(bool(path) and os.path.exists(path))
         memory = np.memmap(path, np.uint8, "r+", shape=(size,)) if all(seen) else None
         link.objects("all have it")
-    return SharedMemoryLink(rank, world, deadline, memory, group, speeds, line) if memory is not None else link
+    return memory

@@ -23,11 +23,12 @@ from shoestring.core.absent import Absent
 from shoestring.core.batch import Batch, moved
 from shoestring.core.errors import Mistake
 from shoestring.core.link import Done, Link, Sending
-from shoestring.core.private import backward_to_inputs, backward_to_weights, storage_id_of, tree_flatten, tree_unflatten
+from shoestring.core.private import storage_id_of, tree_flatten, tree_unflatten
 from shoestring.core.run import Run, weighed
 from shoestring.core.staging import OwnTimes
 from shoestring.measure.interception import Guard
 from shoestring.parallel.chain import chain_of
+from shoestring.parallel.halves import Rest, to_inputs, to_weights
 from shoestring.parallel.schedule import Action, Kind, Orders, Span, in_slices, unread
 from shoestring.parallel.staged_state import StagedState
 from shoestring.parallel.step_clock import StepClock
@@ -68,7 +69,7 @@ class Flight:
 
     inputs: list[Tensor]                     # received, of those that want a gradient
     root: Tensor | None                      # where its backward begins; None: nothing wants a gradient
-    groups: Any = None                       # what is left to do for weights, when that of inputs is done
+    rest: Rest | None = None                 # what is left to do for weights, when that of inputs is done
 
 
 class Stages(StagedState):
@@ -95,6 +96,7 @@ class Stages(StagedState):
         self.spans: list[Span] = []                    # of the last step
         self.begun = 0.0
         self.clock = StepClock(link.same_machine)
+        link.open_mailboxes()
 
     # The step
 
@@ -216,7 +218,7 @@ class Stages(StagedState):
         if action.kind is Kind.BACKWARD or not flight.inputs:
             now.backward(now, flight.root)
         elif action.kind is Kind.INPUTS:
-            flight.groups = backward_to_inputs(flight.root, flight.inputs, self.own_weights)
+            flight.rest = to_inputs(flight.root, flight.inputs, self.own_weights)
         else:
             self.backward_weights(now, flight)
         self.spans.append(Span(action, self.begun, time.perf_counter()))
@@ -225,14 +227,8 @@ class Stages(StagedState):
 
     def backward_weights(self, now: Run, flight: Flight) -> None:
         """The gradients of weights that were left out, given to them by a backward of their own: so whoever waits for them sees them."""
-        before = [one.grad for one in self.own_weights]
-        for one in self.own_weights:
-            one.grad = None
-        backward_to_weights(self.own_weights, flight.groups)
-        found = [one.grad for one in self.own_weights]
-        for one, earlier in zip(self.own_weights, before, strict=True):
-            one.grad = earlier
-        reached = [(one, gradient) for one, gradient in zip(self.own_weights, found, strict=True) if gradient is not None]
+        assert flight.rest is not None, "its first half is done"
+        reached = list(to_weights(flight.rest))
         if reached:
             now.backward(now, begin_with(lambda: [gradient for _, gradient in reached], [one for one, _ in reached]))
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +23,16 @@ from torch.overrides import TorchFunctionMode
 
 from shoestring.core.absent import Absent, WritesAbsent, absent
 from shoestring.core.errors import Mistake
-from shoestring.core.private import WRITE_COUNT, storage_id_of, tree_flatten, tree_leaves, tree_map, tree_unflatten, without_modes
+from shoestring.core.private import (
+    WRITE_COUNT,
+    storage_id_of,
+    tree_flatten,
+    tree_leaves,
+    tree_map,
+    tree_unflatten,
+    unwatched_by,
+    without_modes,
+)
 from shoestring.measure.interception import instead, patched
 from shoestring.parallel.scratch import scratch
 
@@ -91,6 +100,7 @@ class Walk(TorchFunctionMode):
         self.call, self.count = -1, 0                  # the last block that was called, and values since
         self.here = first == 0 and len(own) > 0        # what is computed now is computed by this worker
         self.inside = False                            # in a block
+        self.met = False                               # something absent, in a block that is computed here
         self.absents: dict[Number, Absent] = {}        # that were awaited, when they came
         self.values: dict[Number, Tensor] = {}         # that are here: received, or made here and wanted
         self.numbers: dict[int, tuple[Number, Any]] = {}   # of values that were made here, by id, with a weak reference
@@ -106,7 +116,10 @@ class Walk(TorchFunctionMode):
         if func in ABOUT_TENSORS:   # what is no number of a tensor is known everywhere
             return func(*args, **kwargs)
         if self.inside and self.here:
-            return func(*args, **kwargs) if not has_absent(args, kwargs) else func(*self.brought(args), **self.brought(kwargs))
+            if not has_absent(args, kwargs):
+                return func(*args, **kwargs)
+            self.met = True
+            return func(*self.brought(args), **self.brought(kwargs))
         leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         if not any(map(self.depends, leaves)):
             return self.without_weights(func, args, kwargs, leaves)
@@ -207,14 +220,28 @@ class Walk(TorchFunctionMode):
                 given = {id(leaf) for leaf in tree_leaves((args, kwargs))}
                 return self.numbered(self.elsewhere(number, inner, args, kwargs), given)
             here = self.brought((args, kwargs))
-            self.inside = True
-            try:
-                out = inner(*here[0], **here[1])
-            finally:
-                self.inside = False
+            out = self.computed(inner, *here)
             return self.numbered(out, {id(leaf) for leaf in tree_leaves(here)})
 
         return forward
+
+    def computed(self, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """What a block of this worker gives. One that met nothing absent when it was called the first time is not watched again, which
+        takes time; should it meet something after all, that is told."""
+        self.inside, self.met = True, False
+        key = self.call, torch.is_grad_enabled()   # a validation may go another way
+        quiet = key in self.parts.quiet
+        try:
+            with unwatched_by(self) if quiet else nullcontext():
+                out = inner(*args, **kwargs)
+        finally:
+            self.inside = False
+        if quiet and any(isinstance(leaf, Absent) for leaf in tree_leaves(out)):
+            raise Mistake(f"{self.parts.name_of(self.call)} uses something that was made before it and that it was not given, and did "
+                          f"not do so the first time: what a model that is cut into stages does must not depend on the step")
+        if self.parts.chain is not None and not self.met:
+            self.parts.quiet.add(key)
+        return out
 
     def enter(self, block: int, given: Any) -> None:
         """A block is called."""
@@ -306,6 +333,7 @@ class Parts:
     weights: dict[int, nn.Parameter]         # the other way round
     chain: Chain | None = None
     recipes: dict[Any, Recipe] = field(default_factory=dict)
+    quiet: set[tuple[int, bool]] = field(default_factory=set)   # calls, with gradients or without, that met nothing absent
 
     def weight_itself(self, leaf: Any) -> Any:
         """A weight for what stands for it, where a function gives back what it is given."""

@@ -65,6 +65,13 @@ DRAWN = ("Python's random", "NumPy's random", "a generator outside of all blocks
 UNSEEN = ("a counter outside of all blocks",)   # a global list: nobody sees that every worker has its own
 
 
+@pytest.mark.parametrize("name", [name if name in ("t5", "gpt2") else pytest.param(name, marks=slow) for name in MODELS])
+def test_a_backward_in_two_halves_is_a_whole_one(name: str) -> None:
+    """Of every model, also where weights reach the loss on several ways (a bias that all layers share, tied embeddings)."""
+    made = job(name)
+    assert apart(cut(made, Pipeline(2, 1, "zero-bubble")), alone(made)) <= NEAR
+
+
 @pytest.mark.parametrize("name", [name for name in AWKWARD if name not in (*DRAWN, *UNSEEN)])
 def test_an_awkward_model_is_right_or_refused_before_anything_is_made(name: str) -> None:
     made = AWKWARD[name].job()
@@ -232,6 +239,23 @@ class KeepsBetween(Body):
         return y + self.memory   # type: ignore[no-any-return]
 
 
+class LooksBack(Body):
+    """The last block is given a function that knows what the first one gave, and calls it; with batches of fewer samples than `many`."""
+
+    many = 100
+
+    def between(self, x: Tensor) -> Tensor:
+        first = self.body[0](x)
+        return self.body[3](self.body[2](self.body[1](first)), lambda: first)   # type: ignore[no-any-return]
+
+    class Part(Work):
+        def forward(self, x: Tensor, earlier: Callable[[], Tensor] | None = None) -> Tensor:
+            return super().forward(x + earlier() if earlier and len(x) < LooksBack.many else x)
+
+    def __init__(self) -> None:
+        super().__init__(LooksBack.Part)
+
+
 class KeepsForLater(Body):
     """A tensor of the last step: of another worker, where it is used."""
 
@@ -333,6 +357,19 @@ def test_what_people_write_between_blocks_is_right(model: type[nn.Module], plan:
 def test_what_would_be_different_is_refused(model: type[Body]) -> None:
     with pytest.raises(Mistake, match=SAID[model]):
         looked_at(a_job(model))
+
+
+@pytest.mark.parametrize(("many", "told"), [(100, "in an object which nobody can look into"),
+                                            (5, r"body\.3 uses something that was made before it"), (0, "")])
+def test_a_block_that_takes_something_from_elsewhere_is_told_of(many: int, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In every step; from the second on, whose batch is smaller; or never."""
+    monkeypatch.setattr(LooksBack, "many", many)
+    job = a_job(LooksBack, data=lambda: [torch.randn(size, WIDTH, generator=torch.Generator().manual_seed(size)) for size in (6, 4, 4)])
+    if told:
+        with pytest.raises(Mistake, match=told):
+            cut(job, Pipeline(2, 1), 3)
+    else:
+        assert apart(cut(job, Pipeline(2, 1), 3), alone(job, 3)) <= NEAR
 
 
 @pytest.mark.parametrize("technique", [Pipeline(2, 3), Pipeline(4, 2, "gpipe"), Pipeline(2, 4, "interleaved", chunks=2)], ids=str)

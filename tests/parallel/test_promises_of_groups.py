@@ -4,6 +4,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -70,9 +71,9 @@ def some(plans: list[tuple[Technique, ...]]) -> list[tuple[Technique, ...]]:
 
 
 def outcomes(name: str, world: int, wanted: list[tuple[Technique, ...]], folder: Path, far: bool = False,
-             seeds: bool = False) -> list[dict[str, Any]]:
+             seeds: bool = False, more: Sequence[str] = ()) -> list[dict[str, Any]]:
     text = json.dumps([[described(technique) for technique in plan] for plan in wanted])
-    words = [str(world), str(folder / "store"), name, *["far"] * far, *["seeds"] * seeds]
+    words = [str(world), str(folder / "store"), name, *["far"] * far, *["seeds"] * seeds, *more]
     workers = [subprocess.Popen([sys.executable, "-m", "tests.parallel.trying", str(rank), *words],
                                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for rank in range(world)]
     try:

@@ -1,4 +1,4 @@
-"""One worker of a group that tries plans: python -m tests.parallel.trying RANK WORLD STORE MODEL [far], with plans as JSON on its input.
+"""One worker of a group that tries plans: python -m tests.parallel.trying RANK WORLD STORE MODEL [far clip still], plans on its input.
 
 The first worker writes a JSON line for every plan: how far its weights are from one process with the whole batch, and bytes in memory and
 on the way, of the largest worker, rehearsed and measured.
@@ -33,9 +33,11 @@ from shoestring.planning.evidence.rehearse import prepared, rehearse, tracked
 from shoestring.planning.plan import techniques_in
 from shoestring.processes.group.worker import leave
 from tests.models import job, seeded
+from tests.parallel.cutting import still
 
 STEPS = 5
 SEEDS = 12
+CLIP = 0.05   # less than the norm of any step's gradients
 
 
 def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
@@ -115,7 +117,10 @@ def main() -> None:
     rank, world, store, name = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=timedelta(seconds=60))
-    made = job(name, optimizer=sgd)
+    made = job(name, optimizer=sgd, clip=CLIP if "clip" in sys.argv else 0.0)
+    if "still" in sys.argv:
+        factory = made.model
+        made = replace(made, model=lambda: still(factory()))
     begun, plain = flat(seeded(made)), trained(made, ())[0]
     for plan in json.load(sys.stdin):
         techniques = techniques_in(plan)
