@@ -116,10 +116,16 @@ def trained(run: Run) -> list[nn.Parameter]:
     return [parameter for group in run.optimizer.param_groups for parameter in group["params"] if parameter.requires_grad]
 
 
-def united(run: Run, link: Link, send: Send, multiple: int = 1) -> Run:
-    """The run in which gradients are the sum over a link's workers. `send` is how a bucket, of a multiple of some size, gets to be that."""
-    buckets = [Bucket(members, multiple, str(number)) for number, members in enumerate(bucketed(trained(run)))]
-    reducer = Reducer(buckets, link, send)
+def united(run: Run, link: Link, send: Send, multiple: int = 1, alike: Send | None = None) -> Run:
+    """The run in which gradients are the sum over a link's workers. `send` is how a bucket, of a multiple of some size, gets to be that.
+
+    Where a sum depends on what else is in its bucket, weights that several workers of a copy hold (along stage or tensor) would drift
+    apart: `alike` is how buckets of these alone are sent."""
+    weights = trained(run)
+    held = {one for one in weights if alike is not None and (one in run.shared or run.share(one) < 1)}
+    buckets = [Bucket(members, multiple, str(number)) for number, members in enumerate(bucketed(one for one in weights if one not in held))]
+    together = [Bucket(members, 1, f"alike {number}") for number, members in enumerate(bucketed(one for one in weights if one in held))]
+    reducer = Reducer([*buckets, *together], link, lambda bucket: alike(bucket) if alike and bucket in together else send(bucket))
     statistics = Statistics(run.model, link)
 
     def backward(now: Run, value: Tensor) -> None:

@@ -8,7 +8,8 @@
 
 Gradients go to the worker that adds up their part and come back as a sum, compressed both times (fp16, bf16, int8); or two thin matrices
 are added up (powersgd); or every worker steps for itself and all get the largest parts of everybody's updates (topk). Each costs 4 bytes
-a weight of memory for what is kept back. Sources: codecs, feedback, local_updates and power_sgd.
+a weight of memory for what is kept back. Weights that several workers of one copy of the model hold alike (norms under TensorParallel, tied
+embeddings under Pipeline) are added up as they are. Sources: codecs, feedback, local_updates and power_sgd.
 """
 from __future__ import annotations
 
@@ -93,14 +94,15 @@ class CompressGradients(TrainingTechnique):
         link = run.mesh.along(self.unites)
         if self.kind == "topk":
             return sharing_updates(run, link, self.codec)
-        feedback = ErrorFeedback(link)
+        feedback = ErrorFeedback(run.mesh)
         parts: dict[str, Part] = {"feedback": feedback}
         if self.kind == "powersgd":
             factors = LowRankFactors(self.rank)
             parts["powers"] = factors
             made = united(run, link, lambda bucket: LowRankSum(bucket, factors.of(bucket), feedback, link))
         else:
-            made = united(run, link, lambda bucket: CompressedSum(bucket, self.codec, feedback, link), link.world * VECTOR)
+            made = united(run, link, lambda bucket: CompressedSum(bucket, self.codec, feedback, link), link.world * VECTOR,
+                          alike=lambda bucket: link.sum(bucket.filled))
         return replace(made, state={**run.state, **parts})
 
 

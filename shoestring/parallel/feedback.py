@@ -14,21 +14,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoestring.core.link import Link
+from shoestring.core.mesh import Mesh, on_one_axis
 from shoestring.core.run import Part
 from shoestring.parallel.codecs import Codec
-from shoestring.parallel.process_link import Rows, own_row
+from shoestring.parallel.process_link import mine_of, of_everybody, own_row
 
 
 class ErrorFeedback(Part):
     """What one worker keeps back of each bucket: 4 bytes a number.
 
-    It belongs to that worker: a run that goes on with another number of workers loses what was kept back and begins at
+    It belongs to that worker: a run whose workers stand otherwise when it goes on loses what was kept back and begins at
     zero. Where what was owed is not finite, nothing is kept; a step that is skipped loses what it sent.
     """
 
-    def __init__(self, link: Link | None = None) -> None:
-        self.link = link or Link()
+    def __init__(self, mesh: Mesh | None = None) -> None:
+        self.mesh = mesh or on_one_axis()
         self.rest: dict[str, Tensor] = {}
 
     def owed(self, bucket: str, gradient: Tensor) -> Tensor:
@@ -44,7 +44,10 @@ class ErrorFeedback(Part):
         codec.add(into, owed, times=-1.0)
 
     def state_dict(self) -> dict[str, Any]:
-        return {bucket: Rows(self.link, kept) for bucket, kept in self.rest.items()}
+        return {"mesh": self.mesh.sizes, "kept": of_everybody(self.mesh.link, self.rest)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.rest = {bucket: own for bucket, rows in state.items() if (own := own_row(rows, self.link)) is not None}
+        if "kept" not in state:   # by an earlier version, which knew workers along one axis only
+            self.rest = {bucket: own for bucket, rows in state.items() if (own := own_row(rows, self.mesh.along("data"))) is not None}
+        elif state["mesh"] == self.mesh.sizes:
+            self.rest = mine_of(state["kept"], self.mesh.link.rank)

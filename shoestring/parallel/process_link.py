@@ -4,7 +4,7 @@ Gloo's own reduce-scatter is an all-reduce of which the rest is thrown away; our
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from ctypes import c_char
 from typing import Any
 
@@ -128,6 +128,33 @@ class Rows:
             row = self.own.detach().clone() if rank == self.link.rank else torch.zeros_like(self.own)
             self.link.sum(row.reshape(-1).view(torch.uint8)).wait()
             yield row
+
+
+class OfOne:
+    """A tensor that one worker has. All must ask for it, and then all see it."""
+
+    def __init__(self, link: Link, own: Tensor | None, dtype: torch.dtype, shape: torch.Size) -> None:
+        self.link, self.own, self.dtype, self.shape = link, own, dtype, shape
+        self.gathered = False
+
+    def pieces(self) -> Iterator[Tensor]:
+        """The others add zeros to the bytes of its owner."""
+        self.gathered = True
+        found = self.own.detach().clone() if self.own is not None else torch.zeros(self.shape, dtype=self.dtype)
+        self.link.sum(found.reshape(-1).view(torch.uint8)).wait()
+        yield found
+
+
+def of_everybody(link: Link, mine: Mapping[str, Tensor]) -> dict[str, OfOne]:
+    """What every worker has of its own, by its rank and name: as many tensors, and as large, as each happens to have."""
+    kinds = link.objects({name: (one.dtype, one.shape) for name, one in mine.items()})
+    return {f"{rank} {name}": OfOne(link, mine[name] if rank == link.rank else None, *kind)
+            for rank, named in enumerate(kinds) for name, kind in named.items()}
+
+
+def mine_of(everybody: Mapping[str, Tensor], rank: int) -> dict[str, Tensor]:
+    """What a worker of this rank had of its own."""
+    return {name: one.clone() for key, one in everybody.items() for owner, _, name in [key.partition(" ")] if owner == str(rank)}
 
 
 def own_row(rows: Tensor, link: Link) -> Tensor | None:

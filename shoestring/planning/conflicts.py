@@ -13,6 +13,8 @@ from typing import Any
 from shoestring.core.technique import Technique
 from shoestring.core.training import UNITING
 
+# With these, the workers of one copy of the model hold different weights
+HOLDERS = (("Pipeline", "every stage"), ("TensorParallel", "every worker along tensor"))
 CONFLICTS: dict[frozenset[str], str] = {
     frozenset({"StepInBackward", "Accumulate"}):
         "StepInBackward updates and frees a gradient at once; Accumulate needs it to stay until the last piece",
@@ -83,12 +85,14 @@ CONFLICTS: dict[frozenset[str], str] = {
         "both keep parts of weights, and a checkpoint knows how to put one kind together: Shard(stage=2) goes with TensorParallel",
     frozenset({"TensorParallel", "Ema"}):
         "Ema averages whole weights, and with TensorParallel a worker has parts of them",
-    **{frozenset({"TensorParallel", served}): "the first worker keeps whole weights for all others, and here each has its parts"
-       for served in ("Asynchronous", "DropStragglers")},
-    frozenset({"TensorParallel", "LocalSteps"}):
-        "what LocalSteps keeps between two meetings is saved by the first worker alone, and every worker along tensor has its own",
-    frozenset({"TensorParallel", "CompressGradients"}):
-        "what a message leaves out depends on all that is in it, so weights that workers along tensor hold alike would drift apart",
+    **{frozenset({axis, served}): "the first worker keeps whole weights for all others, and here each has its parts"
+       for axis, _ in HOLDERS for served in ("Asynchronous", "DropStragglers")},
+    **{frozenset({axis, "LocalSteps"}):
+       f"what LocalSteps keeps between two meetings is saved by the first worker alone, and {whose} has its own"
+       for axis, whose in HOLDERS},
+    **{frozenset({axis, f"CompressGradients({kind})"}):
+       f"what {kind} keeps from step to step is saved by the first worker alone, and {whose} has its own: use kind='int8'"
+       for axis, whose in HOLDERS for kind in ("topk", "powersgd")},
     frozenset({"TensorParallel", "OffloadOptimizer"}):
         "OffloadOptimizer keeps the state of whole weights, and with TensorParallel a worker has parts of them",
     **{frozenset({f"{UNITING} along {axis}"}): "both unite the workers: choose one" for axis in ("data", "stage", "tensor")},

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from shoestring.core.errors import Mistake
 from shoestring.core.link import Link
+from shoestring.core.mesh import on_one_axis
 from shoestring.core.private import FakeTensor, FakeTensorMode
 from shoestring.measure.fake import Stage
 from shoestring.parallel.codecs import CODECS, PAGE, Cast, Codec, Int8, TopK
@@ -150,11 +151,13 @@ def test_what_was_sent_and_what_is_kept_is_what_was_given(kind: str, count: int,
 
 
 def test_buckets_are_kept_apart_and_come_back_only_for_as_many_workers() -> None:
-    feedback, codec = ErrorFeedback(Link(1, 2)), CODECS["int8"]
+    feedback, codec = ErrorFeedback(on_one_axis(Link(1, 2))), CODECS["int8"]
     for bucket, count in (("a", 10), ("b", 20)):
         feedback.encode(bucket, torch.linspace(0.1, 1, count), codec, torch.empty(codec.size(count), dtype=torch.uint8))
-    again, other = ErrorFeedback(Link(1, 2)), ErrorFeedback(Link(1, 3))
-    state = {bucket: torch.stack([torch.zeros_like(own), own]) for bucket, own in feedback.rest.items()}
+    again, other = ErrorFeedback(on_one_axis(Link(1, 2))), ErrorFeedback(on_one_axis(Link(1, 3)))
+    told = feedback.state_dict()
+    assert sorted(told["kept"]) == ["0 a", "0 b", "1 a", "1 b"]   # imagined: the other one has as much
+    state = told | {"kept": {key: next(one.pieces()) for key, one in told["kept"].items()}}
     again.load_state_dict(state)
     other.load_state_dict(state)
     assert all(torch.equal(again.rest[bucket], feedback.rest[bucket]) for bucket in ("a", "b"))

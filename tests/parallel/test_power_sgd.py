@@ -94,7 +94,7 @@ def test_any_shapes_can_be_sent_and_never_take_more(shapes: list[list[int]], ran
 
 
 def test_with_feedback_everything_arrives() -> None:
-    workers, kept = [PowerSGD(SHAPES, 1) for _ in range(2)], [ErrorFeedback(2) for _ in range(2)]
+    workers, kept = [PowerSGD(SHAPES, 1) for _ in range(2)], [ErrorFeedback() for _ in range(2)]
     given_ = sent = torch.zeros(COUNT)
     gradients = [drawn(COUNT, 1), drawn(COUNT, 2)]
     off = []
@@ -135,7 +135,7 @@ def test_it_can_be_rehearsed_on_fake_tensors() -> None:
 
 def test_descent_with_feedback_reaches_the_optimum() -> None:
     targets = [drawn(COUNT, 1), drawn(COUNT, 2)]
-    workers, kept = [PowerSGD(SHAPES, 1) for _ in range(2)], [ErrorFeedback(2) for _ in range(2)]
+    workers, kept = [PowerSGD(SHAPES, 1) for _ in range(2)], [ErrorFeedback() for _ in range(2)]
     x, best = torch.zeros(COUNT), torch.stack(targets).mean(0)
     for step in range(600):
         owed = [feedback.owed("x", x - target) for feedback, target in zip(kept, targets, strict=True)]

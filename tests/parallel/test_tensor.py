@@ -2,7 +2,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
+from threading import Lock
 from typing import Any
 
 import pytest
@@ -24,13 +26,15 @@ from shoestring.measure.blocks import blocks
 from shoestring.memory.accumulate import Accumulate
 from shoestring.memory.checkpoint import Checkpoint
 from shoestring.parallel.average import Average
+from shoestring.parallel.compress_gradients import CompressGradients
+from shoestring.parallel.pipeline import Pipeline
 from shoestring.parallel.recognised import recognised
 from shoestring.parallel.shard import Shard
 from shoestring.parallel.split_vocabulary import SplitLogits
 from shoestring.parallel.tensor import TensorParallel
 from shoestring.planning.choose import asked_for
 from shoestring.planning.conflicts import conflict
-from shoestring.planning.evidence.rehearse import rehearse
+from shoestring.planning.evidence.rehearse import prepared, rehearse
 from shoestring.planning.planner import Planner
 from shoestring.runs.snapshot import optimizer_state, put_optimizer_state
 from tests.models import hugging
@@ -90,6 +94,38 @@ def test_clipped_training_on_two_axes_is_that_of_one_process(uniting: Technique)
     for found, after in in_threads({"data": 2, "stage": 1, "tensor": 2}, work):
         assert found == pytest.approx(norms, rel=1e-5) and min(filter(None, norms)) > 0.05, "it is clipped"
         assert apart(after, {name: value.detach() for name, value in plain.model.named_parameters()}) <= 1e-5
+
+
+@pytest.mark.parametrize(("name", "plan", "sizes"), [
+    ("gpt", TensorParallel(2), {"data": 2, "stage": 1, "tensor": 2}),     # norms are held by both workers of a line,
+    ("gpt2", Pipeline(2, 2), {"data": 2, "stage": 2, "tensor": 1})])      # tied embeddings by both stages
+def test_short_messages_between_copies_leave_weights_that_several_workers_hold_alike(
+        name: str, plan: Technique, sizes: dict[str, int]) -> None:
+    job = split_job(name, optimizer=lambda weights: torch.optim.SGD(weights, lr=0.1, momentum=0.9))
+    model, batch = made(job), next(iter(job.data()))
+    before = {name: value.detach().clone() for name, value in model.named_parameters()}
+    plain = run_of(job, (), model)
+    list(steps(plain, [batch] * 6))
+    wanted = {name: value.detach() for name, value in plain.model.named_parameters()}
+    lock = Lock()
+
+    def work(mesh: Mesh) -> dict[str, Tensor]:
+        with lock:   # a worker is a thread here, and all have one random state
+            run = prepared(replace(job, mesh=mesh), (plan, CompressGradients("int8")), deepcopy(model))
+        mesh.link.objects("all have it")
+        half = job.pieces(batch, 2)[mesh.along("data").rank]
+        list(steps(run, [half] * 6))
+        own = {name: value.detach().clone() for name, value in run.model.named_parameters()
+               if (value in run.shared or run.share(value) < 1) and value not in run.elsewhere}
+        assert own, "some are held by several"
+        brought_home(run)
+        return own | {f"whole {name}": value.detach() for name, value in run.model.named_parameters()}
+
+    found = in_threads(sizes, work)
+    for other in found[1:]:
+        assert all(torch.equal(other[name], found[0][name]) for name in set(other) & set(found[0]))
+    way = max(float((wanted[one] - before[one]).norm()) for one in wanted)
+    assert all(float((found[0][f"whole {one}"] - value).norm()) <= 0.01 * way for one, value in wanted.items())
 
 
 def test_the_optimizer_s_state_is_that_of_one_process_through_two_techniques() -> None:

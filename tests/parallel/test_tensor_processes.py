@@ -25,6 +25,7 @@ from shoestring.memory.fused import Fused
 from shoestring.memory.precision import Precision
 from shoestring.memory.spill import Spill
 from shoestring.parallel.average import Average
+from shoestring.parallel.compress_gradients import CompressGradients
 from shoestring.parallel.shard import Shard
 from shoestring.parallel.tensor import TensorParallel
 from shoestring.planning.evidence.rehearse import rehearse, tracked
@@ -40,7 +41,8 @@ MORE: tuple[tuple[Technique, ...], ...] = (
     (TensorParallel(2, sequence=True), Checkpoint(every=1)), (TensorParallel(2), Precision("bf16")),
     (TensorParallel(2, sequence=True), Accumulate(2)), (TensorParallel(2), Spill()), (TensorParallel(2), Fused()))
 ON_TWO_AXES: tuple[tuple[Technique, ...], ...] = (
-    (TensorParallel(2), Average()), (TensorParallel(2), Shard(1)), (TensorParallel(2, sequence=True), Average(), Checkpoint(every=1)))
+    (TensorParallel(2), Average()), (TensorParallel(2), Shard(1)), (TensorParallel(2, sequence=True), Average(), Checkpoint(every=1)),
+    (TensorParallel(2), CompressGradients("int8")))
 slow = pytest.mark.slow
 
 

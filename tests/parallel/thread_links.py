@@ -55,6 +55,11 @@ class ThreadLink(Link):
         part.copy_(sum(rows[1:], rows[0]).view(self.world, -1)[self.rank])
         return Done()
 
+    def begin_exchange(self, outgoing: Tensor, incoming: Tensor) -> Sending:
+        rows = self.line.shown(self.rank, outgoing.detach().clone())
+        incoming.copy_(torch.cat([one.view(self.world, -1)[self.rank] for one in rows]))
+        return Done()
+
     def begin_gather(self, part: Tensor, whole: Tensor) -> Sending:
         whole.copy_(torch.cat([one.reshape(-1) for one in self.line.shown(self.rank, part.detach().clone())]))
         return Done()

@@ -69,8 +69,10 @@ JOB = (before + NET + "\ndef watched" + rest.partition("def watched")[2]).replac
     "ShardedTensor", "StagedTensor").replace("torch.randn(12, 32)", "torch.randn(32, 32)")   # two copies, four pieces: several in each
 FIRST, MIDDLE, ASKED, GATHERED, WRITTEN, RENAMED = matrix.MOMENTS
 TWO, FOUR = "Pipeline(stages=2, pieces=4)", "Pipeline(stages=2, pieces=4) Average()"
-QUICK = [(TWO, 1, MIDDLE), (TWO, 0, GATHERED)]
-MATRIX = [(use, rank, moment) for use, world in ((TWO, 2), ("Pipeline(stages=2, pieces=4, schedule='zero-bubble')", 2), (FOUR, 4))
+SHORT = "Pipeline(stages=2, pieces=4) CompressGradients()"   # what every worker keeps back is its own
+QUICK = [(TWO, 1, MIDDLE), (TWO, 0, GATHERED), (SHORT, 3, MIDDLE)]
+HALVES = "Pipeline(stages=2, pieces=4, schedule='zero-bubble')"
+MATRIX = [(use, rank, moment) for use, world in ((TWO, 2), (HALVES, 2), (FOUR, 4), (SHORT, 4))
           for rank in range(world) for moment in (FIRST, MIDDLE, ASKED, GATHERED, *((WRITTEN, RENAMED) if rank == 0 else ()))]
 
 UNDISTURBED: dict[str, dict[str, Any]] = {}
@@ -78,7 +80,7 @@ UNDISTURBED: dict[str, dict[str, Any]] = {}
 
 def trained(place: Path, use: str, *words: object) -> dict[str, Any]:
     (place / "job.py").write_text(JOB)
-    world = 4 if "Average" in use else 2
+    world = 4 if use in (FOUR, SHORT) else 2
     return answer("train", "job.py", "--devices", world, "--run", "run", "--save-every", EVERY, *words, cwd=place)
 
 
