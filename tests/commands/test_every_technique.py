@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from shoestring.core.exactness import Exactness
-from shoestring.core.technique import text
+from shoestring.core.technique import in_order, text
 from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.memory.accumulate import Accumulate
 from shoestring.memory.adapters import trained_of
@@ -43,6 +43,7 @@ from shoestring.parallel.shard import Shard
 from shoestring.parallel.tensor import TensorParallel
 from shoestring.parallel.tokens import Tokens
 from shoestring.planning.catalogue import CATALOGUE
+from shoestring.planning.conflicts import conflict
 from shoestring.planning.plan import Plan
 from shoestring.runs.digest import weights_sha256
 from shoestring.runs.export import checkpoint_of, low_rank
@@ -94,6 +95,10 @@ ALL: list[Technique] = [
     *map(CompressGradients, KINDS), LocalSteps(h=2), LocalSteps(h=2, after=1), LocalSteps(h=2, outer=0.7), Asynchronous("server"),
     Asynchronous("hogwild"), DropStragglers(), Ema(0.5), *map(Allocator, installed())]
 BY_TIME = (Asynchronous, DropStragglers)   # who comes first depends on time, so two runs differ
+# What every worker keeps for itself must survive where workers hold different weights, too
+PAIRS: list[tuple[Technique, ...]] = [
+    in_order((across, one)) for across in (Pipeline(2, 2), TensorParallel(2)) for one in ALL
+    if one.unites in ("", "data") and not conflict((across, one)) and one != Tokens(3)]
 
 
 def test_the_matrix_has_every_technique_of_the_catalogue() -> None:
@@ -102,11 +107,25 @@ def test_the_matrix_has_every_technique_of_the_catalogue() -> None:
 
 @pytest.mark.parametrize("technique", [pytest.param(one, id=text(one), marks=[] if one in QUICK else [pytest.mark.slow]) for one in ALL])
 def test_a_technique_is_trained_by_the_command_killed_resumed_and_exported(technique: Technique, tmp_path: Path) -> None:
+    survives((technique,), tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plan", PAIRS, ids=lambda plan: " + ".join(map(text, plan)))
+def test_workers_that_hold_different_weights_survive_with_every_technique(plan: tuple[Technique, ...], tmp_path: Path) -> None:
+    survives(plan, tmp_path)
+
+
+def survives(plan: tuple[Technique, ...], tmp_path: Path) -> None:
+    """It is trained, killed, resumed and exported, and ends with the bits of an undisturbed run."""
+    technique = plan[-1]
     ahead = technique == Asynchronous("hogwild")   # asks for its next part before it counts the last step as done
-    source = SEQUENCES if isinstance(technique, (Tokens, TensorParallel)) else JOB
+    source = SEQUENCES if any(isinstance(one, (Tokens, TensorParallel)) for one in plan) else JOB
     (tmp_path / "job.py").write_text(source.replace("number == 4", f"number == {4 + ahead}"))
-    Plan((technique,), 1, 1, 1.0, Exactness.CHANGED).save(tmp_path / "plan.json")
-    devices = ["--devices", "3" if isinstance(technique, DropStragglers) else "2"] if technique.unites else []
+    Plan(plan, 1, 1, 1.0, Exactness.CHANGED).save(tmp_path / "plan.json")
+    axes = {one.unites for one in plan} - {""}
+    count = 3 if isinstance(technique, DropStragglers) else 2 ** len(axes)
+    devices = ["--devices", str(count)] if axes else []
     words = ["train", "job.py", "--plan", "plan.json", "--save-every", str(EVERY), "--json", *devices]
 
     last = 3 if technique == LocalSteps(h=2, after=1) else 4   # its workers meet after the steps 1, 3, 5 and 6
