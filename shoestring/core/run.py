@@ -254,7 +254,7 @@ def brought_home(run: Run) -> None:
 def clipped(run: Run, parameters: Sequence[nn.Parameter]) -> Tensor:
     """Scale gradients down to the run's largest norm, where other workers hold other weights of the model; gives the norm of all."""
     found = [(parameter.grad, run.share(parameter)) for parameter in parameters if parameter.grad is not None]
-    square = parameters[0].data.new_zeros(1, dtype=torch.float32)
+    square = torch.zeros(1, device=parameters[0].device)   # not made of the weight, which may be elsewhere
     for gradient, share in found:
         square += share * gradient.float().square().sum()
     run.summed(square)
