@@ -254,7 +254,8 @@ def brought_home(run: Run) -> None:
 def clipped(run: Run, parameters: Sequence[nn.Parameter]) -> Tensor:
     """Scale gradients down to the run's largest norm, where other workers hold other weights of the model; gives the norm of all."""
     found = [(parameter.grad, run.share(parameter)) for parameter in parameters if parameter.grad is not None]
-    square = torch.zeros(1, device=parameters[0].device)   # not made of the weight, which may be elsewhere
+    like = found[0][0] if found else parameters[0].data   # not a weight, if there is anything else: it may be elsewhere
+    square = like.new_zeros(1, dtype=torch.float32)
     for gradient, share in found:
         square += share * gradient.float().square().sum()
     run.summed(square)
