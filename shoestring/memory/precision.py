@@ -60,6 +60,10 @@ class Precision(TrainingTechnique):
         return f"Precision({self.dtype})"
 
     @property
+    def called(self) -> tuple[str, ...]:
+        return (*super().called, "Precision(weights)") if self.weights else super().called
+
+    @property
     def computes_in(self) -> str:
         return self.dtype
 
