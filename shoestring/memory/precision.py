@@ -61,7 +61,7 @@ class Precision(TrainingTechnique):
 
     @property
     def called(self) -> tuple[str, ...]:
-        return (*super().called, "Precision(weights)") if self.weights else super().called
+        return (*super().called, "Precision(weights)") if self.weights != "fp32" else super().called
 
     @property
     def computes_in(self) -> str:

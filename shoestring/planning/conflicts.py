@@ -82,7 +82,7 @@ CONFLICTS: dict[frozenset[str], str] = {
     frozenset({"TensorParallel", "Precision(fp16)"}):
         "fp16 must look at all gradients for overflow before any weight moves; with TensorParallel every worker sees those of its parts",
     frozenset({"TensorParallel", "Precision(weights)"}):
-        "TensorParallel has parts of the weights that the model was made with, and 16-bit weights are others: use Precision(\"bf16\") alone",
+        "TensorParallel has parts of the weights that the model was made with, and 16-bit weights are others: leave weights= out",
     frozenset({"TensorParallel", "Shard(stage=3)"}):
         "both keep parts of weights, and a checkpoint knows how to put one kind together: Shard(stage=2) goes with TensorParallel",
     frozenset({"TensorParallel", "Ema"}):
