@@ -11,12 +11,16 @@ from shoestring.memory.accumulate import Accumulate
 from shoestring.memory.checkpoint import Checkpoint
 from shoestring.memory.fused import Fused
 from shoestring.memory.precision import Precision
+from shoestring.parallel.asynchronous import Asynchronous
 from shoestring.parallel.average import Average
 from shoestring.parallel.compress_gradients import CompressGradients
+from shoestring.parallel.drop_stragglers import DropStragglers
+from shoestring.parallel.local_steps import LocalSteps
 from shoestring.parallel.pipeline import Pipeline
 from shoestring.parallel.schedule import all_end, orders, unread
 from shoestring.parallel.shard import Shard
 from shoestring.parallel.tensor import TensorParallel
+from shoestring.planning.conflicts import conflict
 from tests.models import MODELS, job
 from tests.parallel.cutting import looked_at
 from tests.parallel.test_promises_of_groups import TOLERANCE, outcomes
@@ -55,6 +59,16 @@ def test_a_pipeline_is_one_process_and_costs_what_was_predicted(name: str, world
 
 def test_gradients_are_clipped_by_the_norm_of_all_stages(tmp_path: Path) -> None:
     check("chain", 2, [(Pipeline(2, 4),), (Pipeline(2, 4, "zero-bubble"), Accumulate(2))], tmp_path, more=["clip"])
+
+
+@pytest.mark.parametrize("across", [Pipeline(2, 4), TensorParallel(2)], ids=str)
+def test_what_only_the_first_worker_saves_or_holds_is_refused_where_workers_hold_different_weights(across: Technique) -> None:
+    for one in (LocalSteps(8), CompressGradients("topk"), CompressGradients("powersgd")):
+        assert "saved by the first worker alone" in conflict((across, one)), one
+    for one in (Asynchronous(), Asynchronous("hogwild"), DropStragglers()):
+        assert "keeps whole weights" in conflict((across, one)), one
+    for one in map(CompressGradients, ("fp16", "bf16", "int8")):
+        assert not conflict((across, one)), one
 
 
 # No statistics of a batch, of which pieces are other than the whole
