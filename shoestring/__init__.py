@@ -5,6 +5,8 @@
     plan(job, memory="600MiB")                  the best plan for a job; print it
     train(job, plan)                            train in this process, step by step
     verify(job, plan)                           plain training and the plan side by side: the same weights?
+    federate(job, rounds=20, epsilon=4, ...)    train where the records lie, on simulated devices
+    Local, Dirichlet, Iid, ByColumn, ...        of a federated job: what a device does, and how data are divided among devices
     Mistake, OverBudget                         what they raise: something can't work, or nothing fits
 
 Each has a docstring with an example: help(shoestring.plan). On the command line: shoestring --help.
@@ -16,19 +18,26 @@ if TYPE_CHECKING:
     from typing import Any
 
     from shoestring.api import Fitted, Step, fit, plan, train, verify
+    from shoestring.core.clients import Numbered
     from shoestring.core.errors import Mistake, OverBudget
     from shoestring.core.job import Job
+    from shoestring.core.local import Local
     from shoestring.core.schedule import PerEpoch, warmup_cosine, warmup_linear
     from shoestring.core.weights import Weights
+    from shoestring.data.partition import ByColumn, Dirichlet, Iid, QuantitySkew
+    from shoestring.federated.library import Federated, federate
     from shoestring.optimizers import Lamb, Lars, decay_groups
     from shoestring.planning.outcome import Outcome
     from shoestring.planning.plan import Plan
 
 __version__ = "0.1.0"
-__all__ = ["Fitted", "Job", "Lamb", "Lars", "Mistake", "Outcome", "OverBudget", "PerEpoch", "Plan", "Step", "Weights", "__version__",
-           "decay_groups", "fit", "plan", "train", "verify", "warmup_cosine", "warmup_linear"]
+__all__ = ["ByColumn", "Dirichlet", "Federated", "Fitted", "Iid", "Job", "Lamb", "Lars", "Local", "Mistake", "Numbered", "Outcome", "OverBudget",
+           "PerEpoch", "Plan", "QuantitySkew", "Step", "Weights", "__version__", "decay_groups", "federate", "fit", "plan", "train", "verify",
+           "warmup_cosine", "warmup_linear"]
 
-HOMES = {"Job": "core.job", "Lamb": "optimizers", "Lars": "optimizers", "Mistake": "core.errors", "OverBudget": "core.errors",
+HOMES = {"ByColumn": "data.partition", "Dirichlet": "data.partition", "Iid": "data.partition", "QuantitySkew": "data.partition",
+         "Federated": "federated.library", "federate": "federated.library", "Local": "core.local", "Numbered": "core.clients",
+         "Job": "core.job", "Lamb": "optimizers", "Lars": "optimizers", "Mistake": "core.errors", "OverBudget": "core.errors",
          "Outcome": "planning.outcome", "PerEpoch": "core.schedule", "Plan": "planning.plan", "Step": "api", "Fitted": "api",
          "Weights": "core.weights", "decay_groups": "optimizers", "fit": "api", "plan": "api", "train": "api", "verify": "api",
          "warmup_cosine": "core.schedule", "warmup_linear": "core.schedule"}

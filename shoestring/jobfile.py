@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
     from shoestring.core.job import Job
 
-BUILT_IN = {"gpt": "a byte-level transformer on the source of Python's standard library", "digits": "a conv net on 8x8 digits"}
+BUILT_IN = {"gpt": "a byte-level transformer on the source of Python's standard library", "digits": "a conv net on 8x8 digits",
+            "authors": "a byte-level transformer of many authors' text, for federate"}
 TYPES = {"int": int, "float": float, "str": str, "bool": bool}
 
 

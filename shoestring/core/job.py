@@ -14,6 +14,7 @@ from shoestring.core.batch import Batch, samples, split
 from shoestring.core.called import check_calls
 from shoestring.core.errors import Mistake
 from shoestring.core.link import Link
+from shoestring.core.local import Local, Partition
 from shoestring.core.mesh import Mesh, on_one_axis
 
 
@@ -143,6 +144,12 @@ class Job:
       goal        "max accuracy" or "min loss": the weights that were best by it are kept
       patience    end after so many validations in a row without a better one; 0: never
       show        something to look at after training, as text
+
+    Where the records lie on many devices (`shoestring federate`)
+      clients     a factory of a mapping, device's name -> its records (a data set, or a list of samples), or a rule that divides `data`
+                  among devices: `Dirichlet(0.3)`, `Iid()`, `ByColumn("author")`, `QuantitySkew()`
+      local       what a device does in a round: `Local(epochs=1, batch=10, lr=0.05)`
+      group       `lambda name: "tablet"`: the group of a device, for reports that compare groups
     """
 
     model: Callable[[], nn.Module]
@@ -174,6 +181,9 @@ class Job:
     every: int | str = "1 epoch"
     goal: str = "min loss"
     patience: int = 0
+    clients: Callable[[], Mapping[str, Any]] | Partition | None = None
+    local: Local = field(default_factory=Local)
+    group: Callable[[str], str] | None = None
 
     def __post_init__(self) -> None:
         if self.steps == UNSAID:
@@ -186,7 +196,7 @@ class Job:
             raise Mistake("steps=0 and no epochs in the Job: give 1 step or more, or epochs=1")
         if self.held_out is not None and self.validate is not None:
             raise Mistake("the Job has held_out and validate, which are two ways to say how good the model is: give one of them")
-        if self.metrics is not None and self.held_out is None:
+        if self.metrics is not None and self.held_out is None and self.clients is None:   # devices hold out some of their own records
             raise Mistake("the Job has metrics and no held_out: give held_out=lambda: batches to measure them on, or "
                           "validate=lambda model: {...}")
         if self.patience and not self.validates:

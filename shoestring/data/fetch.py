@@ -118,9 +118,14 @@ def as_it_is(batch: Any) -> Any:
 
 
 def end_with_parent(number: int) -> None:
-    """Of a process that fetches: end when the process that it fetches for does, however that ends. It is nobody's to stop: what a terminal
-    or a launcher sends is for that process."""
+    """Of a process that fetches: end when the process that it fetches for does, however that ends."""
     assert get_worker_info() is not None, "called in such a process"
+    bind_to_parent()
+
+
+def bind_to_parent() -> None:
+    """End when the process that this one was forked from does. It is nobody's to stop: what a terminal or a launcher sends is for that
+    process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux":
         with suppress(OSError, AttributeError):

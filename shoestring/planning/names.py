@@ -7,20 +7,21 @@ import os
 from shoestring.core.technique_syntax import call_of, check_knobs, check_name
 
 ROOT = os.path.dirname(os.path.dirname(__file__))
+TRAINING, FEDERATED = os.path.join("planning", "catalogue.py"), os.path.join("federated", "catalogue.py")
 
 
-def check_written(written: str) -> None:
+def check_written(written: str, catalogue: str = TRAINING) -> None:
     """Refuse a technique that no one could make: not a call, a name or a knob that is not there."""
     name, knobs = call_of(written)
-    files = technique_files()
+    files = technique_files(catalogue)
     check_name(name, files)
     if knobs:
         check_knobs(name, knobs, knobs_of(name, files[name]))
 
 
-def technique_files() -> dict[str, str]:
-    """The techniques that the catalogue lists, by name, with the files that they are in."""
-    tree = source(os.path.join(ROOT, "planning", "catalogue.py"))
+def technique_files(catalogue: str = TRAINING) -> dict[str, str]:
+    """The techniques that a catalogue lists, by name, with the files that they are in."""
+    tree = source(os.path.join(ROOT, catalogue))
     homes = {one.name: node.module for node in tree.body if isinstance(node, ast.ImportFrom) and node.module for one in node.names}
     listed = next(node.value for node in tree.body if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "CATALOGUE")
     assert isinstance(listed, ast.Tuple), "the catalogue is a tuple of names"

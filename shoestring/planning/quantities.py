@@ -25,10 +25,18 @@ QUANTITIES = (   # the others are not measured in a run
     Quantity("drift", "drift, stated", "share", optional=True),
 )
 
+FEDERATED = (   # of a federated run; bytes are those of one device in one round
+    Quantity("up_bytes", "up, a device", counted=True),
+    Quantity("down_bytes", "down, a device", counted=True),
+    Quantity("round_seconds", "a round", "seconds"),
+    Quantity("total_seconds", "all rounds", "seconds"),
+    Quantity("epsilon", "epsilon", "", optional=True),
+)
+
 
 def compared(predicted: Mapping[str, Any], measured: Mapping[str, Any], basis: str = "") -> Figures:
     """What was predicted of a plan beside what was measured, both by name; `basis`: how the predictions are known."""
-    return figures(MEASURABLE, predicted, basis).measured(measured)
+    return figures(FEDERATED if "up_bytes" in predicted else MEASURABLE, predicted, basis).measured(measured)
 
 
 CUT = ("mesh", "ranks", "cut", "cut_blocks", "cut_why", "schedule", "pieces")
@@ -49,7 +57,7 @@ def plan_summary(file: Mapping[str, Any]) -> dict[str, Any]:
     chosen = file.get("chosen")
     once: dict[str, Any] = {}
     if isinstance(chosen, Mapping):
-        once["predicted"] = {one.name: chosen[one.name] for one in MEASURABLE if one.name in chosen}
+        once["predicted"] = {one.name: chosen[one.name] for one in (*MEASURABLE, *FEDERATED) if one.name in chosen}
         level = "exactness" if "exactness" in chosen else "exact"
         told = ("techniques", level, "sure", "blocks", *(CUT if chosen.get("mesh") else ()))
         once |= {name: chosen[name] for name in told if name in chosen}

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
 
-from shoestring.planning.names import source, technique_files
+from shoestring.planning.names import FEDERATED, TRAINING, source, technique_files
 
 
 def technique_text(one: Mapping[str, Any]) -> str:
@@ -33,8 +33,8 @@ def plan_text(techniques: Iterable[Mapping[str, Any]]) -> str:
 
 @cache
 def defaults() -> dict[str, dict[str, Any]]:
-    """The knobs of every technique of the catalogue that have a default, with it."""
-    return {name: dict(defaults_in(name, file)) for name, file in technique_files().items()}
+    """The knobs of every technique of a catalogue of ours that have a default, with it."""
+    return {name: dict(defaults_in(name, file)) for catalogue in (TRAINING, FEDERATED) for name, file in technique_files(catalogue).items()}
 
 
 def defaults_in(name: str, file: str) -> Iterable[tuple[str, Any]]:

@@ -100,6 +100,27 @@ class Validated(Event):
     best: bool = False                                          # no validation before was as good, by the job's goal
 
 
+@dataclass(frozen=True, kw_only=True)
+class Rounded(Event):
+    """A federated round is over. Its loss and its seconds are those of the step of the same number."""
+
+    kind: ClassVar[str] = "round"
+    step: int                                                   # the round, from 1
+    participants: int                                           # devices whose updates are in it
+    samples: float = 0.0                                        # that they trained on
+    up: int = 0                                                 # bytes that all devices sent together,
+    senders: int = 0                                            # by so many of them,
+    down: int = 0                                               # and that they were given,
+    ordered: int = 0                                            # so many of them
+    missing: int = left_out(0)                                  # devices that did not answer,
+    missing_names: tuple[str, ...] = left_out(())               # the first of them by name
+    rejected: tuple[tuple[str, str], ...] = left_out(())        # devices whose update could not be used, and why
+    epsilon: float | None = left_out(None)                      # spent so far; None: nothing is private
+    before: Mapping[str, float] | None = left_out(None)         # metrics of devices on what they hold out, before their work
+    after: Mapping[str, float] | None = left_out(None)          # and after
+    simulated: float | None = left_out(None)                    # seconds that the round would take devices, in units of a usual one's work
+
+
 @dataclass(frozen=True)
 class Saved(Event):
     """A checkpoint is whole."""
@@ -187,4 +208,4 @@ class Other(Event):
 
 
 KINDS: dict[str, type[Event]] = {one.kind: one for one in (
-    Planning, Begun, Stepped, Measured, Timed, Validated, Saved, Warned, Adopted, Stopped, Finished, Failed, Died, Reformed)}
+    Planning, Begun, Stepped, Measured, Timed, Validated, Rounded, Saved, Warned, Adopted, Stopped, Finished, Failed, Died, Reformed)}

@@ -23,7 +23,21 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from shoestring.runs.event import Adopted, Begun, Event, Failed, Finished, Measured, Planning, Saved, Stepped, Stopped, Timed, Validated
+from shoestring.runs.event import (
+    Adopted,
+    Begun,
+    Event,
+    Failed,
+    Finished,
+    Measured,
+    Planning,
+    Rounded,
+    Saved,
+    Stepped,
+    Stopped,
+    Timed,
+    Validated,
+)
 from shoestring.runs.events import PIECE, StepRecord, read_records, record_of
 
 BEST = "best"   # how the names of checkpoints begin that have the best weights alone
@@ -90,6 +104,7 @@ class History:
         self.others: list[Event] = []                # all that are not steps or measurements
         self.saved: list[Saved] = []
         self.validated: list[Validated] = []         # of the steps that count
+        self.rounds: list[Rounded] = []              # the same, of a federated run
         self.measured: list[tuple[int, Measured]] = []   # with the adoptions before it
         self.timed: Timed | None = None              # who did what when, as it was told last
         self.doing: Event = Planning()               # what it was doing last
@@ -134,6 +149,11 @@ class History:
         if isinstance(event, Timed):
             self.timed = event
             return
+        if isinstance(event, Rounded):
+            while self.rounds and self.rounds[-1].step >= event.step:   # done again, and the event that it went back is lost
+                self.rounds.pop()
+            self.rounds.append(event)
+            return
         self.others.append(event)
         if isinstance(event, DOING):
             self.doing = event
@@ -141,6 +161,7 @@ class History:
             self.wanted, self.age = event.steps, 0
             self.steps.back_to(event.step)
             self.validated = [one for one in self.validated if one.step <= event.step]
+            self.rounds = [one for one in self.rounds if one.step <= event.step]
         elif isinstance(event, Adopted):
             self.plan, self.age, self.timed = self.plan + 1, 0, None
         elif isinstance(event, Saved):
@@ -177,9 +198,19 @@ def measured(history: History) -> dict[str, Any]:
         figures["traffic_bytes"] = median(max(steps.moved[place], 0) for place in calm)
     if history.validated:
         figures["validation_seconds"] = median(one.seconds for one in history.validated)
+    if history.rounds:
+        figures |= by_device(history.rounds) | {"round_seconds": figures["step_seconds"], "total_seconds": sum(steps.seconds)}
     if steps.sent[-1] != MISSING:
         figures["sent_bytes"] = mean(max(steps.sent[place], 0) for place in ours)
     return figures
+
+
+def by_device(rounds: Sequence[Rounded]) -> dict[str, float]:
+    """Bytes that a device sends and is given in a round, and the privacy loss of all rounds."""
+    senders, ordered = sum(one.senders for one in rounds), sum(one.ordered for one in rounds)
+    spent = {"epsilon": rounds[-1].epsilon} if rounds[-1].epsilon is not None else {}
+    return {"up_bytes": sum(one.up for one in rounds) / max(senders, 1), "down_bytes": sum(one.down for one in rounds) / max(ordered, 1),
+            **spent}
 
 
 def settled(history: History, ours: Sequence[int]) -> list[int]:

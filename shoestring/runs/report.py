@@ -32,6 +32,8 @@ It is the same value while the run goes on and when it is over: the live page is
     ended                 why training ended: "steps", "epochs", "data ended", "no better for 3 validations"; "" while it goes on
     checkpoints           [{step, bytes, seconds, time, kept}] as they were saved; kept: it is still on disk
     events                all that happened beside steps, in order
+    federated             of a federated run: what was asked for and what every round came to (runs/federation.py)
+    comparisons           A/B tables [{"title", "rows": [{metric, group, one, other, delta_percent, low, high, devices, verdict}]}]
     begun, last, now      seconds since 1970: the first event, the last one, this moment
 """
 from __future__ import annotations
@@ -49,8 +51,9 @@ from shoestring.core.exactness import Exactness, stated_in
 from shoestring.core.figures import Figures
 from shoestring.core.units import seconds_text
 from shoestring.planning.quantities import compared, plan_summary
-from shoestring.runs.event import DATA_ENDED, Begun, Event, Failed, Finished, Saved, Stopped, Timed, Validated, Warned
+from shoestring.runs.event import DATA_ENDED, Begun, Event, Failed, Finished, Rounded, Saved, Stopped, Timed, Validated, Warned
 from shoestring.runs.events import NAME, record_of
+from shoestring.runs.federation import COMPARISONS, federation
 from shoestring.runs.folder import Folder, Unusable, holder
 from shoestring.runs.history import History, Steps, best_of, measured, metrics_of
 from shoestring.runs.request import Request
@@ -85,6 +88,8 @@ class Report:
     curves: Mapping[str, Sequence[Any]] = field(default_factory=dict)   # step_numbers, rates, norms and borders, where there are any
     kept: frozenset[str] = frozenset()   # names of the checkpoints that are on disk now
     timed: Timed | None = None       # who did what when, where workers hold different layers
+    rounds: tuple[Rounded, ...] = () # of a federated run, those that count
+    comparisons: tuple[Mapping[str, Any], ...] = ()   # of its model with others, on devices' own records
 
     @property
     def name(self) -> str:
@@ -193,6 +198,10 @@ class Report:
             "events": list(map(record_of, self.events)), "begun": self.begun, "last": self.last, "now": self.now,
             **self.curves,
         }
+        if self.request is not None and self.request.federated is not None:
+            told["federated"] = federation(self.request.federated, self.rounds)
+        if self.comparisons:
+            told["comparisons"] = list(self.comparisons)
         return told | ({"measured": dict(self.measured)} if self.measured else {}) | dict(self.plan) | self.cut() | dict(self.ended) | {
             "job": self.job}
 
@@ -214,7 +223,8 @@ def report_of(path: Path, history: History | None = None) -> Report:
         [(when - (history.begun or 0.0), size) for when, size in zip(steps.time, steps.process, strict=True)], measured(history),
         tuple(damage), tuple(history.saved), (*history.others, *(Warned(one, time=history.last or time.time()) for one in damage)),
         history.begun, history.last, time.time(), tuple(history.validated), steps.epoch[-1] if steps else 0,
-        doing.ended if isinstance(doing, Finished) else "", curves_of(steps), checkpoints_in(folder), history.timed)
+        doing.ended if isinstance(doing, Finished) else "", curves_of(steps), checkpoints_in(folder), history.timed,
+        tuple(history.rounds), comparisons_in(folder))
 
 
 def curves_of(steps: Steps) -> dict[str, Sequence[Any]]:
@@ -227,6 +237,14 @@ def curves_of(steps: Steps) -> dict[str, Sequence[Any]]:
             found[name] = [None if isnan(value) else value for value in column]
     ends = [(step, after) for step, before, after in zip(steps.number, (0, *steps.epoch), steps.epoch, strict=False) if after > before]
     return found | ({"borders": ends} if ends else {})
+
+
+def comparisons_in(folder: Folder) -> tuple[Mapping[str, Any], ...]:
+    """What a run's model was compared with; a file that can't be read is as good as none, because the comparison can be made again."""
+    try:
+        return tuple(folder.read(COMPARISONS).get("comparisons", ()))
+    except Unusable:
+        return ()
 
 
 def checkpoints_in(folder: Folder) -> frozenset[str]:

@@ -22,6 +22,7 @@ class Request:
     inexact: bool = False                                           # the weights may be changed by techniques,
     exact: str | None = None                                        # or must be so close to those of plain training
     plan: str | None = None                                         # SHA-256 of the plan that was given
+    federated: Mapping[str, Any] | None = None                      # of a federated run: rounds, devices and budgets, by their flags
     environment: Mapping[str, Any] = field(default_factory=dict)    # versions and threads that may change the last bits
 
 
@@ -77,6 +78,11 @@ def differences(before: Request, now: Request, usual: Mapping[str, Any] | None =
             ("plan", before.plan, now.plan, now.plan is not None)):
         if given and was != now_is:
             found.append(f"--{name} changed: {shown(name, was)} before, now {shown(name, now_is)}")
+    if (before.federated is None) != (now.federated is None):
+        found.append(f"it was begun by shoestring {'train' if before.federated is None else 'federate'}")
+    for name, value in (now.federated or {}).items():
+        if before.federated is not None and value is not None and value != (was := before.federated.get(name)):
+            found.append(f"--{name.replace('_', '-')} changed: {shown(name, was)} before, now {value}")
     return found
 
 

@@ -52,7 +52,9 @@ def settled(now: Request, before: Request) -> Request:
         now, flags=flags_together(before.flags, now.flags), memory=before.memory if now.memory is None else now.memory,
         use=before.use if now.use is None else now.use, plan=before.plan if now.plan is None else now.plan,
         inexact=now.inexact or (before.inexact and not now.exact),
-        exact=before.exact if now.exact is None and not now.inexact else now.exact)
+        exact=before.exact if now.exact is None and not now.inexact else now.exact,
+        federated=now.federated and {name: (before.federated or {}).get(name) if value is None else value
+                                     for name, value in now.federated.items()})
 
 
 def opened(path: Path, asked: Request, source: str, fresh: bool, adopt: bool, usual: Mapping[str, Any] | None = None) -> Opened:

@@ -15,12 +15,15 @@ from functools import cache
 from markupsafe import Markup
 
 from shoestring.planning.spelling import defaults
+from shoestring.show.page.comparisons import comparisons
 from shoestring.show.page.curves import losses, metrics, norms, process, rates, throughput, validations
 from shoestring.show.page.cut import stages
 from shoestring.show.page.document import document
+from shoestring.show.page.federation import charts, tables
 from shoestring.show.page.figures import blocks, comparison, parts
 from shoestring.show.page.render import compile_all, render, said
 from shoestring.show.page.stale import staleness
+from shoestring.show.page.style import FEDERATED, STYLE
 from shoestring.show.page.telling import checkpoints, events, footer, plan, runners_up, shown
 from shoestring.show.page.top import title, top
 from shoestring.show.page.words import Entries, Report, as_mapping
@@ -37,7 +40,7 @@ def page(report: Entries | Report, more: Iterable[Section] = ()) -> str:
     '<!doctype html>'
     """
     entries = as_mapping(report)
-    return document(title(entries), content(entries, more))
+    return document(title(entries), content(entries, more), style=FEDERATED if is_federated(entries) else STYLE)
 
 
 def content(report: Entries | Report, more: Iterable[Section] = ()) -> Markup:
@@ -49,9 +52,15 @@ def content(report: Entries | Report, more: Iterable[Section] = ()) -> Markup:
         first[0] = wide(first[0])
     elif first:
         first[:2] = classed(first[0], "lead"), classed(first[1], "beside")
-    sections = [*first, wide(comparison(entries)), wide(stages(entries)), *paired(rest),
+    federated = [*map(wide, comparisons(entries)), *paired(charts(entries)), *paired(tables(entries))]
+    sections = [*first, *federated, wide(comparison(entries)), wide(stages(entries)), *paired(rest),
                 wide(events(entries)), wide(shown(entries)), footer(entries)]
     return render("content.html", top=top(entries), sections=sections)
+
+
+def is_federated(entries: Entries) -> bool:
+    """Whether the page may have sections of a federation."""
+    return "federated" in entries or "comparisons" in entries
 
 
 def paired(sections: Iterable[str]) -> list[str]:

@@ -107,7 +107,7 @@ class Chart:
     title: str
     note: str
     lines: tuple[Line, ...]
-    across: str = "step"                # what is below: step or time
+    across: str = "step"                # what is below: step, round or time
     unit: str = ""                      # what is at the left: "" (a number), "bytes", or a word such as steps/s
     rows: str = ""                      # what the values are called
     zero: bool = False                  # the scale begins at zero
@@ -115,7 +115,7 @@ class Chart:
     named: bool = False                 # the line has its name below, even if there is but one
     tools: bool = False                 # with a logarithmic scale and smoothing
     borders: Sequence[Sequence[float]] = ()   # [step, epochs that are over after it]
-    budget: float | None = None         # bytes
+    budget: float | None = None         # a line across; of bytes it is shown if it leaves most of the plot to the values, else always
 
     def drawn(self, template: str = "chart.html") -> Markup:
         """The picture, and what the script needs to know; nothing where there is no value."""
@@ -143,13 +143,15 @@ class Chart:
         y = Scale(marks[0], marks[-1], BOTTOM, TOP)
         return Plot(f"{self.title}. {self.note}", upright(marks, y, text), self.rows or self.title.lower(), self.below(x), self.across,
                     tuple(curve(line, x, y) for line in lines),
-                    tuple(x(step) for step, _ in evenly(self.borders, MOST_BORDERS) if first <= step <= last), limit=limit(self.budget, y))
+                    tuple(x(step) for step, _ in evenly(self.borders, MOST_BORDERS) if first <= step <= last),
+                    limit=limit(self.budget, y) if self.unit == "bytes" else limit(self.budget, y, "{:,.6g}".format, "start"))
 
     def marks(self, low: float, high: float) -> tuple[list[float], Callable[[float], str]]:
         """The values at the left."""
         if self.unit == "bytes":
             return memory_marks(high, self.budget), bytes_mark
-        return ticks(0.0 if self.zero else low, high), "{:,.6g}".format if self.unit else "{:.6g}".format
+        low, high = min(0.0, low) if self.zero else low, max(high, self.budget or high)
+        return ticks(low, high), "{:,.6g}".format if self.unit else "{:.6g}".format
 
     def below(self, x: Scale) -> tuple[Mark, ...]:
         if self.across == "time":

@@ -26,6 +26,7 @@ from shoestring.show.page.words import (
     pairs,
     rate_text,
     rate_unit,
+    step_word,
     whole,
 )
 
@@ -73,11 +74,12 @@ def losses(story: Entries) -> Markup:
     line, found = step_line(story, "losses", "training", "forward"), listed(story.get("losses"))
     known, names = numbers(found), metric_names(story)
     lines = [line] * bool(known) + ([metric_line(story, HELD_OUT, "backward", "held out")] if HELD_OUT in names else [])
-    note = f"From {loss_text(known[0])} at the first step to {loss_text(known[-1])} at the last." if known else ""
+    word = step_word(story)
+    note = f"From {loss_text(known[0])} at the first {word} to {loss_text(known[-1])} at the last." if known else ""
     note += f" {len(found) - len(known):,} losses were not numbers." if len(known) < len(found) else ""
     best = inner(story, "best")
-    note += f" Best validation at step {whole(best, 'step'):,}." if number(best.get("step")) is not None else ""
-    return Chart("loss", "Loss", note.strip(), tuple(lines), rows="loss", tools=True, named=bool(names),
+    note += f" Best validation at {word} {whole(best, 'step'):,}." if number(best.get("step")) is not None else ""
+    return Chart("loss", "Loss", note.strip(), tuple(lines), word, rows="loss", tools=True, named=bool(names),
                  span=span(story), borders=borders(story)).drawn()
 
 
@@ -94,7 +96,7 @@ def metrics(story: Entries) -> list[Markup]:
 def metric_chart(story: Entries, lines: Sequence[Line], note: str) -> Chart:
     names = [line.name for line in lines]
     title = names[0].capitalize() if len(names) == 1 else "Metrics"
-    return Chart(f"metric {' '.join(names)}"[:80], title, note, tuple(lines), rows=", ".join(names)[:40],
+    return Chart(f"metric {' '.join(names)}"[:80], title, note, tuple(lines), step_word(story), rows=", ".join(names)[:40],
                  span=span(story), named=True, borders=borders(story))
 
 
@@ -119,7 +121,7 @@ def validations(story: Entries) -> Markup:
     older = [one for one, kept in zip(found[:-MOST_ROWS], is_best, strict=False) if kept]
     epochs = any(whole(one, "epoch") for one in found)
     note = counted(len(found), "validation") + (f", the newest {MOST_ROWS} and the best:" if len(found) > MOST_ROWS else ", newest first.")
-    return render("validations.html", note=note, names=names, epochs=epochs, rows=[
+    return render("validations.html", note=note, word=step_word(story), names=names, epochs=epochs, rows=[
         (whole(one, "step"), whole(one, "epoch"), [known_text(one.get(name)) for name in names],
          bool(best) and one.get("step") == best.get("step")) for one in newest + older])
 
@@ -134,7 +136,8 @@ def rates(story: Entries) -> Markup:
     line = step_line(story, "rates", "learning rate", "temporaries")
     known = numbers(list(line.y))
     note = f"Now {known[-1]:.3g}, at most {max(known):.3g}." if known else ""
-    return Chart("rate", "Learning rate", note, (line,), rows="learning rate", zero=True, span=span(story), borders=borders(story)).drawn()
+    return Chart("rate", "Learning rate", note, (line,), step_word(story), rows="learning rate", zero=True, span=span(story),
+                 borders=borders(story)).drawn()
 
 
 def norms(story: Entries) -> Markup:
@@ -142,7 +145,7 @@ def norms(story: Entries) -> Markup:
     line = step_line(story, "norms", "gradient norm", "backward")
     known = numbers(list(line.y))
     note = f"Global norm before clipping: {loss_text(known[-1])} at the last step, at most {loss_text(max(known))}." if known else ""
-    return Chart("norm", "Gradient norm", note, (line,), rows="norm", span=span(story), borders=borders(story)).drawn()
+    return Chart("norm", "Gradient norm", note, (line,), step_word(story), rows="norm", span=span(story), borders=borders(story)).drawn()
 
 
 def throughput(story: Entries) -> Markup:
@@ -151,12 +154,12 @@ def throughput(story: Entries) -> Markup:
     known = numbers(list(line.y))
     if len(known) < 2 or min(known) <= 0:
         return Markup()
-    overall = len(known) / sum(known)
-    factor, unit = rate_unit(overall)
+    overall, word = len(known) / sum(known), step_word(story)
+    factor, unit = rate_unit(overall, word)
     few = line.fewer(FEW // 3)
     speed = Line("speed", "optimizer", few.x, [None if value is None else factor / value for value in few.y])
-    note = f"{rate_text(overall)} over the run, {counted(len(known), 'step')} in {seconds_text(sum(known))} of training."
-    return Chart("speed", "Speed", note, (speed,), unit=unit, rows=unit, zero=True, span=span(story)).drawn()
+    note = f"{rate_text(overall, word)} over the run, {counted(len(known), word)} in {seconds_text(sum(known))} of training."
+    return Chart("speed", "Speed", note, (speed,), word, unit=unit, rows=unit, zero=True, span=span(story)).drawn()
 
 
 def process_line(story: Entries) -> Line:

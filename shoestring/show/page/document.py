@@ -21,12 +21,12 @@ def script(*names: str) -> str:
 CHARTS = script("charts.js")
 
 
-def document(title: str, content: Markup, events: str = "", name: str = "", script: str = CHARTS) -> str:
+def document(title: str, content: Markup, events: str = "", name: str = "", script: str = CHARTS, style: str = STYLE) -> str:
     """The report; with `events`, the address to listen to, the live page, and with `name` a way back to all runs.
 
     A server of ours sends its policy with every answer. A report is a file, so it carries its own.
     """
-    policy = "" if events else (f"default-src 'none'; style-src {hash_of(STYLE)}; script-src {hash_of(script)}; img-src data:; "
+    policy = "" if events else (f"default-src 'none'; style-src {hash_of(style)}; script-src {hash_of(script)}; img-src data:; "
                                 "base-uri 'none'; form-action 'none'")
-    return str(render("document.html", title=title, content=content, events=events, name=name, policy=Markup(policy), style=Markup(STYLE),
+    return str(render("document.html", title=title, content=content, events=events, name=name, policy=Markup(policy), style=Markup(style),
                       script=Markup(script)))

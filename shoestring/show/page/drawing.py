@@ -154,10 +154,10 @@ def along(marks: Sequence[float], x: Scale, text: Callable[[float], str]) -> tup
     return tuple(Mark(at, text(mark), "start" if at < LEFT + 8 else "end" if at > RIGHT - 12 else "middle") for mark, at in places)
 
 
-def limit(budget: float | None, y: Scale) -> Mark | None:
-    """The budget as a line, if it is in the plot."""
+def limit(budget: float | None, y: Scale, text: Callable[[float], str] = bytes_text, anchor: str = "end") -> Mark | None:
+    """The budget as a line, if it is in the plot. Its words are at the end of it; at the start where a line that rises ends there."""
     inside = budget is not None and y.low <= budget <= y.high
-    return Mark(y(budget), f"budget {bytes_text(budget)}") if inside and budget is not None else None
+    return Mark(y(budget), f"budget {text(budget)}", anchor) if inside and budget is not None else None
 
 
 def path_of(points: Sequence[Point], x: Scale, y: Scale) -> str:

@@ -17,6 +17,7 @@ from shoestring.core.units import about, bytes_text
 from shoestring.show.page.charts import MOST, Chart, Line
 from shoestring.show.page.curves import HELD_OUT, MOST_NAME, metric_line, metric_names, process_line, step_line
 from shoestring.show.page.drawing import Strip, strip
+from shoestring.show.page.federation import Privacy, last_of, privacy, round_line, total
 from shoestring.show.page.render import NONE, render
 from shoestring.show.page.standing import NO_BETTER, counted_steps, headline, standing, taken_steps, why_ended
 from shoestring.show.page.times import clock_of
@@ -25,6 +26,7 @@ from shoestring.show.page.words import (
     Entries,
     counted,
     figure_of,
+    flags_of,
     inner,
     job_text,
     listed,
@@ -33,6 +35,7 @@ from shoestring.show.page.words import (
     numbers,
     share_done,
     state_of,
+    step_word,
     warnings_in,
 )
 
@@ -72,6 +75,10 @@ class Summary:
     mark: str = ""                    # changes when there is more to draw
     line: Line | None = None          # its loss
     cells: tuple[Cell, ...] = ()      # by the columns of the table
+    counts: str = "step"              # what `steps` are: a federated run counts rounds;
+    participants: float | None = None # there, of the last one,
+    up: float | None = None           # bytes that all devices sent,
+    privacy: Privacy | None = None    # and epsilon that is spent
 
     @property
     def place(self) -> str:
@@ -86,12 +93,13 @@ def summary(story: Entries, name: str) -> Summary:
     return Summary(
         name, state_of(story), stands.tone, stands.word, shorter(stands.why), str(job_text(story)),
         stand(story), warnings_in(story), bar(story, stands.tone),
-        {str(key)[:60]: str(value)[:60] for key, value in inner(story, "flags").items()},
+        {str(key)[:60]: str(value)[:60] for key, value in flags_of(story).items()},
         {key: best[key] for key in metric_names(story) if number(best.get(key)) is not None}, losses[-1] if losses else None,
         (figure_of(story, "predicted", "process_bytes"), figure_of(story, "measured", "process_bytes"),
          figure_of(story, "budget", "memory")),
         found.trained if found else None, taken_steps(story),
-        f"{len(listed(story.get('losses')))}-{len(listed(story.get('metrics')))}", line if losses else None)
+        f"{len(listed(story.get('losses')))}-{len(listed(story.get('metrics')))}", line if losses else None,
+        counts=step_word(story), participants=last_of(story, "participants"), up=total(story, "bytes_up", "up"), privacy=privacy(story))
 
 
 def shorter(text: str) -> str:
@@ -152,10 +160,22 @@ def columns(runs: Sequence[Summary]) -> tuple[list[Column], str]:
     found += [Column("Training loss", lambda one: number_cell(one.loss, loss_text))]
     found += [Column("Held-out loss" if name == HELD_OUT else f"Best {name}", metric_cell(name), "up" if name == HELD_OUT else "down")
               for name in metrics]
-    found += [Column("Predicted", lambda one: number_cell(one.memory[0], bytes_text)), Column("Measured", measured_cell),
-              Column("Budget", lambda one: number_cell(one.memory[2], bytes_text)),
-              Column("Trained", lambda one: number_cell(one.seconds, about))]
-    return found, same
+    counts = {one.counts for one in runs if one.state}
+    found += federated_columns(runs) if "round" in counts else []
+    found += [Column("Memory", measured_cell)] if counts == {"round"} else [
+        Column("Predicted", lambda one: number_cell(one.memory[0], bytes_text)), Column("Measured", measured_cell),
+        Column("Budget", lambda one: number_cell(one.memory[2], bytes_text))]
+    return [*found, Column("Trained", lambda one: number_cell(one.seconds, about))], same
+
+
+def federated_columns(runs: Sequence[Summary]) -> list[Column]:
+    found = [Column("Participants", lambda one: number_cell(one.participants, "{:,.0f}".format), "down"),
+             Column("Bytes up", lambda one: number_cell(one.up, bytes_text))]
+    return found + [Column("Epsilon spent", epsilon_cell)] * any(one.privacy is not None for one in runs)
+
+
+def epsilon_cell(one: Summary) -> Cell:
+    return Cell() if one.privacy is None else replace(number_cell(one.privacy.spent, loss_text), over=one.privacy.over)
 
 
 def flag_cell(name: str) -> Callable[[Summary], Cell]:
@@ -178,7 +198,8 @@ def measured_cell(one: Summary) -> Cell:
 def overlaid(runs: Sequence[Summary]) -> Markup:
     """The chart of the runs that are drawn at first; the script draws those that are ticked."""
     lines = tuple(replace(one.line, tone=f"run-{place}") for place, one in enumerate(runs[:DRAWN]) if one.line is not None)
-    told = Chart("runs", "Training loss", "", lines, rows="training loss", tools=True)
+    counts = sorted({one.counts for one in runs if one.line is not None}, reverse=True)
+    told = Chart("runs", "Training loss", "", lines, " or ".join(counts) or "step", rows="training loss", tools=True)
     return told.drawn("overlaid.html")
 
 
@@ -188,5 +209,6 @@ def curves(story: Entries) -> str:
         ("training loss", step_line(story, "losses", "", "")),
         *(("held-out loss" if name == HELD_OUT else name[:MOST_NAME], metric_line(story, name, "")) for name in metric_names(story)),
         ("learning rate", step_line(story, "rates", "", "")), ("gradient norm", step_line(story, "norms", "", "")),
-        ("memory", process_line(story)))
+        ("participants", round_line(story, "participants", "", "")), ("epsilon", round_line(story, "epsilon", "", "")),
+        ("bytes up", round_line(story, "up", "", "", summed=True)), ("memory", process_line(story)))
     return "{" + ",".join(f"{json.dumps(name)}:{line.fewer(MOST).as_json()}" for name, line in found if line.known) + "}"

@@ -13,6 +13,7 @@ from math import isfinite
 from statistics import median
 
 from shoestring.core.units import about, bytes_text
+from shoestring.show.page.federation import how_federated
 from shoestring.show.page.words import (
     ENDED_EARLY,
     STATES,
@@ -27,10 +28,12 @@ from shoestring.show.page.words import (
     seconds_left,
     shortened,
     state_of,
+    step_word,
     whole,
 )
 
 DATA_ENDED, NO_BETTER = "data ended", "no better"   # what `ended` is, or begins with
+BY_ITSELF = ("", "steps", "rounds", "epochs")   # what `ended` is of a run that did what it was to do
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,8 @@ def standing(story: Entries) -> Standing:
                         "that can be iterated more than once, such as a list or a DataLoader.")
     if state == "finished" and ended.startswith(NO_BETTER):
         return Standing("early", "Ended early", "")
+    if state == "finished" and step_word(story) == "round" and taken_steps(story) < wanted_steps(story):   # `ended` says why
+        return Standing("early", "Ended early", text)
     return Standing(state, STATES.get(state, ""), text)
 
 
@@ -68,7 +73,7 @@ def diverged(story: Entries) -> str:
     known = numbers(losses)
     if losses and number(losses[-1]) is None and isinstance(losses[-1], float) and not isfinite(losses[-1]):
         place = next((place for place in range(len(losses) - 1, -1, -1) if number(losses[place]) is not None), -1) + 1
-        return f"The loss is not a number since step {numbers_of_steps(story)[place]:,}."
+        return f"The loss is not a number since {step_word(story)} {numbers_of_steps(story)[place]:,}."
     count = max(3, min(50, len(known) // 10))
     if len(known) < 2 * count:
         return ""
@@ -98,7 +103,7 @@ def counted_steps(story: Entries) -> str:
     """Steps that were taken, of how many if not all."""
     taken, wanted = taken_steps(story), wanted_steps(story)
     of = f" of {wanted:,}" if wanted > taken else ""
-    return f"{taken:,}{of} step{'s' * ((wanted if of else taken) != 1)}"
+    return f"{taken:,}{of} {step_word(story)}{'s' * ((wanted if of else taken) != 1)}"
 
 
 def sentence_case(text: str) -> str:
@@ -117,13 +122,14 @@ def headline(story: Entries) -> str:
     budget, left = figure_of(story, "budget", "memory"), seconds_left(story)
     if state == "planning":
         return f"Planning how to train inside {bytes_text(budget)}." if budget else "Planning how to train."
-    place = f"step {step:,} of {steps:,}" if steps else f"step {step:,}"
+    word = step_word(story)
+    place = f"{word} {step:,} of {steps:,}" if steps else f"{word} {step:,}"
     if state == "training" and not step:
-        return "The first step runs."
+        return f"The first {word} runs."
     if state == "training":
         return place.capitalize() + (f", about {about(left)} left." if left else ".")
     if state in ENDED_EARLY:
-        return f"{STATES[state]} at {place}." if step else f"{STATES[state]} before the first step."
+        return f"{STATES[state]} at {place}." if step else f"{STATES[state]} before the first {word}."
     return verdict(story)
 
 
@@ -147,6 +153,8 @@ def verdict(story: Entries) -> str:
         return f"{sentence}: the data ended."
     if ended.startswith(NO_BETTER):
         return f"{sentence}: {shortened(ended, 60)}."
+    if step_word(story) == "round":
+        return f"{sentence}{how_federated(story, '' if ended in BY_ITSELF else shortened(ended, 60))}."
     if used is not None and budget is not None:
         over = f", but reached {bytes_text(used)}, above the budget of {bytes_text(budget)}"
         sentence += f" inside {bytes_text(budget)}" if used <= budget else over

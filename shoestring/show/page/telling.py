@@ -12,7 +12,7 @@ from shoestring.core.units import bytes_text, seconds_text
 from shoestring.planning.spelling import technique_text
 from shoestring.show.page.render import NONE, render, said
 from shoestring.show.page.times import clock_of
-from shoestring.show.page.words import Entries, clock, counted, dicts, inner, loss_text, number, share_text, warnings_in, whole
+from shoestring.show.page.words import Entries, clock, counted, dicts, inner, loss_text, number, share_text, step_word, warnings_in, whole
 
 IN_A_ROW = ("saved", "validated")   # events that are told as one if they follow each other
 MOST_ROWS, MOST_EVENTS, MOST_CHECKPOINTS, MOST_TEXT = 10, 24, 5, 6000   # what keeps the page small
@@ -49,23 +49,27 @@ def plan(story: Entries) -> Markup:
         return Markup()
     rows = [PlanRow(technique_text(one), str(one.get("why") or "")) for one in dicts(story["techniques"])[:MOST_ROWS]]
     level = stated_in(story)
-    return render("plan.html", note=f"{level.word.capitalize()}: {level.meaning}." if level is not None else "", rows=rows)
+    return render("plan.html", note=f"{level.word.capitalize()}: {level.meaning}." if level is not None else "", rows=rows,
+                  plain="The plain round" if step_word(story) == "round" else "Plain training")
 
 
 def runners_up(story: Entries) -> Markup:
     """The plans that were not taken."""
     found = dicts(story.get("runners_up"))
-    rows = [PlanRow(str(one.get("text") or "plain"), "", str(one.get("lost") or ""), tuple(figures(one))) for one in found[:MOST_ROWS]]
+    rows = [PlanRow(str(one.get("text") or "plain"), "", str(one.get("lost") or ""), tuple(figures(one, step_word(story))))
+            for one in found[:MOST_ROWS]]
     return render("runners_up.html", rows=rows, more=len(found) - MOST_ROWS) if rows else Markup()
 
 
-def figures(one: Entries) -> Iterator[str]:
+def figures(one: Entries, word: str = "step") -> Iterator[str]:
     """What is known of a plan."""
-    size, seconds = number(one.get("process_bytes")), number(one.get("step_seconds"))
+    size, seconds, up = (number(one.get(name)) for name in ("process_bytes", f"{word}_seconds", "up_bytes"))
     if size is not None:
         yield bytes_text(size)
     if seconds is not None:
-        yield f"{seconds_text(seconds)} a step"
+        yield f"{seconds_text(seconds)} a {word}"
+    if up is not None:
+        yield f"{bytes_text(up)} up, a device"
 
 
 def checkpoints(story: Entries) -> Markup:
@@ -82,15 +86,16 @@ def checkpoints(story: Entries) -> Markup:
     there = "none is" if not newest else "it is" if len(found) == 1 else f"{len(newest):,} of them {'is' if len(newest) == 1 else 'are'}"
     note = f"{counted(len(found), 'checkpoint')} saved, {there} on disk now; training stood still for {seconds_text(stood)} in all{share}."
     note += f" The newest {MOST_CHECKPOINTS}:" if len(newest) > MOST_CHECKPOINTS else ""
-    return render("checkpoints.html", note=note, rows=rows)
+    return render("checkpoints.html", note=note, word=step_word(story), rows=rows)
 
 
 def events(story: Entries) -> Markup:
     """What happened, newest first; checkpoints and validations in a row are told as one."""
     found = dicts(story.get("events"))
     grouped = [list(group) for _, group in groupby(found, lambda event: event.get("event") in IN_A_ROW or id(event))]
-    now, newest = story.get("now"), grouped[: -MOST_EVENTS - 1 : -1]
-    rows = [EventRow(clock(group[-1].get("time"), now), tone_of(group[-1]), strong(group[-1]), event_line(group)) for group in newest]
+    now, newest, word = story.get("now"), grouped[: -MOST_EVENTS - 1 : -1], step_word(story)
+    rows = [EventRow(clock(group[-1].get("time"), now), tone_of(group[-1]), strong(group[-1]), event_line(group, word))
+            for group in newest]
     earlier, warned = len(grouped) - len(rows), warnings_in(story)
     note = ("Newest first." if len(rows) + (earlier > 0) > 1 else "") + (f" {counted(warned, 'warning')}." if warned else "")
     return render("events.html", note=note, rows=rows, earlier=earlier) if rows else Markup()
@@ -105,44 +110,44 @@ def strong(event: Entries) -> str:
     return {"warning": "Warning", "failed": "Failed"}.get(str(event.get("event")), "")
 
 
-def event_line(group: list[Entries]) -> Markup:
+def event_line(group: list[Entries], word: str) -> Markup:
     """A line about an event, or about checkpoints that followed each other."""
     event = group[-1]
     if len(group) > 1:
         saved = sum(one.get("event") == "saved" for one in group)
         tried = len(group) - saved
         done = [f"validated {tried:,} time{'s' * (tried != 1)}"] * bool(tried) + [f"saved {counted(saved, 'checkpoint')}"] * bool(saved)
-        return said(f"{' and '.join(done).capitalize()}, the last at step {whole(event, 'step'):,}")
-    return Markup(". ").join(sentence[:1].upper() + sentence[1:] for sentence in sentences(event) if sentence)
+        return said(f"{' and '.join(done).capitalize()}, the last at {word} {whole(event, 'step'):,}")
+    return Markup(". ").join(sentence[:1].upper() + sentence[1:] for sentence in sentences(event, word) if sentence)
 
 
-def sentences(event: Entries) -> Iterator[str]:
+def sentences(event: Entries, word: str) -> Iterator[str]:
     kind, step, text = str(event.get("event")), whole(event, "step"), said(event.get("text") or "", 400)
     memory, how, found = number(event.get("memory")), said(event.get("how") or ""), event.get("differences")
     if kind == "planning":
         yield "Planning" + (f" for {bytes_text(memory)}" if memory else "")
     elif kind == "begun":
-        yield f"Training goes on from step {step:,}" if step else f"Training begins, {counted(whole(event, 'steps'), 'step')} to do"
+        yield f"Training goes on from {word} {step:,}" if step else f"Training begins, {counted(whole(event, 'steps'), word)} to do"
         yield how
     elif kind == "saved":
-        yield f"Saved a checkpoint at step {step:,}, {known(event, 'bytes')} in {known(event, 'seconds')}"
+        yield f"Saved a checkpoint at {word} {step:,}, {known(event, 'bytes')} in {known(event, 'seconds')}"
     elif kind == "validated":
         metrics = event.get("metrics")
         found = metrics.items() if isinstance(metrics, Mapping) else ()
         told = ", ".join(f"{name} {NONE if number(value) is None else f'{number(value):.4g}'}" for name, value in found)
-        yield said(f"Validated after step {step:,}: {told}{', the best so far' * bool(event.get('best'))}", 600)
+        yield said(f"Validated after {word} {step:,}: {told}{', the best so far' * bool(event.get('best'))}", 600)
     elif kind == "adopted":
         changes = found if isinstance(found, list | tuple) else list(found) if isinstance(found, Mapping) else [found or ""]
         yield said("Goes on with changes: ") + said("; ".join(str(change) for change in changes), 600)
     elif kind == "validated":
         metrics = [f"{name} {loss_text(value)}" for name, value in inner(event, "metrics").items() if number(value) is not None]
-        yield said(f"Validated at step {step:,}: {', '.join(metrics[:5]) or 'no number'}")
+        yield said(f"Validated at {word} {step:,}: {', '.join(metrics[:5]) or 'no number'}")
         yield "The best so far" if event.get("best") is True else ""
     elif kind == "finished":
         ended = str(event.get("ended") or "steps")
-        yield f"Finished at step {step:,}" + ("" if ended == "steps" else said(f": {ended}"))
+        yield f"Finished at {word} {step:,}" + ("" if ended in ("steps", f"{word}s") else said(f": {ended}"))
     elif kind == "stopped":
-        yield text or f"Stopped at step {step:,}"
+        yield text or f"Stopped at {word} {step:,}"
     elif kind in ("died", "re-formed", "warning", "failed"):
         yield text
     else:

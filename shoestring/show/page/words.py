@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from markupsafe import Markup
 
+from shoestring.core.units import bytes_text
 from shoestring.runs import time_left
 from shoestring.show.page.render import NONE, said
 
@@ -93,6 +94,42 @@ def state_of(story: Entries) -> str:
     """One of STATES, or nothing where the story does not say. A run whose data ended is finished; `standing` tells it apart."""
     state = story.get("state")
     return ("finished" if state == "data ended" else state) if isinstance(state, str) and state in STATES else ""
+
+
+def step_word(story: Entries) -> str:
+    """What a run counts: steps, or the rounds of a federated one.
+
+    >>> step_word({}), step_word({"federated": {}})
+    ('step', 'round')
+    """
+    return "round" if isinstance(story.get("federated"), Mapping) else "step"
+
+
+def flags_of(story: Entries) -> dict[str, object]:
+    """What was asked for by flags: those of the job, and of a federated run those of the federation.
+
+    >>> flags_of({"flags": {"width": 8}, "federated": {"asked": {"per_round": 50, "upload": 2048, "epsilon": 4.0, "delta": None}}})
+    {'width': 8, 'per round': 50, 'upload': '2.00 KiB', 'epsilon': '4'}
+    """
+    asked = {str(name): value for name, value in inner(inner(story, "federated"), "asked").items() if value is not None}
+    return {**inner(story, "flags"), **{name.replace("_", " "): asked_text(name, value) for name, value in asked.items()}}
+
+
+def asked_text(name: str, value: object) -> object:
+    """A value of a flag as people write it."""
+    known = number(value)
+    if known is not None and name in ("upload", "download"):
+        return bytes_text(known)
+    return short(known) if isinstance(known, float) else value
+
+
+def short(value: float) -> str:
+    """A number in few characters.
+
+    >>> short(4.0), short(1e-6)
+    ('4', '1e-6')
+    """
+    return f"{value:g}".replace("e-0", "e-")
 
 
 def warnings_in(story: Entries) -> int:
@@ -195,20 +232,21 @@ def share_done(story: Entries) -> float | None:
     return min(1.0, whole(story, "step") / steps) if steps > 0 and "step" in story else None
 
 
-def rate_unit(per_second: float) -> tuple[float, str]:
+def rate_unit(per_second: float, word: str = "step") -> tuple[float, str]:
     """How many of these fit a second, and what to call them, so that the rate is not a tiny number.
 
-    >>> rate_unit(3.2), rate_unit(0.02)
-    ((1.0, 'steps/s'), (60.0, 'steps/min'))
+    >>> rate_unit(3.2), rate_unit(0.02, "round")
+    ((1.0, 'steps/s'), (60.0, 'rounds/min'))
     """
-    return (1.0, "steps/s") if per_second >= 0.5 else (60.0, "steps/min") if per_second >= 0.5 / 60 else (3600.0, "steps/h")
+    factor, unit = (1.0, "s") if per_second >= 0.5 else (60.0, "min") if per_second >= 0.5 / 60 else (3600.0, "h")
+    return factor, f"{word}s/{unit}"
 
 
-def rate_text(per_second: float) -> str:
+def rate_text(per_second: float, word: str = "step") -> str:
     """
-    >>> rate_text(12.34), rate_text(0.05), rate_text(1500)
-    ('12.3 steps/s', '3 steps/min', '1,500 steps/s')
+    >>> rate_text(12.34), rate_text(0.05), rate_text(1500, "round")
+    ('12.3 steps/s', '3 steps/min', '1,500 rounds/s')
     """
-    factor, unit = rate_unit(per_second)
+    factor, unit = rate_unit(per_second, word)
     rate = per_second * factor
     return f"{rate:,.0f} {unit}" if rate >= 100 else f"{rate:.3g} {unit}"

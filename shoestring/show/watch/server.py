@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from urllib.parse import quote, unquote
 
 from shoestring.show.page.live import SCRIPT, live
-from shoestring.show.page.style import STYLE
+from shoestring.show.page.style import FEDERATED
 from shoestring.show.watch.follow import LOOK, Watch
 from shoestring.web import server as web
 from shoestring.web.guard import headers
@@ -25,7 +25,7 @@ BEAT = 10.0   # seconds of silence after which a sign of life is sent
 class Server(web.Server):
     def __init__(self, watch: Watch, host: str = "127.0.0.1", port: int = 0) -> None:
         self.watch = watch
-        super().__init__(Handler, headers(STYLE, SCRIPT), host, port)
+        super().__init__(Handler, headers(FEDERATED, SCRIPT), host, port)
 
 
 class Handler(web.Handler):

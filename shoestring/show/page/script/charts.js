@@ -175,13 +175,13 @@ class Chart {
     });
     if (low > high) [low, high] = log ? [1, 10] : [0, 1];
     const {budget, unit, zero} = this.data;
-    if (unit === "bytes" && budget && budget <= 1.7 * high && budget > high) high = budget;
+    if (budget > high && (unit !== "bytes" || budget <= 1.7 * high)) high = budget;
     let marks;
     if (log) {
       if (low === high) { low /= 1.5; high *= 1.5; }
       marks = logTicks(low, high);
     } else {
-      marks = ticksOf(zero && !this.zoom ? 0 : low, high, this.height < 260 ? 4 : 5, unit === "bytes" ? bytesUnit(high) : 1);
+      marks = ticksOf(zero && !this.zoom ? Math.min(0, low) : low, high, this.height < 260 ? 4 : 5, unit === "bytes" ? bytesUnit(high) : 1);
       low = marks[0];
       high = marks[marks.length - 1];
     }
@@ -285,9 +285,10 @@ class Chart {
   drawBudget(svg) {
     const {budget} = this.data;
     if (!budget || budget < this.s.low || budget > this.s.high) return;
-    const y = this.y(budget);
+    const y = this.y(budget), [x, anchor, text] = this.data.unit === "bytes" ? [this.right, "end", bytesText(budget)]
+      : [this.left, "start", tickText("", budget)];
     svg.append(node("line", {class: "limit", x1: this.left, x2: this.right, y1: y, y2: y}),
-      node("text", {class: "limit-text", x: this.right, y: y - 6, "text-anchor": "end"}, "budget " + bytesText(budget)));
+      node("text", {class: "limit-text", x, y: y - 6, "text-anchor": anchor}, "budget " + text));
   }
 
   // The crosshair: every line's value at the place nearest to x
@@ -303,7 +304,7 @@ class Chart {
         this.cross.append(node("circle", {class: "tone-" + line.tone, cx: this.x(at), cy: this.y(value), r: 4.5}));
     const over = this.data.borders.filter(([step]) => step < this.at).pop();
     const epoch = this.data.borders.length ? ` · epoch ${(over ? over[1] : 0) + 1}` : "";
-    const head = (this.data.across === "time" ? "after " + timeText(this.at) : "step " + placeText("", this.at)) + epoch;
+    const head = (this.data.across === "time" ? "after " + timeText(this.at) : `${this.data.across} ${placeText("", this.at)}`) + epoch;
     const shown = rows.length > MOST_ROWS ? rows.sort((one, other) => other.value - one.value).slice(0, MOST_ROWS) : rows;
     this.tip.replaceChildren(element("b", {}, head), ...shown.map(({line, text, more}) =>
       element("p", {}, element("i", {class: "tone-" + line.tone}), element("span", {}, line.name + " "), element("b", {}, text), more)),

@@ -14,6 +14,7 @@ const put = (old, part) => {
   const place = [...part.children].indexOf(after);
   [...part.children].forEach((one, at) => { if (at < place) before.before(one); else if (at > place) old.append(one); });
   old.source = part.source;
+  before.dataset.chart = after.dataset.chart;
   if (!before.hasAttribute("data-runs")) chart.update(data);   // the lines of several runs are fetched
 };
 const show = text => {

@@ -45,8 +45,9 @@ const drawRuns = async table => {
   choice.replaceChildren(...names.map(name => element("option", {value: name, ...(name === wanted ? {selected: ""} : {})}, name)));
   const lines = shown.flatMap((row, place) =>
     found[place][wanted] ? [{...found[place][wanted], name: row.dataset.name, tone: toneOf(row)}] : []);
-  const memory = wanted === "memory";
-  chart.update({...chart.data, title: wanted, unit: memory ? "bytes" : "", across: memory ? "time" : "step", lines});
+  const memory = wanted === "memory", {across} = JSON.parse(chart.figure.dataset.chart);
+  const unit = memory || wanted.startsWith("bytes") ? "bytes" : "";
+  chart.update({...chart.data, title: wanted, unit, across: memory ? "time" : across, lines});
 };
 
 // A run keeps its colour while it is ticked; colours repeat after ten

@@ -1,0 +1,132 @@
+"""What the person in front of the terminal sees of a federation."""
+from __future__ import annotations
+
+import sys
+
+from shoestring.commands.output import screen as screen_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from typing import Any
+
+    from shoestring.commands.moving_line import MovingLine
+    from shoestring.federated.room import FederatedOutcome, FederatedPlan
+    from shoestring.federated.verify import Verified
+    from shoestring.runs.event import Event, Rounded, Stepped
+    from shoestring.show.terminal import Screen
+
+VERDICTS = {True: "kept", False: "NOT KEPT", None: "nothing is promised"}
+
+
+def outcome_text(outcome: FederatedOutcome, screen: Screen) -> str:
+    """The plan, what it was chosen from, and how devices are simulated."""
+    from shoestring.show.terminal import table
+
+    given, choice = outcome.given, outcome.choice
+    rows = [["", "up", "down", "error", "epsilon", "a round", ""], plan_row(outcome.chosen, "chosen" if choice else "as asked")]
+    if outcome.chosen.techniques:
+        rows.append(plan_row(outcome.plain, "no technique"))
+    rows += [plan_row(plan, why) for plan, why in choice.runners_up] if choice else []
+    lines = [f"plan: {outcome.chosen}", "", table(rows, right=(1, 2, 3, 4, 5), screen=screen), ""]
+    lines += [f"  {type(one).__name__}: {one.why}" for one in outcome.chosen.techniques]
+    if choice and choice.refused:
+        lines += ["not used:", *(f"  {name}: {why}" for name, why in choice.refused)]
+    lines.append(f"{given.population.count:,} clients, {given.population.per_round:,} a round, {given.rounds:,} rounds; "
+                 f"{given.layout.size:,} numbers are sent each way")
+    lines.append(f"devices: {given.how.kind}, {given.how.chunk} at once in {given.processes} process{'es' * (given.processes > 1)}: "
+                 f"{given.how.why}")
+    return "\n".join(lines)
+
+
+def plan_row(plan: FederatedPlan, why: str) -> list[str]:
+    from shoestring.core.units import bytes_text, seconds_text
+
+    known = plan.numbers()
+    epsilon = "" if known["epsilon"] == float("inf") else f"{known['epsilon']:.3g}"
+    return [str(plan), bytes_text(known["up_bytes"]), bytes_text(known["down_bytes"]), f"{known['error']:.2g}", epsilon,
+            seconds_text(known["round_seconds"]), why]
+
+
+class RoundShower:
+    """Shows the events of a federation while it runs."""
+
+    def __init__(self, options: Namespace, line: MovingLine, rounds: int, epsilon: float | None) -> None:
+        self.options, self.line, self.rounds, self.epsilon = options, line, rounds, epsilon
+        self.step: Stepped | None = None
+        self.seconds: list[float] = []
+        self.metrics: dict[str, Any] = {}
+
+    def __call__(self, event: Event) -> None:
+        from shoestring.runs.event import Begun, Rounded, Stepped, Validated, Warned
+
+        if isinstance(event, Stepped):
+            self.step = event
+            self.seconds.append(event.seconds)
+        elif isinstance(event, Rounded):
+            self.rounded(event)
+        elif isinstance(event, Validated):
+            self.metrics = dict(event.metrics)
+        elif isinstance(event, Warned):
+            self.line.say(f"warning: {event.text}")
+        elif isinstance(event, Begun) and event.step and not self.options.json:
+            self.line.say(f"going on after round {event.step} of {event.steps}: {event.how}")
+
+    def rounded(self, event: Rounded) -> None:
+        if self.options.json or not (self.line.moves or event.step % 10 in (0, 1) or event.step == self.rounds):
+            return
+        assert self.step is not None, "a round is told of after its step"
+        self.line.show(self.text(event, self.step)[:(screen_of(sys.stderr).width or 100_000) - 1])
+
+    def text(self, event: Rounded, step: Stepped) -> str:
+        from shoestring.core.units import about, bytes_text
+        from shoestring.show.terminal import bar, number_text
+
+        parts = [f"{bar(event.step / self.rounds, 12)} {event.step}/{self.rounds}", f"loss {step.loss:.3f}"]
+        parts += [f"held out: {', '.join(f'{name} {number_text(value)}' for name, value in self.metrics.items())}"] * bool(self.metrics)
+        parts += [f"{event.participants} devices" + (f", {event.missing} missing" if event.missing else "")
+                  + (f", {len(event.rejected)} rejected" if event.rejected else "")]
+        parts += [f"{bytes_text(event.up)} up"]
+        if event.epsilon is not None:
+            parts.append(f"epsilon {event.epsilon:.3g}" + (f" of {self.epsilon:g}" if self.epsilon else ""))
+        parts.append(f"about {about((self.rounds - event.step) * sum(self.seconds) / len(self.seconds))} left")
+        return "  ".join(parts)
+
+
+def report_text(report: dict[str, Any], screen: Screen) -> str:
+    """Predicted beside measured, and what came out."""
+    from shoestring.core.units import bytes_text
+    from shoestring.planning.quantities import compared
+    from shoestring.show.terminal import beside, number_text
+
+    lines = ["", beside(compared(report["predicted"], report["measured"]), screen), ""]
+    if report["metrics"]:
+        last = report["metrics"][-1]
+        found = ", ".join(f"{name} {number_text(value)}" for name, value in last.items() if name not in ("step", "epoch"))
+        lines.append(f"held out, after round {last['step']}: {found}")
+    for when in ("before", "after"):
+        if report[when]:
+            last = report[when][-1]
+            found = ", ".join(f"{name} {number_text(value)}" for name, value in last.items() if name != "round")
+            lines.append(f"devices on what they hold out, {when} their own work, round {last['round']}: {found}")
+    if report["ended"] != "rounds":
+        lines.append(f"ended after {report['rounds']} rounds: {report['ended']}")
+    away, turned = sum(report["missing"]), sum(report["rejected"])
+    lines += [f"{away} answers were missing, {turned} updates were rejected"] * bool(away or turned)
+    lines += [f"  round {one['round']}, {one['name']}: {one['why']}" for one in report["turned_away"][-3:]]
+    spent = f"; epsilon {report['epsilon']:.4g} spent" if report["epsilon"] is not None else ""
+    lines.append(f"{bytes_text(report['bytes_up'])} up and {bytes_text(report['bytes_down'])} down in all{spent}")
+    losses = report["losses"]
+    lines.append((f"loss {losses[0]:.3f} -> {losses[-1]:.3f} in {report['rounds']} rounds, " if losses else "")
+                 + f"{report['clients_per_second'] or 0:.0f} clients/s; weights {report['weights_sha256'][:12]}")
+    return "\n".join([*lines, *([report["shown"]] if report["shown"] else [])])
+
+
+def verdict_text(found: Verified, screen: Screen) -> str:
+    from shoestring.show.terminal import table
+
+    rows = [["", "largest difference", "stated", "verdict"]]
+    rows += [[one.what, f"{one.difference:.2g}", one.stated.word, VERDICTS[one.kept]] for one in found.verdicts]
+    losses = [f"  {plain:.6f}  {ours:.6f}" for plain, ours in found.losses]
+    note = f"after {found.rounds} rounds; a difference is a share of the way that the weights went"
+    return "\n".join([table(rows, right=(1,), screen=screen), "", note, "losses, plain and planned:", *losses])

@@ -1,0 +1,70 @@
+"""The clients of a job: those that it has, or that its rule makes of its data."""
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from torch.utils.data import IterableDataset
+
+from shoestring.core.clients import Clients, Named
+from shoestring.core.errors import Mistake
+from shoestring.core.job import Job
+from shoestring.data.kinds import is_mapped
+from shoestring.data.partition import shuffled
+
+USUAL_COUNT = 100   # clients, where neither the user nor the data say how many
+
+
+def clients_of(job: Job, count: int | None, seed: int) -> Clients:
+    """The clients of a job: those that it has, or that its rule makes of its data; `count` of them, or as many as it says.
+
+    Of more than were asked for, those are taken that come first in an order drawn from the seed.
+    """
+    if count is not None and count < 1:
+        raise Mistake(f"--clients {count}: give 1 or more")
+    rule: Any = job.clients
+    if rule is None:
+        raise Mistake("the job has no clients, so there are no devices that could train it: add clients=lambda: {name: records, ...} to "
+                      "the Job, or a rule that divides its data, such as clients=Dirichlet(0.3) or clients=Iid()")
+    if isinstance(rule, type) and hasattr(rule, "clients"):
+        raise Mistake(f"clients in the Job is the class {rule.__name__}: a rule is needed; write clients={rule.__name__}(...)")
+    if not hasattr(rule, "clients") and not callable(rule):
+        raise Mistake(f"clients in the Job is a {type(rule).__name__}: a function that makes a mapping is needed, or a rule; "
+                      f"write clients=lambda: {{name: records, ...}}")
+    found = ruled(job, rule, count, seed) if hasattr(rule, "clients") else rule()
+    if not isinstance(found, Mapping):
+        raise Mistake(f"the job's clients gave a {type(found).__name__}: a mapping is needed, device's name -> its records; "
+                      f"write clients=lambda: {{name: records, ...}}")
+    if not len(found):
+        raise Mistake("the job's clients are none: a federated job needs at least one device with records")
+    everybody = found if isinstance(found, Clients) else listed(found)
+    return everybody if count is None or count == len(everybody) else some(everybody, count, seed)
+
+
+def ruled(job: Job, rule: Any, count: int | None, seed: int) -> Any:
+    data = job.data()
+    if not is_mapped(data) or isinstance(data, IterableDataset):
+        raise Mistake(f"the job's data are a {type(data).__name__}, and its clients a rule ({rule}) that divides a data set: give a "
+                      f"map-style data set (samples by number, with a length), or clients=lambda: {{name: records, ...}}")
+    if not len(data):
+        raise Mistake("the job's data set has no samples: there is nothing to divide among clients")
+    return rule.clients(data, count or min(USUAL_COUNT, len(data)), seed)
+
+
+def listed(found: Mapping[Any, Any]) -> Clients:
+    """Clients of a mapping of the user's, whose names are texts from here on."""
+    keys = tuple(found)
+    names = tuple(map(str, keys))
+    if len(set(names)) < len(names):
+        twice = Counter(names).most_common(1)[0][0]
+        raise Mistake(f"two of the job's clients have the name {twice!r} when it is written down: give each a name of its own")
+    return Named(names, lambda number: found[keys[number]])
+
+
+def some(everybody: Clients, count: int, seed: int) -> Clients:
+    if count > len(everybody):
+        raise Mistake(f"--clients {count:,}, and the job has {len(everybody):,}: give {len(everybody):,} or fewer, or leave it out")
+    drawn = shuffled(len(everybody), seed)[:count].sort().values.tolist()
+    names = tuple(map(everybody.name_of, drawn))
+    return Named(names, lambda number: everybody[names[number]])

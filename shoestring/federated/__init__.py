@@ -1,0 +1,1 @@
+"""Federated learning: updates leave a device, records never do."""

@@ -1,0 +1,1 @@
+"""How the server's weights follow from the combined update."""

@@ -1,0 +1,32 @@
+"""FedSGD: a device's work is one step of plain SGD with all its records, so a round is a step of SGD with the records of all of them.
+
+    w  <-  w - lr sum_i n_i g_i / sum_i n_i    g_i: gradient of the mean loss of device i, of n_i records; lr: of the job's Local
+
+Every other rule can follow: with FedAdam, the server takes a step of Adam.
+McMahan, Moore, Ramage, Hampson, Agüera y Arcas 2017, Communication-Efficient Learning of Deep Networks from Decentralized Data, arXiv
+1602.05629.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from shoestring.federated.round import Round
+from shoestring.federated.technique import FederatedTechnique, RoundCost
+
+
+@dataclass(frozen=True)
+class FedSGD(FederatedTechnique):
+    why: ClassVar[str] = "one step with all records of a device a round: SGD on all of them"
+    seam: ClassVar[str] = "work"
+    order: ClassVar[int] = 10
+
+    @classmethod
+    def choices(cls, cost: RoundCost) -> tuple[FedSGD, ...]:
+        return ()
+
+    def cost(self, cost: RoundCost) -> RoundCost:
+        return cost
+
+    def apply(self, round: Round) -> Round:
+        return round.with_(local=replace(round.local, epochs=1, batch=0, steps=1, optimizer=None))

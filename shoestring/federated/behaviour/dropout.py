@@ -1,0 +1,46 @@
+"""Drop out: a simulated device that was chosen does not answer, each with the same chance, in every round anew.
+
+Real devices drop out by themselves: this technique does nothing there.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from shoestring.core.errors import Mistake
+from shoestring.core.exactness import Exactness
+from shoestring.federated.round import Order, Round
+from shoestring.federated.seeds import generator_of
+from shoestring.federated.technique import FederatedTechnique, RoundCost
+
+
+@dataclass(frozen=True)
+class DropOut(FederatedTechnique):
+    rate: float = 0.1   # chance that a chosen device does not answer
+
+    why: ClassVar[str] = "simulated devices that do not answer"
+    seam: ClassVar[str] = "devices"
+    order: ClassVar[int] = 48
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rate < 1:
+            raise Mistake(f"rate={self.rate} in DropOut: it is the chance that a device does not answer; give 0 or more, and less than 1")
+
+    def cost(self, cost: RoundCost, /) -> RoundCost:
+        return cost
+
+    def exactness(self, cost: RoundCost, /) -> Exactness:
+        return Exactness.CHANGED if self.rate else Exactness.BITS
+
+    @classmethod
+    def choices(cls, cost: RoundCost, /) -> tuple[DropOut, ...]:
+        return ()
+
+    def apply(self, subject: Round, /) -> Round:
+        def answers(order: Order, name: str) -> bool:
+            drawn = torch.rand((), dtype=torch.float64, generator=generator_of(order.seed, "drop out", order.round, name))
+            return float(drawn) >= self.rate and subject.answers(order, name)
+
+        return subject.with_(answers=answers)

@@ -1,0 +1,56 @@
+"""Slow devices: how long each one takes is drawn once, from a log-normal distribution, and who takes too long is missing.
+
+    time of device i  =  exp(spread z_i)  x  that of the median device,      z_i ~ N(0, 1)
+
+A share 1 - Phi(ln(deadline) / spread) of all devices is never heard. Times are those of the same work; that devices with more records take
+longer is not in them. Real devices have speeds of their own: this technique does nothing there.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import exp, inf
+from typing import ClassVar
+
+import torch
+
+from shoestring.core.errors import Mistake
+from shoestring.core.exactness import Exactness
+from shoestring.federated.round import Order, Round
+from shoestring.federated.seeds import generator_of
+from shoestring.federated.technique import FederatedTechnique, RoundCost
+
+
+@dataclass(frozen=True)
+class Slow(FederatedTechnique):
+    spread: float = 1.0     # standard deviation of a time's logarithm
+    deadline: float = inf   # in units of the median device's time: who takes longer is missing
+
+    why: ClassVar[str] = "simulated devices of unequal speed"
+    seam: ClassVar[str] = "devices"
+    order: ClassVar[int] = 48
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.spread <= 10:
+            raise Mistake(f"spread={self.spread} in Slow: it is the standard deviation of the logarithm of a device's time; give 0 to 10")
+        if not self.deadline > 0:
+            raise Mistake(f"deadline={self.deadline} in Slow: it counts in times of the median device; give a number above 0, such as 2")
+
+    def cost(self, cost: RoundCost, /) -> RoundCost:
+        return cost
+
+    def exactness(self, cost: RoundCost, /) -> Exactness:
+        return Exactness.CHANGED if self.deadline < inf else Exactness.BITS
+
+    @classmethod
+    def choices(cls, cost: RoundCost, /) -> tuple[Slow, ...]:
+        return ()
+
+    def apply(self, subject: Round, /) -> Round:
+        def duration(order: Order, name: str) -> float:
+            drawn = torch.randn((), dtype=torch.float64, generator=generator_of(order.seed, "speed", name))
+            return exp(self.spread * float(drawn)) * subject.duration(order, name)
+
+        def answers(order: Order, name: str) -> bool:
+            return duration(order, name) <= self.deadline and subject.answers(order, name)
+
+        return subject.with_(duration=duration, answers=answers)

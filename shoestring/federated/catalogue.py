@@ -1,0 +1,80 @@
+"""The one list of techniques of a federated round, and the pairs of them that can't be combined."""
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from shoestring.federated.advance.adaptive import FedAdagrad, FedAdam, FedYogi
+from shoestring.federated.advance.fed_sgd import FedSGD
+from shoestring.federated.advance.momentum import FedAvgM
+from shoestring.federated.behaviour.dropout import DropOut
+from shoestring.federated.behaviour.malicious import Malicious
+from shoestring.federated.behaviour.slow import Slow
+from shoestring.federated.combine.by_coordinate import CoordinateMedian, TrimmedMean
+from shoestring.federated.combine.fed_buff import FedBuff
+from shoestring.federated.combine.krum import Krum, MultiKrum
+from shoestring.federated.combine.norm_bound import NormBound
+from shoestring.federated.combine.q_fedavg import QFedAvg
+from shoestring.federated.private.adaptive_clip import AdaptiveClip
+from shoestring.federated.private.clip import Clip, DeviceClip
+from shoestring.federated.private.device_noise import DeviceNoise
+from shoestring.federated.private.gaussian_noise import GaussianNoise
+from shoestring.federated.send.quantize import Quantize
+from shoestring.federated.send.quantize_down import QuantizeDown
+from shoestring.federated.send.rotate import Rotate
+from shoestring.federated.send.sketch import Sketch
+from shoestring.federated.send.top_k import TopK
+from shoestring.federated.technique import FederatedTechnique
+from shoestring.federated.work.ditto import Ditto
+from shoestring.federated.work.fedper import FedPer
+from shoestring.federated.work.fedprox import FedProx
+from shoestring.federated.work.finetune import FineTune
+from shoestring.federated.work.scaffold import Scaffold
+
+CATALOGUE: tuple[type[FederatedTechnique], ...] = (
+    FedSGD, FedProx, Scaffold, FedPer, Ditto, FineTune,
+    Malicious, DropOut, Slow,
+    TopK, Sketch, Rotate, Quantize, QuantizeDown,
+    DeviceClip, DeviceNoise, Clip, AdaptiveClip, GaussianNoise,
+    QFedAvg, CoordinateMedian, TrimmedMean, Krum, MultiKrum, NormBound,
+    FedAvgM, FedAdam, FedYogi, FedAdagrad, FedBuff,
+)
+SLOTS = {   # what techniques of one slot say, of which a round can have one
+    "work": "how devices train", "sparse": "which numbers are sent", "combine": "how updates are combined",
+    "advance": "how the weights move", "clip": "how long an update may be",
+}
+ROBUST = ("CoordinateMedian", "TrimmedMean", "Krum", "MultiKrum")
+NOISES = ("GaussianNoise", "DeviceNoise")
+CONFLICTS: dict[frozenset[str], str] = {
+    frozenset({"FedPer", "Ditto"}):
+        "FedPer keeps a part of the model on the device and Ditto a whole one: choose one of them",
+    frozenset({"Ditto", "FineTune"}):
+        "both say which personal weights a device is judged by: choose one of them",
+    frozenset({"Slow", "FedBuff"}):
+        "FedBuff has speeds of devices of its own: give it a spread instead",
+    frozenset({"Scaffold", "FedBuff"}):
+        "Scaffold's correction belongs to the newest weights, and with FedBuff devices begin from older ones",
+    **{frozenset({"Scaffold", one}): "devices that the rule leaves out would still move Scaffold's control variate" for one in ROBUST},
+    **{frozenset({"Scaffold", one}): "what Scaffold sends beside the update is neither clipped nor has noise, so that it would tell of a "
+                                     "device what epsilon does not count" for one in NOISES},
+    **{frozenset({"FedBuff", one}): "epsilon is counted for devices that are drawn anew in every round; with FedBuff who is quick takes "
+                                    "part more often" for one in NOISES},
+}
+
+
+def clash(one: FederatedTechnique, other: FederatedTechnique) -> str:
+    """Why two techniques can't be combined; empty if they can."""
+    names = type(one).__name__, type(other).__name__
+    if names[0] == names[1]:
+        return f"{names[0]} twice: choose one of its settings"
+    if one.slot and one.slot == other.slot:
+        return f"{names[0]} and {names[1]} both say {SLOTS.get(one.slot, one.slot)}: choose one of them"
+    return CONFLICTS.get(frozenset(names), "")
+
+
+def lacking(techniques: Iterable[FederatedTechnique]) -> str:
+    """Why these are no plan, or only the beginning of one; empty if they are one."""
+    found = {type(one).__name__: one for one in techniques}
+    for name, one in found.items():
+        if one.needs and not found.keys() & set(one.needs):
+            return f"{name} is of no use without {' or '.join(one.needs)}: add it"
+    return ""

@@ -1,0 +1,40 @@
+"""What moves weights beside the gradient of the loss, with plain SGD:
+
+    w  <-  w - rate (gradient + pull (w - anchor) + correction)   =   (w - rate (pull (w - anchor) + correction))  -  rate gradient
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from shoestring.federated.layout import Layout
+from shoestring.federated.round import Objective
+
+
+@dataclass(frozen=True)
+class Drift:
+    rate: float
+    pull: float
+    anchor: dict[str, Tensor]         # by the weight's name; empty: nothing pulls
+    correction: dict[str, Tensor]     # (k, ...) each, devices in the order in which they are stacked; empty: none
+
+    @property
+    def some(self) -> bool:
+        return bool(self.anchor or self.correction)
+
+    def move(self, name: str, weight: Tensor, row: int) -> None:
+        """Move a device's weight."""
+        if self.anchor:
+            weight.lerp_(self.anchor[name].view(weight.shape), self.rate * self.pull)
+        if self.correction:
+            weight.sub_(self.correction[name][row].view(weight.shape), alpha=self.rate)
+
+
+def drift_of(objective: Objective, layout: Layout, index: Tensor) -> Drift:
+    """`index`: the device of every row."""
+    trained = Layout(tuple(entry for entry in layout.entries if entry.trained))
+    pulls = objective.pull and objective.anchor is not None
+    anchor = trained.views(objective.anchor[:layout.trained]) if pulls and objective.anchor is not None else {}
+    correction = {} if objective.correction is None else trained.views(objective.correction[index])
+    return Drift(objective.local.lr, objective.pull, anchor, correction)

@@ -1,0 +1,91 @@
+"""The engine: trains and judges the devices of a chunk at once, in one process, in the way that was found for the job."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from shoestring.core.job import Job
+from shoestring.federated.cohort.how import How, way_of
+from shoestring.federated.cohort.judge import judged
+from shoestring.federated.cohort.sequential import sequential
+from shoestring.federated.cohort.way import Moved, Unsuitable
+from shoestring.federated.layout import Layout
+from shoestring.federated.records import Records
+from shoestring.federated.round import Device, Objective, Order, Sums, Updates, Work
+from shoestring.federated.seeds import seed_of
+
+
+class Trained(NamedTuple):
+    """What k devices have at the end of their work."""
+
+    rows: Tensor      # (k, size): their weights
+    losses: Tensor    # (k) float64: mean training loss of their steps, by samples
+    steps: Tensor     # (k) int64
+
+
+class Engine:
+    """Has the job's model, once."""
+
+    def __init__(self, job: Job, layout: Layout, how: How) -> None:
+        self.job, self.layout, self.how = job, layout, how
+        self.model = job.model().train()
+        self.plain = sequential(job, layout, self.model)
+        self.way = way_of(how, self.plain)
+
+    def moved(self, start: Tensor, records: Sequence[Records], objective: Objective, seeds: Sequence[int]) -> Moved:
+        """The work of k devices; `start` (k, size) is where each begins. As many at once as `how` says."""
+        parts = []
+        for begin in range(0, len(records), self.how.chunk):
+            some = slice(begin, begin + self.how.chunk)
+            parts.append(self.chunk(start[some], records[some], part_of(objective, some), seeds[some]))
+        return joined(parts)
+
+    def chunk(self, start: Tensor, records: Sequence[Records], objective: Objective, seeds: Sequence[int]) -> Moved:
+        """The work of one chunk. Where a device's records or its optimizer do not suit the way, each works alone, plainly if it must."""
+        try:
+            return self.way.moved(start, records, objective, seeds)
+        except Unsuitable:
+            if len(records) == 1:
+                return self.plain.moved(start, records, objective, seeds)
+        alone = [slice(one, one + 1) for one in range(len(records))]
+        return joined([self.chunk(start[one], records[one], part_of(objective, one), seeds[one]) for one in alone])
+
+    def trained(self, start: Tensor, records: Sequence[Records], objective: Objective, seeds: Sequence[int]) -> Trained:
+        """The same, with the weights that they end at."""
+        found = self.moved(start, records, objective, seeds)
+        return Trained(found.rows.add_(start), found.losses, found.steps)
+
+    def judged(self, rows: Tensor, records: Sequence[Records]) -> tuple[Sums, ...]:
+        """Metrics of every device on what it holds out, of one row for all of them (size) or a row each (k, size)."""
+        return judged(self.job, self.layout, self.model, self.plain.beside, rows, records)
+
+
+def joined(parts: Sequence[Moved]) -> Moved:
+    return parts[0] if len(parts) == 1 else Moved(*(torch.cat(values) for values in zip(*parts, strict=True)))
+
+
+def part_of(objective: Objective, some: slice) -> Objective:
+    correction = None if objective.correction is None else objective.correction[some]
+    return Objective(objective.local, None, objective.pull, objective.anchor, correction)
+
+
+def work_of(engine: Engine) -> Work:
+    """The work of a round that no technique has changed."""
+
+    def work(order: Order, devices: Sequence[Device], objective: Objective) -> Updates:
+        records, names = [device.records for device in devices], tuple(device.name for device in devices)
+        start = order.weights.expand(len(devices), -1) if objective.start is None else objective.start
+        seeds = [seed_of(order.seed, "batches", order.round, name) for name in names]
+        found = engine.moved(start, records, objective, seeds)
+        counts = torch.tensor([one.count for one in records], dtype=torch.float64)
+        before: tuple[Sums, ...] = ()
+        after: tuple[Sums, ...] = ()
+        if order.judges:
+            before = engine.judged(order.weights if objective.start is None else start, records)
+            after = engine.judged(start + found.rows, records)
+        return Updates(names, found.rows, counts, found.losses, before=before, after=after)
+
+    return work

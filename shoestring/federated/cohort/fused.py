@@ -1,0 +1,176 @@
+"""Steps of linear layers written by hand, for many devices at once: stacked matrix products without autograd, in memory made once.
+
+Of a step of SGD with rate r on a layer  z = x W^T + b,  with g the gradient to z:
+
+    W  <-  W - r g^T x            one product that adds to the weights where they lie (baddbmm), no gradient is ever stored
+
+The first layer has a form of its own (first_layer.py).
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from shoestring.federated.cohort.dense import Dense
+from shoestring.federated.cohort.drift import Drift, drift_of
+from shoestring.federated.cohort.first_layer import FirstLayer
+from shoestring.federated.cohort.packed import Packed, packed
+from shoestring.federated.cohort.way import Moved, Unsuitable
+from shoestring.federated.cohort.workspace import Workspace
+from shoestring.federated.layout import Layout
+from shoestring.federated.records import Records
+from shoestring.federated.round import Objective
+
+
+@dataclass(frozen=True)
+class Fused:
+    layout: Layout
+    dense: tuple[Dense, ...]
+    workspace: Workspace = field(default_factory=Workspace)
+
+    @torch.no_grad()
+    def moved(self, start: Tensor, records: Sequence[Records], objective: Objective, seeds: Sequence[int]) -> Moved:
+        if objective.local.optimizer is not None:
+            raise Unsuitable("devices do not train by plain SGD")
+        table = packed([one.count for one in records], objective.local, seeds)
+        pairs = [pair_of(records[one], self.dense[0].inputs, self.dense[-1].width) for one in table.order]
+        classes = torch.stack([targets[places] for (_, targets), places in zip(pairs, table.places, strict=True)], dim=1).unsqueeze(-1)
+        rows, drift = torch.empty(len(start), self.layout.size), drift_of(objective, self.layout, table.index)
+        first = FirstLayer(self.dense[0], self.layout, start, rows, table, [inputs for inputs, _ in pairs], drift, self.workspace)
+        steps = Steps(table, first, stacked_layers(self, start, table), classes, drift)
+        for begin in range(0, table.steps[0], first.steps):
+            steps.block(begin, min(begin + first.steps, table.steps[0]))
+        first.finish()
+        views, before = self.layout.views(rows), self.layout.views(start)
+        for layer in steps.layers[1:]:
+            layer.store(views, before, table.index)
+        return Moved(rows, steps.losses()[table.back], torch.tensor(table.steps)[table.back])
+
+
+def pair_of(records: Records, width: int, classes: int) -> tuple[Tensor, Tensor]:
+    """The samples that a device trains on, (n, width), and their classes."""
+    whole = records.whole
+    if not isinstance(whole, (tuple, list)) or len(whole) != 2:
+        raise Unsuitable("its samples are not pairs of an input and a class")
+    inputs, targets = whole if records.count == len(whole[0]) else (whole[0][records.trained], whole[1][records.trained])
+    if inputs.dtype != torch.float32 or inputs.numel() != len(inputs) * width:
+        raise Unsuitable(f"its inputs are not rows of {width} numbers of 32 bits")
+    if targets.dtype != torch.long or targets.dim() != 1 or not 0 <= int(targets.min()) <= int(targets.max()) < classes:
+        raise Unsuitable("its targets are not classes, or some are left out")
+    return inputs.reshape(len(inputs), width), targets
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer of a chunk's models. The first one's weights are not here."""
+
+    dense: Dense
+    weight: Tensor        # (k, out, in)
+    bias: Tensor | None   # (k, 1, out)
+    z: Tensor             # (k, batch, out): what comes out,
+    result: Tensor        # and after the activation (of the last layer: the probabilities)
+    gradient: Tensor      # the rate times the gradient to z
+
+    def some(self, count: int) -> Layer:
+        """The same of the first rows."""
+        bias = None if self.bias is None else self.bias[:count]
+        return Layer(self.dense, self.weight[:count], bias, self.z[:count], self.result[:count], self.gradient[:count])
+
+    def forward(self, x: Tensor) -> None:
+        if self.bias is None:
+            torch.bmm(x, self.weight.mT, out=self.z)
+        else:
+            torch.baddbmm(self.bias, x, self.weight.mT, out=self.z)
+
+    def activate(self) -> None:
+        assert self.dense.activation is not None, "only the last layer has none"
+        self.dense.activation.forward(self.z, self.result)
+
+    def back(self, into: Tensor) -> None:
+        """Turn the gradient to the result, which lies where that to z will, into that to z."""
+        assert self.dense.activation is not None, "only the last layer has none"
+        self.dense.activation.backward(self.gradient, self.z, self.result, into)
+
+    def move(self, x: Tensor, drift: Drift) -> None:
+        if drift.some:
+            for row in range(len(self.weight)):
+                drift.move(self.dense.weight, self.weight[row], row)
+                if self.bias is not None and self.dense.bias is not None:
+                    drift.move(self.dense.bias, self.bias[row], row)
+        self.weight.baddbmm_(self.gradient.mT, x, alpha=-1)
+        if self.bias is not None:
+            self.bias.sub_(self.gradient.sum(1, keepdim=True))
+
+    def store(self, views: dict[str, Tensor], start: dict[str, Tensor], index: Tensor) -> None:
+        """Put into the devices' rows by how much the weights have changed."""
+        views[self.dense.weight][index] = self.weight - start[self.dense.weight][index]
+        if self.bias is not None and self.dense.bias is not None:
+            views[self.dense.bias][index] = self.bias.squeeze(1) - start[self.dense.bias][index]
+
+
+def stacked_layers(way: Fused, start: Tensor, table: Packed) -> list[Layer]:
+    """The layers' weights, copied from the devices' rows and stacked in the order of `table`."""
+    views, count, make, layers = way.layout.views(start), len(table.order), way.workspace.tensor, []
+    for place, dense in enumerate(way.dense):
+        weight, bias = torch.empty(count, 0, 0), None
+        if place:
+            weight = make(f"weight {place}", count, dense.width, dense.inputs)
+            torch.index_select(views[dense.weight], 0, table.index, out=weight)
+            bias = None if dense.bias is None else views[dense.bias][table.index].unsqueeze(1)
+        made = [make(f"{name} {place}", count, table.batch, dense.width) for name in ("z", "result", "gradient")]
+        layers.append(Layer(dense, weight, bias, *made))
+    return layers
+
+
+class Steps:
+    """The steps of a chunk's devices.
+
+    The gradient to the last layer's outputs is  share (softmax - [class]);  with the rate in it,  softmax x scale - hits.
+    """
+
+    def __init__(self, table: Packed, first: FirstLayer, layers: list[Layer], classes: Tensor, drift: Drift) -> None:
+        self.table, self.first, self.layers, self.drift = table, first, layers, drift
+        self.classes = classes                                                # (steps, k, batch, 1)
+        self.scale = (table.shares * drift.rate).transpose(0, 1).unsqueeze(-1).contiguous()
+        outputs = (*classes.shape[:-1], layers[-1].dense.width)
+        self.hits = torch.zeros(outputs).scatter_(3, classes, -self.scale)    # minus the scale where the class is, else 0
+        self.outputs = torch.zeros(outputs)                                   # of the last layer, in every step
+
+    def block(self, begin: int, end: int) -> None:
+        active = self.table.active(begin)
+        layers = [layer.some(active) for layer in self.layers]
+        self.first.open(begin, end, active)
+        for step in range(begin, end):
+            layers[-1] = replace(layers[-1], z=self.outputs[step, :active])
+            self.first.outputs(step - begin, layers[0].z)
+            self.forward(layers, step)
+            self.backward(layers, self.first.gradient(step - begin))
+        self.first.close(begin, active)
+
+    def forward(self, layers: list[Layer], step: int) -> None:
+        """From what the first layer gives to the gradient to what the last one does."""
+        for before, layer in pairwise(layers):
+            before.activate()
+            layer.forward(before.result)
+        last, active = layers[-1], len(layers[-1].z)
+        torch.softmax(last.z, 2, out=last.result)
+        torch.addcmul(self.hits[step, :active], last.result, self.scale[step, :active], out=last.gradient)
+
+    def losses(self) -> Tensor:
+        """(k) float64: of every device, the mean over its samples."""
+        found = self.outputs.log_softmax(3).gather(3, self.classes).squeeze(3).neg_().transpose(0, 1)
+        return (found * (self.table.shares > 0)).sum((1, 2), dtype=torch.float64) / self.table.samples
+
+    def backward(self, layers: list[Layer], into: Tensor) -> None:
+        """Every layer's weights move as soon as nothing needs them any more; the first one's gradient is left in `into`."""
+        for place in range(len(layers) - 1, 0, -1):
+            before, layer = layers[place - 1], layers[place]
+            torch.bmm(layer.gradient, layer.weight, out=before.gradient)
+            layer.move(before.result, self.drift)
+            before.back(before.gradient if place > 1 else into)
+        if len(layers) == 1:
+            into.copy_(layers[0].gradient)

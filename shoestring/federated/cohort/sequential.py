@@ -1,0 +1,109 @@
+"""One device after the other, in plain PyTorch: the definition of a device's work, which every other way must agree with.
+
+    w  <-  w - step of the optimizer along  (gradient of the batch's loss  +  pull (w - anchor)  +  correction)
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shoestring.core import random_state
+from shoestring.core.job import Job
+from shoestring.core.local import Local
+from shoestring.core.optimizer import made_optimizer
+from shoestring.federated.cohort.schedule import batches
+from shoestring.federated.cohort.way import Moved
+from shoestring.federated.layout import Layout, tensors_of
+from shoestring.federated.records import Records
+from shoestring.federated.round import Objective
+
+
+@dataclass(frozen=True)
+class Sequential:
+    job: Job
+    layout: Layout
+    model: nn.Module
+    beside: dict[str, Tensor]   # what the model has beside its row, as it was made: counters of a batch norm, frozen weights
+
+    def moved(self, start: Tensor, records: Sequence[Records], objective: Objective, seeds: Sequence[int]) -> Moved:
+        rows = torch.empty(len(records), self.layout.size)
+        losses, steps = torch.zeros(len(records), dtype=torch.float64), torch.zeros(len(records), dtype=torch.long)
+        for place, (one, seed) in enumerate(zip(records, seeds, strict=True)):
+            load(self.layout, self.model, start[place], self.beside)
+            pulled = pull_of(self.layout, self.model, objective, place)
+            # What a model draws follows from the device's seed, so it is the same whoever worked before
+            with random_state.kept():
+                random_state.seed(seed)
+                losses[place], steps[place] = self.worked(one, objective.local, pulled, seed)
+            torch.sub(self.layout.row(self.model), start[place], out=rows[place])
+        return Moved(rows, losses, steps)
+
+    def worked(self, records: Records, local: Local, pulled: Callable[[], None], seed: int) -> tuple[float, int]:
+        """The work of one device on the model as it is: its mean loss and its steps."""
+        self.model.train()
+        optimizer = local_optimizer(self.job, local, self.model)
+        total, samples, steps = 0.0, 0, 0
+        for places in batches(records.count, local, seed):
+            batch = records.batch(records.trained[places])
+            optimizer.zero_grad(set_to_none=True)
+            loss = self.job.loss(self.job.forward(self.model, batch), batch)
+            loss.backward()
+            pulled()
+            optimizer.step()
+            total, samples, steps = total + loss.item() * len(places), samples + len(places), steps + 1
+        optimizer.zero_grad(set_to_none=True)
+        return total / max(samples, 1), steps
+
+
+def sequential(job: Job, layout: Layout, model: nn.Module) -> Sequential:
+    return Sequential(job, layout, model, beside_row(layout, model))
+
+
+def beside_row(layout: Layout, model: nn.Module) -> dict[str, Tensor]:
+    """A copy of what is in no row: it is the same for every device."""
+    inside = {entry.name for entry in layout.entries}
+    return {name: one.detach().clone() for name, one in tensors_of(model).items() if name not in inside}
+
+
+def load(layout: Layout, model: nn.Module, row: Tensor, beside: dict[str, Tensor]) -> None:
+    layout.load(model, row)
+    found = tensors_of(model)
+    with torch.no_grad():
+        for name, value in beside.items():
+            found[name].copy_(value)
+
+
+def local_optimizer(job: Job, local: Local, model: nn.Module) -> torch.optim.Optimizer:
+    """A new optimizer for one device's work."""
+    make: Callable[..., Any] = local.optimizer or (lambda parameters: torch.optim.SGD(parameters, lr=local.lr))
+    return made_optimizer(replace(job, optimizer=make), model)
+
+
+def pull_of(layout: Layout, model: nn.Module, objective: Objective, place: int) -> Callable[[], None]:
+    """Adds to the model's gradients what the objective has beside the loss."""
+    if not objective.pull and objective.correction is None:
+        return lambda: None
+    weights = {name: one for name, one in model.named_parameters() if one.requires_grad}
+    added: list[tuple[nn.Parameter, Tensor | None, Tensor | None]] = []
+    for entry in layout.entries:
+        if entry.trained:
+            inside = slice(entry.start, entry.stop)
+            anchor = None if objective.anchor is None or not objective.pull else objective.anchor[inside].view(entry.shape)
+            correction = None if objective.correction is None else objective.correction[place, inside].view(entry.shape)
+            added.append((weights[entry.name], anchor, correction))
+
+    @torch.no_grad()
+    def pulled() -> None:
+        for weight, anchor, correction in added:
+            gradient = torch.zeros_like(weight) if weight.grad is None else weight.grad
+            if anchor is not None:
+                gradient.add_(weight - anchor, alpha=objective.pull)
+            if correction is not None:
+                gradient.add_(correction)
+            weight.grad = gradient
+
+    return pulled

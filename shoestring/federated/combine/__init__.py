@@ -1,0 +1,1 @@
+"""Rules that make one update of all that arrived."""

@@ -1,0 +1,34 @@
+"""The plan of a run that goes on, read back from its folder: the same techniques, and devices put together as they were."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shoestring.core.codec import Unreadable, from_json
+from shoestring.core.errors import Mistake
+from shoestring.core.exactness import Exactness, stated_in
+from shoestring.core.technique import built
+from shoestring.federated.catalogue import CATALOGUE
+from shoestring.federated.cohort import How
+from shoestring.federated.room import FederatedPlan
+from shoestring.planning.quantities import FEDERATED
+from shoestring.runs.folder import Folder
+
+
+@dataclass(frozen=True)
+class Kept:
+    plan: FederatedPlan
+    how: How
+
+
+def kept_plan(folder: Folder) -> Kept | None:
+    """None where the run has no plan yet."""
+    file = folder.read("plan.json")
+    if not file:
+        return None
+    try:
+        chosen, how = file["chosen"], {name: value for name, value in file["how"].items() if name != "processes"}
+        techniques = tuple(built(one["name"], one["knobs"], CATALOGUE) for one in chosen["techniques"])
+        known = {one.name: chosen[one.name] for one in FEDERATED if chosen.get(one.name) is not None}
+        return Kept(FederatedPlan(techniques, stated_in(chosen) or Exactness.CHANGED, known), from_json(How, how))
+    except (KeyError, TypeError, AttributeError, Unreadable, Mistake) as error:
+        raise folder.unusable("plan.json", error) from error

@@ -1,0 +1,99 @@
+"""The library's door to federated learning: `shoestring.federate`."""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from shoestring.core.errors import Mistake
+from shoestring.core.files import temporary_folder
+from shoestring.core.job import Job
+from shoestring.core.options import speaking_of_arguments
+from shoestring.core.technique import text
+from shoestring.federated.session import begun
+from shoestring.federated.technique import FederatedTechnique
+from shoestring.federated.wanted import checked
+from shoestring.jobfile import job_path, loaded_job, with_course
+from shoestring.processes.job_of_task import fresh_model
+from shoestring.runs.cadence import Cadence
+from shoestring.runs.checkpoints import newest_good
+from shoestring.runs.event import Event
+from shoestring.runs.request import Request, environment_now, request_for
+from shoestring.runs.resume import opened
+
+
+@dataclass(frozen=True)
+class Federated:
+    """What a federation came to."""
+
+    model: nn.Module = field(repr=False)      # the job's, with the weights of the last round
+    losses: tuple[float, ...]                 # mean training loss of every round
+    metrics: tuple[Mapping[str, Any], ...]    # of every validation on the job's held-out data
+    before: tuple[Mapping[str, Any], ...]     # of devices on what they hold out, before their own work,
+    after: tuple[Mapping[str, Any], ...]      # and after
+    report: Mapping[str, Any] = field(repr=False)   # everything, as `shoestring federate --json` prints it
+
+
+@speaking_of_arguments()
+def federate(job: Job | str | Path, rounds: int | None = None, per_round: int | None = None, clients: int | None = None, *,
+             upload: str | int | None = None, download: str | int | None = None, epsilon: float | None = None, delta: float | None = None,
+             time: str | float | None = None, use: Iterable[FederatedTechnique | str] | None = None, every: int | None = None,
+             processes: int | None = None, run: str | Path | None = None, fresh: bool = False, adopt: bool = False, seed: int | None = None,
+             tell: Callable[[Event], None] | None = None, **flags: Any) -> Federated:
+    """Train a job where its records lie, on simulated devices.
+
+        done = shoestring.federate(job, rounds=20, per_round=10, upload="20KB")
+        print(done.losses[-1], done.report["bytes_up"])
+
+    job         a Job with `clients`, the path of a job file, or the name of a built-in one ("digits", "authors"); `flags` are the file's own
+    rounds, per_round, clients    rounds, devices that take part in one, and devices that there are
+    upload, download, time, epsilon, delta    budgets: bytes of a device in a round, time of all rounds, privacy loss of all rounds
+    use         exactly these techniques instead of choosing: ["FedAdam(lr=0.01)", TopK(share=0.01)]
+    every       judge the model every so many rounds
+    processes   that simulate devices; the result is the same bits with any number
+    run         the folder of the run: one that is there is gone on with; left out, nothing is kept. Needs a job from a file
+    fresh, adopt    begin anew in a run that is there, or go on with it although what is asked for changed
+    tell        is called with every event
+
+    Raises Mistake if something can't work, and OverBudget if nothing fits.
+    """
+    wanted = checked({"clients": clients, "per_round": per_round, "rounds": rounds, "processes": processes, "every": every,
+                      "upload": upload, "download": download, "time": time, "epsilon": epsilon, "delta": delta})
+    made = job if isinstance(job, Job) else loaded_job(job_path(str(job)), flags)
+    made = made if seed is None else with_course(made, {"seed": seed})
+    names = None if use is None else tuple(one if isinstance(one, str) else text(one) for one in use)
+    with ExitStack() as stack:
+        folder = Path(run) if run is not None else Path(stack.enter_context(temporary_folder()))
+        held = opened(folder, replace(request_of(made, names, run), federated=wanted), source_of(made), fresh, adopt)
+        stack.callback(held.lock.release)
+        session = begun(made, held)
+        ended = session.run(tell or silent, Cadence(seconds=1e9) if run is None else Cadence())
+        if ended.stopped or ended.unsaved:
+            raise KeyboardInterrupt(ended.stopped) if ended.stopped else OSError(ended.unsaved)
+        report = session.report(ended)
+        last, _ = newest_good(held.folder.checkpoints)
+        assert last is not None, "the last weights were saved"
+        model, weights = fresh_model(made), last.weights()
+        model.load_state_dict({name: weights[weights.metadata.get(f"alias {name}", name)] for name in model.state_dict()})
+    return Federated(model, tuple(report["losses"]), tuple(report["metrics"]), tuple(report["before"]), tuple(report["after"]), report)
+
+
+def silent(event: Event) -> None:
+    """Nobody looks on."""
+
+
+def request_of(job: Job, use: tuple[str, ...] | None, run: str | Path | None) -> Request:
+    if job.origin is not None:
+        return request_for(Path(job.origin.file), dict(job.origin.flags), None, use, False, None)
+    if run is not None:
+        raise Mistake("--run keeps a federation that can be gone on with later, by whoever has the job's file, and this Job was made in a "
+                      "script: put it into a file with `def job(...) -> Job`, and give its path")
+    return Request(job="script", use=use, environment=environment_now())
+
+
+def source_of(job: Job) -> str:
+    return Path(job.origin.file).read_text() if job.origin is not None else ""

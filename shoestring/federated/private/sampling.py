@@ -1,0 +1,87 @@
+"""What noise for a promise asks of a round, wherever it is added: who takes part, with what weight, and what is divided by.
+
+    every device takes part with the chance q = per round / clients, whatever the others do (Poisson sampling)
+    update  =  (sum of clipped updates + noise) / per round          the expected number, not the number that came
+
+Every update weighs the same and the number of those who came is not divided by: what either tells of a device, no noise would cover.
+McMahan, Ramage, Talwar, Zhang 2018, Learning Differentially Private Recurrent Language Models, arXiv 1710.06963.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from math import inf
+
+import torch
+from torch import Tensor
+
+from shoestring.core.errors import Mistake
+from shoestring.federated.private.clip import NORM
+from shoestring.federated.round import Combined, Group, Population, Server, Updates
+from shoestring.federated.seeds import generator_of
+from shoestring.federated.technique import RoundCost
+from shoestring.privacy.account import epsilon_of, missing
+
+EXPECTED, ASKED = "Noise.expected", "Noise.asked"   # of the server: devices of a round, expected and this time
+
+
+def choose(server: Server, population: Population) -> Sequence[Group]:
+    """Every device by a draw of its own, in the order of their numbers; there may be nobody."""
+    drawn = torch.rand(population.count, dtype=torch.float64, generator=generator_of(server.seed, "choose", server.round))
+    chosen = (drawn < population.per_round / population.count).nonzero().flatten().tolist()
+    return [Group(tuple(map(population.name, chosen)))] if chosen else []
+
+
+def begun(server: Server, population: Population) -> Server:
+    """The server, knowing how many devices are expected and asked in this round."""
+    asked = sum(len(group.names) for group in choose(server, population))
+    told = {EXPECTED: torch.tensor(population.per_round), ASKED: torch.tensor(asked)}
+    return replace(server, state={**server.state, **told})
+
+
+def alike(arriving: Iterable[Updates]) -> Iterator[Updates]:
+    """All with the same weight; what would tell more of a device than its update does is refused."""
+    for updates in arriving:
+        if updates.extras:
+            raise Mistake(f"devices send {', '.join(updates.extras)} beside their updates, which no noise covers: what epsilon promises "
+                          f"would not hold; leave out the technique that sends it")
+        yield replace(updates, counts=torch.ones_like(updates.counts))
+
+
+def noisy(server: Server, found: Combined, deviation: float, word: str) -> Combined:
+    """The sum behind a mean of equals, plus noise, by the expected number."""
+    expected = int(server.state[EXPECTED])
+    noise = torch.randn(found.update.shape, generator=generator_of(server.seed, word, server.round)) * deviation
+    return replace(found, update=(found.update * found.weight + noise) / expected, weight=float(expected))
+
+
+def norm_of(found: Combined) -> float:
+    norm: Tensor | None = found.state.get(NORM)
+    if norm is None:
+        raise Mistake("noise without a clip: without a largest norm no noise is enough; add Clip(norm=1.0)")
+    return float(norm)
+
+
+def with_noise(cost: RoundCost, multiplier: float, added: float) -> RoundCost:
+    """The cost with noise; `added`: the multiplier of the updates' own noise, which is more where a count has noise, too.
+
+        error  =  d (z C)^2 / m^2 / |u|^2          d numbers, m devices
+    """
+    error = inf
+    if cost.evidence is not None and (square := float(cost.evidence.update.double().square().sum())):
+        error = cost.size * (added * cost.clip / cost.per_round) ** 2 / square
+    epsilon = epsilon_of(multiplier, cost.per_round / cost.clients, cost.rounds, cost.delta)
+    return replace(cost, noise=multiplier, epsilon=epsilon, error=cost.error + error)
+
+
+def noise_refusal(cost: RoundCost, clip: str) -> str:
+    if not cost.clip:
+        return f"an update can be arbitrarily long, so no noise is enough for any promise: add {clip}"
+    if not cost.delta:
+        return "epsilon means nothing without the chance that it does not hold: give --delta 1e-6, or less than 1 / clients"
+    return missing()
+
+
+def check_multiplier(multiplier: float, name: str) -> None:
+    if not 0 < multiplier < inf:
+        raise Mistake(f"multiplier={multiplier!r} in {name}: it is the noise in units of the clipping norm; give a number above 0")

@@ -1,0 +1,77 @@
+"""The records of one device: they are read here, trained on and judged by, and never leave."""
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Subset, TensorDataset, default_collate
+
+from shoestring.core.batch import Batch, leaves, mapped
+from shoestring.core.errors import Mistake
+from shoestring.core.job import Job
+from shoestring.federated.seeds import generator_of
+
+
+@dataclass(frozen=True)
+class Records:
+    name: str                                                # of the device
+    data: Any = field(repr=False)                            # samples by number
+    trained: Tensor = field(repr=False)                      # numbers of the samples that it trains on,
+    held_out: Tensor = field(repr=False)                     # and of those that it is judged by
+    collate: Callable[[list[Any]], Batch] | None = None
+
+    @property
+    def count(self) -> int:
+        """Samples that it trains on."""
+        return len(self.trained)
+
+    @cached_property
+    def whole(self) -> Batch | None:
+        """All samples as one batch whose tensors have a row a sample; None where they do not stack (lengths vary)."""
+        if self.collate is None and (found := stacked_tensors(self.data)) is not None:
+            return found
+        try:
+            found = self.made(range(len(self.data)))
+        except (RuntimeError, TypeError, ValueError):
+            return None
+        rows = [len(leaf) if isinstance(leaf, Tensor) and leaf.dim() else -1 for leaf in leaves(found)]
+        # The job's own collate may pad a batch to its longest, which all samples together would not have
+        return found if self.collate is None and rows and all(count == len(self.data) for count in rows) else None
+
+    def made(self, numbers: Sequence[int] | range) -> Batch:
+        """A batch of samples, as the job makes them."""
+        return (self.collate or default_collate)([self.data[number] for number in numbers])
+
+    def batch(self, numbers: Tensor) -> Batch:
+        """The same, out of `whole` where that is there."""
+        whole = self.whole
+        if whole is None:
+            return self.made(numbers.tolist())
+        return mapped(lambda leaf: leaf[numbers], whole)
+
+
+def stacked_tensors(data: Any) -> Batch | None:
+    """The samples of torch's own data sets of tensors, without going through them one by one."""
+    if type(data) is TensorDataset:
+        return list(data.tensors)
+    if type(data) is Subset and (inside := stacked_tensors(data.dataset)) is not None:
+        numbers = torch.as_tensor(data.indices)
+        return [tensor[numbers] for tensor in inside]
+    return None
+
+
+def records_of(job: Job, name: str, data: Any, seed: int) -> Records:
+    """A device's records, divided into what it trains on and what it is judged by; that follows from the seed and its name."""
+    if isinstance(data, Mapping) or not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
+        raise Mistake(f"the records of the client {name!r} are a {type(data).__name__}: give a data set or a list of samples, anything "
+                      f"with a length and items by number")
+    count = len(data)
+    if not count:
+        raise Mistake(f"the client {name!r} has no records: leave it out of the job's clients")
+    aside = min(int(count * job.local.held_out), count - 1)
+    order = torch.randperm(count, generator=generator_of(seed, "held out", name)) if aside else torch.arange(count)
+    return Records(name, data, order[aside:].sort().values, order[:aside].sort().values, job.collate)

@@ -1,0 +1,140 @@
+"""The federated room: what the chooser chooses among, and how a candidate is confirmed by devices' real work."""
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from shoestring.core.budget import Budget
+from shoestring.core.errors import Mistake
+from shoestring.core.exactness import Exactness
+from shoestring.core.figures import Quantity
+from shoestring.core.technique import applied, described, in_order, parsed
+from shoestring.federated.catalogue import CATALOGUE, clash, lacking
+from shoestring.federated.plain import plain_round
+from shoestring.federated.prepare import Prepared, plain_cost
+from shoestring.federated.round import Device, Group, Objective, Order, Server, Updates
+from shoestring.federated.technique import Evidence, FederatedTechnique, RoundCost
+from shoestring.planning.choose import Choice, Chooser, asked_for, conflict
+from shoestring.planning.room import Candidate, Room, named
+
+ERROR = Quantity("error", "error of a round's update", "share")
+
+
+@dataclass(frozen=True)
+class FederatedPlan:
+    """Techniques of a round in their order, and the figures that they lead to."""
+
+    techniques: tuple[FederatedTechnique, ...]
+    exactness: Exactness
+    known: Mapping[str, float]
+
+    def numbers(self) -> Mapping[str, float]:
+        return self.known
+
+    def as_json(self) -> dict[str, Any]:
+        told = [described(one) | {"why": one.why} for one in self.techniques]
+        return {"techniques": told, "exactness": self.exactness.word, **{name: finite(value) for name, value in self.known.items()}}
+
+    def __str__(self) -> str:
+        return named(self.techniques)
+
+
+def finite(value: float) -> float | None:
+    return value if value != float("inf") else None
+
+
+class FederatedRoom(Room[FederatedTechnique, RoundCost, FederatedPlan]):
+    catalogue = CATALOGUE
+    objective = ERROR
+    good: ClassVar[str] = "exact"
+    better: ClassVar[str] = "more exact"
+    worse: ClassVar[str] = "more error"
+    real: ClassVar[str] = "when a device's update is really sent"
+    subject: ClassVar[str] = "this federation"
+    phrases: ClassVar[Mapping[str, str]] = {"up_bytes": "{} up", "down_bytes": "{} down", "epsilon": "epsilon {}", "error": "error {}"}
+
+    def __init__(self, given: Prepared) -> None:
+        self.given = given
+
+    def sketched(self, one: Candidate[FederatedTechnique, RoundCost]) -> FederatedPlan:
+        return FederatedPlan(one.techniques, one.exactness, one.known)
+
+    def confirmed(self, one: Candidate[FederatedTechnique, RoundCost]) -> FederatedPlan:
+        """What a device that really works under these techniques is given and sends."""
+        assert one.cost.evidence is not None, "the plain cost has some"
+        up, down = traffic(self.given, one.techniques, one.cost.evidence)
+        return FederatedPlan(one.techniques, one.exactness, {**one.known, "up_bytes": up, "down_bytes": down})
+
+    def clash(self, one: FederatedTechnique, other: FederatedTechnique) -> str:
+        return clash(one, other)
+
+    def complete(self, techniques: tuple[FederatedTechnique, ...], cost: RoundCost) -> bool:
+        return not lacking(techniques)
+
+    def hint(self) -> str:
+        return "; fewer rounds, fewer clients per round or more clients spend less epsilon" if self.given.asked.epsilon is not None else ""
+
+    def concerns(self, kind: type[FederatedTechnique]) -> bool:
+        """Only what the chooser may choose by itself is worth a word."""
+        return kind.seam in ("send", "private")
+
+
+def traffic(given: Prepared, techniques: Sequence[FederatedTechnique], evidence: Evidence) -> tuple[int, int]:
+    """Bytes that one device sends and is given, with its update as it was really found."""
+    def work(order: Order, devices: Sequence[Device], objective: Objective) -> Updates:
+        import torch
+
+        rows = evidence.update.repeat(len(devices), 1)
+        return Updates(tuple(one.name for one in devices), rows, torch.ones(len(devices), dtype=torch.float64),
+                       torch.ones(len(devices), dtype=torch.float64))
+
+    parts = applied(techniques, plain_round(given.layout, given.job.local, work).with_(initial_weights=given.row))
+    server = parts.begin(parts.initial(Server(given.job.seed, 0, given.row)), given.population)
+    device = Device(given.sample[0].records)
+    order = parts.order(server, Group((device.name,)))
+    sent = parts.encode(order, (device,), parts.work(order, (device,), Objective(given.job.local)))
+    return sent.bytes, order.bytes
+
+
+@dataclass(frozen=True)
+class FederatedOutcome:
+    chosen: FederatedPlan
+    plain: FederatedPlan
+    choice: Choice[FederatedPlan] | None   # None: the techniques were given
+    given: Prepared
+
+    def as_json(self) -> dict[str, Any]:
+        told: dict[str, Any] = {"chosen": self.chosen.as_json(), "plain": self.plain.as_json(), "how": vars(self.given.how) | {
+            "processes": self.given.processes}, "clients": self.given.population.count, "per_round": self.given.population.per_round,
+            "rounds": self.given.rounds}
+        if self.choice is not None:
+            told |= {"tried": self.choice.tried, "fitting": self.choice.fitting,
+                     "runners_up": [plan.as_json() | {"lost": why, "text": str(plan)} for plan, why in self.choice.runners_up],
+                     "more": [plan.as_json() for plan in self.choice.more],
+                     "refused": [{"technique": name, "reason": why} for name, why in self.choice.refused]}
+        return told
+
+
+def planned(given: Prepared, budget: Budget, use: Sequence[str] | None = None) -> FederatedOutcome:
+    """The plan with the least error within the budget, or exactly the techniques that are asked for."""
+    room, cost = FederatedRoom(given), plain_cost(given)
+    plain = room.confirmed(asked_for((), cost))
+    if use is None:
+        choice = Chooser(room, cost).choice(budget, (Exactness.CHANGED,), known=(plain,))
+        return FederatedOutcome(choice.chosen, plain, choice, given)
+    techniques = in_order(parsed(one, CATALOGUE) for one in use)
+    if reason := conflict(room, techniques):
+        raise Mistake(f"{named(techniques)} can't be combined: {reason}")
+    if reason := lacking(techniques):
+        raise Mistake(reason)
+    chosen = room.confirmed(asked_for(techniques, cost))
+    if broken := budget.broken(chosen.numbers()):
+        raise_over(chosen, broken)
+    return FederatedOutcome(chosen, plain, None, given)
+
+
+def raise_over(chosen: FederatedPlan, broken: Sequence[object]) -> None:
+    from shoestring.core.errors import OverBudget
+
+    raise OverBudget(f"{chosen} does not keep the budget: {'; '.join(map(str, broken))}; leave --use out to let shoestring choose", chosen)

@@ -1,0 +1,317 @@
+"""A federated round: choose, order, work, send, combine, advance. Techniques replace these parts; the loop below never learns of one.
+
+    server                                   devices (simulated ones, or real ones: two implementations of `Devices`)
+    choose   who takes part
+    order    what they are given   ------->  work     on their own records, from the weights they are given
+                                             encode   what leaves the device
+    decode   what arrived          <-------
+    combine  one update of them all
+    advance  the next weights
+
+Work is done for several devices at once, a row of a matrix each, so a thousand simulated ones are a few matrix products. A real device
+does the same with one row. What must survive a restart is in `Server.state`, and in `Device.state` on the device.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from shoestring.core.errors import Mistake
+from shoestring.core.local import Local
+from shoestring.federated.layout import Layout
+from shoestring.federated.records import Records
+
+Tensors = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Server:
+    """What the server knows between two rounds."""
+
+    seed: int
+    round: int                                                  # rounds that are done
+    weights: Tensor                                             # (size)
+    state: Tensors = field(default_factory=dict)                # of techniques, by name: moments, control variates, a clipping norm
+
+
+class Group(NamedTuple):
+    """Devices that begin from the same weights."""
+
+    names: tuple[str, ...]
+    age: int = 0                                                # rounds that have passed since those weights; 0: they are the newest
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a device is given."""
+
+    seed: int
+    round: int                                                  # from 0
+    weights: Tensor                                             # (size) that it begins from
+    extras: Tensors = field(default_factory=dict)               # what techniques give along
+    judges: bool = False                                        # the device is to measure its metrics before and after, too
+
+    @property
+    def bytes(self) -> int:
+        """That a device is given."""
+        return sum(one.numel() * one.element_size() for one in (self.weights, *self.extras.values()))
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device, seen from itself."""
+
+    records: Records
+    state: dict[str, Tensor] = field(default_factory=dict)      # what techniques keep on it between rounds; it never leaves
+
+    @property
+    def name(self) -> str:
+        return self.records.name
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What devices minimise while they work: their own loss, and, where techniques say so, that they stay near an anchor.
+
+        gradient of a step  =  gradient of the loss  +  pull (w - anchor)  +  correction
+    """
+
+    local: Local
+    start: Tensor | None = None                                 # (k, size): where each begins; None: at the weights it was given
+    pull: float = 0.0
+    anchor: Tensor | None = None                                # (size)
+    correction: Tensor | None = None                            # (k, trained)
+
+
+Sums = Mapping[str, tuple[float, float]]   # of a metric: the sum over samples of value x weight, and the sum of weights
+
+
+@dataclass(frozen=True)
+class Updates:
+    """What k devices found, a row each."""
+
+    names: tuple[str, ...]
+    rows: Tensor                                                # (k, size): weights after the work minus those before it
+    counts: Tensor                                              # (k) float64: samples that each trained on
+    losses: Tensor                                              # (k) float64: mean training loss of its steps
+    extras: Tensors = field(default_factory=dict)               # (k, ...) each: what techniques send along
+    before: tuple[Sums, ...] = ()                               # metrics of every device on what it holds out, if it was to measure them,
+    after: tuple[Sums, ...] = ()                                # before its work and after
+    age: int = 0                                                # of the weights that they began from, as in `Group`; it is not sent
+
+    def some(self, keep: Sequence[int]) -> Updates:
+        """The updates of a few of them."""
+        rows = torch.tensor(list(keep), dtype=torch.long)
+        return Updates(tuple(self.names[one] for one in keep), self.rows[rows], self.counts[rows], self.losses[rows],
+                       {name: value[rows] for name, value in self.extras.items()},
+                       tuple(self.before[one] for one in keep) if self.before else (),
+                       tuple(self.after[one] for one in keep) if self.after else (), self.age)
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What k devices send: their updates without the rows, and the payload that stands for the rows."""
+
+    told: Updates                                               # rows are empty: (k, 0)
+    payload: Tensors                                            # (k, ...) each
+
+    @property
+    def bytes(self) -> int:
+        """That each of them sends: the payload, what techniques send along, and its count of samples and its loss."""
+        tensors = (*self.payload.values(), *self.told.extras.values(), self.told.counts, self.told.losses)
+        return sum(one[0].numel() * one.element_size() for one in tensors)
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """A device whose update can't be used."""
+
+    name: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """What became of the devices of one chunk."""
+
+    sent: Sent | None                                           # None: nobody of them answered
+    missing: tuple[str, ...] = ()                               # who did not answer,
+    rejected: tuple[Rejected, ...] = ()                         # and whose work failed
+    seconds: float = 0.0                                        # simulated: when the last of them had answered, since the round began
+
+
+class Devices(Protocol):
+    """The devices, as the server sees them."""
+
+    def work(self, order: Order, names: Sequence[str]) -> Iterator[Arrived]: ...   # in an order that follows from the names alone
+
+
+@dataclass(frozen=True)
+class Combined:
+    """One update of all that arrived."""
+
+    update: Tensor                                              # (size)
+    state: Tensors = field(default_factory=dict)                # of the server's, that techniques of `combine` change
+    weight: float = 0.0                                         # of all that are in it
+
+
+Choose = Callable[[Server, "Population"], Sequence[Group]]
+MakeOrder = Callable[[Server, Group], Order]
+Work = Callable[[Order, Sequence[Device], Objective], Updates]
+Encode = Callable[[Order, Sequence[Device], Updates], Sent]
+Decode = Callable[[Order, Sent], Updates]
+Combine = Callable[[Server, Iterable[Updates]], Combined]
+Advance = Callable[[Server, Combined], Server]
+Note = Callable[[Tensors, Updates, "Population"], Tensors]      # the server's state so far -> with one more chunk of updates
+
+
+@dataclass(frozen=True)
+class Population:
+    """Who could take part, and how many do."""
+
+    count: int                                                  # devices
+    name: Callable[[int], str]                                  # of the n-th
+    per_round: int
+
+
+@dataclass(frozen=True)
+class Round:
+    layout: Layout
+    local: Local
+    choose: Choose
+    order: MakeOrder
+    work: Work                                                  # on devices
+    encode: Encode                                              # on devices
+    decode: Decode
+    combine: Combine
+    advance: Advance
+    initial: Callable[[Server], Server] = lambda server: server   # the server before the first round, with the state of techniques
+    begin: Callable[[Server, Population], Server] = lambda server, population: server   # before `choose`: state that needs the population
+    note: Note = lambda state, updates, population: state       # what the server keeps of all that arrives, however it is combined
+    answers: Callable[[Order, str], bool] = lambda order, name: True    # simulated devices: whether one answers at all,
+    duration: Callable[[Order, str], float] = lambda order, name: 1.0   # and after how long, in units of the median device's time
+    initial_weights: Tensor | None = None                       # (size): every device can make them itself, from the job and its seed
+
+    def with_(self, **parts: Any) -> Round:
+        return replace(self, **parts)
+
+
+@dataclass(frozen=True)
+class Played:
+    """A round that was played."""
+
+    server: Server                                              # after it
+    participants: tuple[str, ...]                               # whose updates are in it
+    missing: tuple[str, ...]
+    rejected: tuple[Rejected, ...]
+    loss: float                                                 # mean training loss, by samples; not a number: nobody took part
+    up: int                                                     # bytes that all devices sent together,
+    down: int                                                   # and that they were given
+    before: Sums
+    after: Sums
+    samples: float
+    seconds: float = 0.0                                        # simulated
+    senders: int = 0                                            # devices that sent something,
+    ordered: int = 0                                            # and that were given an order
+
+
+def play(parts: Round, server: Server, devices: Devices, population: Population, judges: bool = False) -> Played:
+    """One round."""
+    told, server = Telling(), parts.begin(server, population)
+    state = server.state
+
+    def arriving() -> Iterator[Updates]:
+        nonlocal state
+        for group in parts.choose(server, population):
+            order = replace(parts.order(server, group), judges=judges)
+            told.ordered(order, group)
+            for arrived in devices.work(order, group.names):
+                told.missing.extend(arrived.missing)
+                told.rejected.extend(arrived.rejected)
+                told.seconds = max(told.seconds, arrived.seconds)
+                if arrived.sent is not None:
+                    told.sent(arrived.sent)
+                    found = replace(parts.decode(order, arrived.sent), age=group.age)
+                    updates = told.accepted(found, server.weights.numel())
+                    if updates.names:
+                        state = parts.note(state, updates, population)
+                        yield updates
+
+    combined = parts.combine(server, arriving())
+    told.check(server.round)
+    after = replace(parts.advance(replace(server, state=state), combined), round=server.round + 1)
+    return told.played(after)
+
+
+class Telling:
+    """What is told of a round, gathered while updates arrive."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.missing: list[str] = []
+        self.rejected: list[Rejected] = []
+        self.up = self.down = self.senders = self.given = 0
+        self.loss = self.samples = self.seconds = 0.0
+        self.before: dict[str, tuple[float, float]] = {}
+        self.after: dict[str, tuple[float, float]] = {}
+
+    def ordered(self, order: Order, group: Group) -> None:
+        self.down += order.bytes * len(group.names)
+        self.given += len(group.names)
+
+    def sent(self, sent: Sent) -> None:
+        self.up += sent.bytes * len(sent.told.names)
+        self.senders += len(sent.told.names)
+
+    def accepted(self, updates: Updates, size: int) -> Updates:
+        """The updates without those that can't be used, which are named and counted: the round goes on."""
+        wrong = wrong_with(updates, size)
+        self.rejected.extend(Rejected(name, why) for name, why in zip(updates.names, wrong, strict=True) if why)
+        keep = [place for place, why in enumerate(wrong) if not why]
+        good = updates if len(keep) == len(updates.names) else updates.some(keep)
+        self.names.extend(good.names)
+        self.samples += float(good.counts.sum())
+        self.loss += float((good.counts * good.losses).sum())
+        for totals, found in ((self.before, good.before), (self.after, good.after)):
+            for sums in found:
+                add_sums(totals, sums)
+        return good
+
+    def check(self, number: int) -> None:
+        """What fails on every device is no device's fault."""
+        if self.given and not self.senders and len(self.rejected) == self.given:
+            raise Mistake(f"the work of all {self.given} devices of round {number + 1} failed; the client {self.rejected[0].name!r}: "
+                          f"{self.rejected[0].why}")
+
+    def played(self, server: Server) -> Played:
+        loss = self.loss / self.samples if self.samples else float("nan")
+        return Played(server, tuple(self.names), tuple(self.missing), tuple(self.rejected), loss, self.up, self.down,
+                      self.before, self.after, self.samples, self.seconds, self.senders, self.given)
+
+
+def add_sums(totals: dict[str, tuple[float, float]], sums: Sums) -> None:
+    for name, (value, weight) in sums.items():
+        before = totals.get(name, (0.0, 0.0))
+        totals[name] = (before[0] + value, before[1] + weight)
+
+
+def wrong_with(updates: Updates, size: int) -> list[str]:
+    """Why the update of every device can't be used; empty if it can."""
+    if updates.rows.shape[1:] != (size,):
+        return [f"its update has the shape {tuple(updates.rows.shape[1:])}, not {(size,)}"] * len(updates.names)
+    beside = [one.unsqueeze(-1).flatten(1) for one in updates.extras.values() if one.is_floating_point()]
+    checks = (
+        (updates.rows.isfinite().all(dim=1), "its update has numbers that are not finite"),
+        *((one.isfinite().all(dim=1), "what it sends beside its update has numbers that are not finite") for one in beside),
+        (updates.losses.isfinite(), "its loss is not a finite number"),
+        (updates.counts.isfinite() & (updates.counts > 0), "it says that it has no sample, or no finite number of them"),
+    )
+    found = [""] * len(updates.names)
+    for good, why in reversed(checks):
+        for place in (~good).nonzero().flatten().tolist():
+            found[place] = why
+    return found

@@ -1,0 +1,255 @@
+"""A federation that runs in a folder: round after round, told as events, saved as checkpoints, and gone on with after whatever ended it.
+
+What follows from a round's number and the seed is the same however often it is played, so a run that was killed and goes on ends with the
+same bits. Of a private run, a round is written to the privacy ledger, and that is on disk, before anything of the round is known.
+"""
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from shoestring.core.errors import Mistake
+from shoestring.core.job import target
+from shoestring.core.run import plain_run
+from shoestring.federated.prepare import Prepared, parts_of
+from shoestring.federated.private.release import Release, release_of
+from shoestring.federated.room import FederatedPlan
+from shoestring.federated.round import Played, Server, Sums, play
+from shoestring.federated.simulate import States
+from shoestring.measure.process import status
+
+from shoestring.privacy.spending import Spending
+from shoestring.processes.job_of_task import fresh_model
+from shoestring.runs.cadence import Cadence
+from shoestring.runs.checkpoints import Checkpoint, clear_drafts, forget_best, move_aside, newest_good
+from shoestring.runs.digest import weights_sha256
+from shoestring.runs.event import Begun, Event, Failed, Finished, Rounded, Stepped, Stopped, Validated, Warned
+from shoestring.runs.events import Events
+from shoestring.runs.folder import Folder
+from shoestring.runs.saver import Saver, Snapshot
+from shoestring.validation import check_goal, validated
+
+PARTS = ("step", "server", "devices", "parts", "best")   # what a checkpoint's state must have to be gone on from
+NAMED = 20       # missing devices of a round whose names are noted
+BUDGET = "epsilon is spent"   # why a run is over whose next round would exceed it
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a federation ended."""
+
+    rounds: int
+    why: str                       # "rounds", "epsilon is spent"; empty: it was asked to stop
+    weights_sha256: str = ""
+    unsaved: str = ""              # why the last weights could not be saved
+    stopped: str = ""
+    shown: str = ""
+
+
+@dataclass
+class Runner:
+    given: Prepared
+    plan: FederatedPlan
+    folder: Folder
+    tell: Callable[[Event], None]                      # whoever looks on
+    cadence: Cadence = field(default_factory=Cadence)
+    every: int = 0                                     # rounds between two judgements; 0: a tenth of them
+
+    def __post_init__(self) -> None:
+        self.parts = parts_of(self.given, self.plan.techniques)
+        self.model = fresh_model(self.given.job)
+        self.server: Server = self.given.server(self.parts)
+        self.states: States = {}
+        self.best: tuple[float, int] | None = None
+        self.stop = ""
+        self.events = Events(self.folder.path)
+        self.saver = Saver(self.folder.checkpoints, self.cadence, self.say)
+        self.saver.by_loss = not self.given.job.validates
+        self.release: Release | None = release_of(self.plan.techniques, self.given)
+        self.spending = Spending(self.folder.path) if self.release else None
+        self.every = self.every or max(1, self.given.rounds // 10)
+
+    @property
+    def round(self) -> int:
+        return self.server.round
+
+    def say(self, event: Event) -> None:
+        self.tell(self.events.add(event))
+
+    # Beginning
+
+    def resume(self) -> None:
+        """Go to the newest good checkpoint, if there is one."""
+        clear_drafts(self.folder.checkpoints)
+        found, damaged = newest_good(self.folder.checkpoints, PARTS)
+        for bad, reason in damaged:
+            move_aside(bad)
+            start = f"round {found.step}" if found else "the beginning"
+            self.say(Warned(f"the checkpoint of round {bad.step} is damaged ({reason}): it is kept aside, and the run goes on from {start}"))
+        if found is not None:
+            self.restore(found)
+        forget_best(self.folder.checkpoints, self.round)
+        how = "its rounds follow from the seed" if self.round else "from the beginning"
+        self.say(Begun(pid=os.getpid(), steps=self.given.rounds, step=self.round, how=how))
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        state, weights = checkpoint.state(), checkpoint.weights()
+        row = self.given.row.clone()
+        for name, view in self.given.layout.views(row).items():
+            source = weights.metadata.get(f"alias {name}", name)
+            if source not in weights.entries or weights[source].shape != view.shape:
+                raise Mistake(f"the checkpoint {checkpoint.path} has no weights {name!r} of the shape {tuple(view.shape)}: the model is not "
+                              f"the one it was made of; give the flags it was begun with, another --run, or --fresh")
+            view.copy_(weights[source])
+        self.server = Server(self.given.job.seed, state["step"], row, {name: value.clone() for name, value in state["server"].items()})
+        self.states = {name: {key: value.clone() for key, value in one.items()} for name, one in state["devices"].items()}
+        self.best = state["best"] and tuple(state["best"])
+        self.saver.saved_step, self.saver.best = self.round, None if self.given.job.validates else self.best
+
+    # Rounds
+
+    def run(self) -> Ended:
+        with self.listening():
+            self.resume()
+            devices, why = self.given.devices(self.parts, self.states), ""
+            try:
+                while not self.stop and not why:
+                    why = self.over()
+                    if not why:
+                        self.one_round(devices)
+            finally:
+                devices.close()
+            return self.ended(why)
+
+    def over(self) -> str:
+        """Why there is no further round; empty if there is one."""
+        if self.round >= self.given.rounds:
+            return "rounds"
+        if self.spending and self.release and self.spending.would_exceed(self.release.entry(self.round), self.release.budget):
+            return BUDGET
+        return ""
+
+    def one_round(self, devices: Any) -> None:
+        begun = time.perf_counter()
+        if self.spending and self.release:
+            self.spending.spend(self.release.entry(self.round))   # on disk before anything of the round is known
+        last = self.round + 1 == self.given.rounds
+        judges = bool(self.given.job.local.held_out) and (last or (self.round + 1) % self.every == 0)
+        played = play(self.parts, self.server, devices, self.given.population, judges)
+        self.server = played.server
+        self.note(played, time.perf_counter() - begun)
+        if self.given.job.validates and (last or self.round % self.every == 0):
+            self.validate()
+        if self.saver.due(self.round) or last or self.stop:
+            self.saver.save(self.snapshot)
+
+    def note(self, played: Played, seconds: float) -> None:
+        loss = played.loss
+        self.saver.losses.append(loss)
+        self.say(Stepped(self.round, loss, seconds, status("VmRSS"), status("VmHWM")))
+        self.say(Rounded(
+            step=self.round, participants=len(played.participants), samples=played.samples, up=played.up, senders=played.senders,
+            down=played.down, ordered=played.ordered, missing=len(played.missing), missing_names=played.missing[:NAMED],
+            rejected=tuple((one.name, one.why) for one in played.rejected), epsilon=self.epsilon(),
+            before=means(played.before) or None, after=means(played.after) or None,
+            simulated=played.seconds if played.seconds != 1.0 else None))
+        if not played.participants:
+            self.say(Warned(f"nobody's update is in round {self.round}: {len(played.missing)} devices did not answer, "
+                            f"{len(played.rejected)} could not be used; the weights stay as they were"
+                            + (", but for noise" if self.release else "")))
+
+    def epsilon(self) -> float | None:
+        return self.spending.epsilon() if self.spending else None
+
+    def validate(self) -> None:
+        """Try the global model on the job's held-out data."""
+        begun, job = time.perf_counter(), self.given.job
+        self.given.layout.load(self.model, self.server.weights)
+        found = validated(plain_run(job, self.model, {}), job)
+        check_goal(job, found)
+        goal = target(job.goal)
+        best = goal.better(found[goal.metric], self.best[0] if self.best else None)
+        if best:
+            self.best = (found[goal.metric], self.round)
+            self.saver.save_best(lambda: self.snapshot_of({"metrics": dict(found)}))
+        self.say(Validated(self.round, 0, dict(found), time.perf_counter() - begun, best))
+
+    # Keeping
+
+    def snapshot(self) -> Snapshot:
+        return self.snapshot_of({"server": dict(self.server.state), "devices": self.states,
+                                 "best": self.best if self.given.job.validates else self.saver.best})
+
+    def snapshot_of(self, state: dict[str, Any]) -> Snapshot:
+        """The weights of now, and some state."""
+        self.given.layout.load(self.model, self.server.weights)
+        weights, aliases = named_weights(self.model)
+        course = {"course": {"best": self.best}} if self.given.job.validates else {}   # as a training has it: best weights are pruned by it
+        return Snapshot(self.round, weights, aliases, {"step": self.round, "parts": course, "model": {}, "on_disk": [], **state})
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """While inside, a signal to stop lets the round end and saves; a second one ends at once."""
+        if threading.current_thread() is not threading.main_thread():   # elsewhere, in a notebook's thread, Python does not let us
+            yield
+            return
+        before = {number: signal.signal(number, self.asked_to_stop) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def asked_to_stop(self, number: int, frame: Any) -> None:
+        if self.stop:
+            os._exit(128 + number)
+        self.stop = "interrupted (Ctrl-C)" if number == signal.SIGINT else f"asked to by {signal.Signals(number).name}"
+
+    def ended(self, why: str) -> Ended:
+        self.saver.wait()
+        if self.saver.saved_step != self.round:
+            self.saver.save(self.snapshot)
+        self.saver.close()
+        if self.saver.saved_step != self.round:
+            text = (f"all {self.round} rounds are done, but the weights after the last one could not be saved ({self.saver.trouble}): "
+                    f"{self.saver.cure} and give the same command")
+            self.say(Failed(text))
+            return Ended(self.round, why, unsaved=text)
+        if not why:
+            text = f"stopped after round {self.round} of {self.given.rounds}, {self.stop}"
+            self.say(Stopped(self.round, text))
+            return Ended(self.round, "", stopped=text)
+        if why == BUDGET:
+            self.say(Warned(f"epsilon {self.release and self.release.budget:g} is spent after round {self.round}: the next round would "
+                            f"exceed it, so there is none"))
+        self.say(Finished(self.round, "steps" if why == "rounds" else why))
+        self.given.layout.load(self.model, self.server.weights)
+        shown = self.given.job.show(self.model) if self.given.job.show is not None else ""
+        return Ended(self.round, why, weights_sha256(self.model.state_dict()), shown=shown)
+
+
+def means(sums: Sums) -> dict[str, float]:
+    return {name: total / weight for name, (total, weight) in sums.items() if weight}
+
+
+def named_weights(model: torch.nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """A model's state by name, and those of its names that are others' too."""
+    weights: dict[str, torch.Tensor] = {}
+    aliases: dict[str, str] = {}
+    seen: dict[tuple[int, int], str] = {}
+    for name, value in model.state_dict().items():
+        place = (value.data_ptr(), value.numel())
+        if value.numel() and place in seen:
+            aliases[name] = seen[place]
+        else:
+            seen[place] = name
+            weights[name] = value
+    return weights, aliases

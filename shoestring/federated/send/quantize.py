@@ -1,0 +1,93 @@
+"""Quantize: every number is sent as one of 2^bits levels between the least and the largest of its block, rounded at random.
+
+    x  ->  low + step level,   level = floor((x - low) / step + u),   u uniform in [0, 1)
+
+Unbiased: E[what arrives] = what was found, so the errors of many devices average out: |error|^2 of their mean is that of one divided by
+their number. Alistarh, Grubic, Li, Tomioka, Vojnovic 2017, QSGD, arXiv 1610.02132; in blocks with a range of their own as in Suresh, Yu,
+Kumar, McMahan 2017, Distributed Mean Estimation with Limited Communication, arXiv 1611.00429.
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from shoestring.core.errors import Mistake
+from shoestring.federated.plain import VALUES
+from shoestring.federated.round import Device, Order, Round, Sent, Updates
+from shoestring.federated.seeds import generator_of
+from shoestring.federated.send.coding import coded, device_noise
+from shoestring.federated.send.levels import SHIFTS, expected_error, levels, levels_bytes, packed, ranges, restored, unpacked, worst_error
+from shoestring.federated.technique import FederatedTechnique, RoundCost
+
+LEVELS, NONE, LOW, STEP = "Quantize.levels", "Quantize.none", "Quantize.low", "Quantize.step"
+
+
+@dataclass(frozen=True)
+class Quantize(FederatedTechnique):
+    bits: int = 8        # of a number: 8, 4, 2 or 1
+    block: int = 1024    # numbers with a range of their own, which takes 8 bytes
+
+    why: ClassVar[str] = "fewer bits a number on the way up"
+    seam: ClassVar[str] = "send"
+    slot: ClassVar[str] = "quantize"
+    order: ClassVar[int] = 44
+
+    def __post_init__(self) -> None:
+        check(self.bits, self.block, "Quantize")
+
+    @classmethod
+    def choices(cls, cost: RoundCost, /) -> tuple[Quantize, ...]:
+        return cls(8), cls(4), cls(2)
+
+    def refusal(self, cost: RoundCost, /) -> str:
+        return device_noise(cost)
+
+    def share(self, cost: RoundCost) -> float:
+        """|error|^2 / |what is coded|^2 of one device."""
+        if cost.evidence is None:
+            return worst_error(cost.values, self.bits, self.block)
+        return error_of(cost.evidence.update, self.bits, self.block)
+
+    def drift(self, cost: RoundCost, /) -> float:
+        return self.share(cost) / max(cost.per_round, 1)
+
+    def cost(self, cost: RoundCost, /) -> RoundCost:
+        saved = 4 * cost.values - levels_bytes(cost.values, self.bits, self.block)
+        return coded(replace(cost, up=cost.up - saved), self.drift(cost))
+
+    def apply(self, subject: Round, /) -> Round:
+        def encode(order: Order, devices: Sequence[Device], updates: Updates) -> Sent:
+            sent = subject.encode(order, devices, updates)
+            payload = dict(sent.payload)
+            values = payload.pop(VALUES)
+            low, step = ranges(values, self.bits, self.block)
+            drawn = torch.stack([torch.rand(values.shape[1], generator=generator_of(order.seed, "quantize", order.round, name))
+                                 for name in sent.told.names])
+            whole, none = packed(levels(values, low, step, self.bits, self.block, drawn), self.bits)
+            return replace(sent, payload={**payload, LEVELS: whole, NONE: none, LOW: low, STEP: step})
+
+        def decode(order: Order, sent: Sent) -> Updates:
+            payload = dict(sent.payload)
+            found = unpacked(payload.pop(LEVELS), payload.pop(NONE), self.bits)
+            values = restored(found, payload.pop(LOW), payload.pop(STEP), self.block)
+            return subject.decode(order, replace(sent, payload={**payload, VALUES: values}))
+
+        return subject.with_(encode=encode, decode=decode)
+
+
+def check(bits: int, block: int, name: str) -> None:
+    if bits not in SHIFTS:
+        raise Mistake(f"bits={bits!r} in {name}: levels of {bits!r} bits do not fill a byte; give {', '.join(map(str, SHIFTS))}")
+    if not isinstance(block, int) or block < 2:
+        raise Mistake(f"block={block!r} in {name}: a block of one number has no range; give 2 or more")
+
+
+@lru_cache(maxsize=32)
+def error_of(update: Tensor, bits: int, block: int) -> float:
+    """`expected_error`, once for a tensor: the chooser asks for the same one in every combination."""
+    return expected_error(update, bits, block)

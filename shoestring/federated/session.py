@@ -1,0 +1,64 @@
+"""What a command and a script share: from what is asked for to a federation that has run in a folder."""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shoestring.core.budget import Budget
+from shoestring.core.job import Job
+from shoestring.federated.finished import finished_report
+from shoestring.federated.kept_plan import kept_plan
+from shoestring.federated.prepare import Asked, Prepared, prepared
+from shoestring.federated.room import FederatedOutcome, FederatedPlan, planned
+from shoestring.federated.runner import Ended, Runner
+from shoestring.federated.wanted import Wanted
+from shoestring.runs.cadence import Cadence
+from shoestring.runs.event import Event, Planning
+from shoestring.runs.events import note
+from shoestring.runs.report import report_of
+from shoestring.runs.resume import Opened
+
+VERSION = 2   # of plan.json
+def asked_of(wanted: Wanted) -> Asked:
+    return Asked(wanted["clients"], wanted["per_round"], wanted["rounds"], wanted["epsilon"], wanted["delta"], wanted["processes"])
+
+
+def budget_of(wanted: Wanted) -> Budget:
+    return Budget(up=wanted["upload"], down=wanted["download"], seconds=wanted["time"], epsilon=wanted["epsilon"], delta=wanted["delta"])
+
+
+def chosen(job: Job, wanted: Wanted, use: Sequence[Any] | None) -> FederatedOutcome:
+    """The plan for what is asked for."""
+    return planned(prepared(job, asked_of(wanted)), budget_of(wanted), use)
+
+
+@dataclass(frozen=True)
+class Session:
+    """A federation in a folder that this process holds."""
+
+    held: Opened
+    given: Prepared
+    plan: FederatedPlan
+    outcome: FederatedOutcome | None   # None: it goes on with the plan it had
+
+    def run(self, tell: Callable[[Event], None], cadence: Cadence) -> Ended:
+        return Runner(self.given, self.plan, self.held.folder, tell, cadence, (self.held.request.federated or {}).get("every") or 0).run()
+
+    def report(self, ended: Ended) -> dict[str, Any]:
+        """What it came to, which the folder keeps from now on."""
+        found = finished_report(self.held.request, report_of(self.held.folder.path), ended)
+        self.held.folder.write("report.json", found)
+        return found
+
+
+def begun(job: Job, held: Opened) -> Session:
+    """Plan, or read the plan of the run that goes on."""
+    wanted = dict(held.request.federated or {})
+    note(held.folder.path, Planning())
+    kept = None if held.changed else kept_plan(held.folder)
+    if kept is not None:
+        return Session(held, prepared(job, asked_of(wanted), how=kept.how), kept.plan, None)
+    outcome = chosen(job, wanted, held.request.use)
+    held.folder.write("plan.json", {"shoestring": VERSION, **outcome.as_json()})
+    return Session(held, outcome.given, outcome.chosen, outcome)

@@ -1,0 +1,139 @@
+"""Simulated devices: their records lie here, and they work in chunks, a few at once, in as many processes as there are cores.
+
+Which devices make a chunk follows from their names and the sizes of their records alone, and what chunks give is taken in their order, so
+the result is the same bits with any number of processes. The first process works too: chunk c is done by process c mod p.
+"""
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from traceback import extract_tb
+from typing import Any
+
+from torch import Tensor
+
+from shoestring.core.batch import tensors
+from shoestring.core.blame import blame
+from shoestring.core.errors import Mistake
+from shoestring.core.job import Job
+from shoestring.federated.records import Records, records_of
+from shoestring.federated.round import Arrived, Device, Objective, Order, Rejected, Round, Sent
+
+KEPT = 256 << 20   # bytes of records that a process keeps as tensors
+
+States = dict[str, dict[str, Tensor]]   # what techniques keep on devices, by the device's name
+
+
+@dataclass(frozen=True)
+class Done:
+    """What became of a chunk."""
+
+    sent: tuple[Sent, ...]                # several where a device failed and the others worked alone
+    states: States                        # of its devices, afterwards
+    rejected: tuple[Rejected, ...] = ()
+
+
+@dataclass
+class Workshop:
+    """Does the work of simulated devices, in one process."""
+
+    parts: Round
+    job: Job
+    clients: Mapping[str, Any]
+    seed: int
+    kept: OrderedDict[str, Records] = field(default_factory=OrderedDict)
+    size: int = 0                         # bytes of those
+
+    def done(self, order: Order, names: Sequence[str], states: States) -> Done:
+        """The work of one chunk. If it fails, every device works alone, and those that fail are named."""
+        devices, rejected = [], []
+        for name in names:
+            try:
+                devices.append(Device(self.records(name), dict(states.get(name, {}))))
+            except Mistake as error:
+                rejected.append(Rejected(name, str(error)))
+            except Exception as error:
+                rejected.append(Rejected(name, failure(error)))
+        try:
+            sent = (self.worked(order, devices),) if devices else ()
+        except Exception as error:
+            if len(devices) == 1:
+                return Done((), {}, (*rejected, Rejected(devices[0].name, failure(error))))
+            alone = [self.done(order, (device.name,), states) for device in devices]
+            kept = {name: state for one in alone for name, state in one.states.items()}
+            failed = (some for one in alone for some in one.rejected)
+            return Done(tuple(sent for one in alone for sent in one.sent), kept, (*rejected, *failed))
+        return Done(sent, {device.name: device.state for device in devices if device.state}, tuple(rejected))
+
+    def worked(self, order: Order, devices: Sequence[Device]) -> Sent:
+        updates = self.parts.work(order, devices, Objective(self.parts.local))
+        return self.parts.encode(order, devices, updates)
+
+    def records(self, name: str) -> Records:
+        """A device's records; those used last stay as tensors, as far as there is room."""
+        if name in self.kept:
+            self.kept.move_to_end(name)
+            return self.kept[name]
+        found = records_of(self.job, name, self.clients[name], self.seed)
+        self.kept[name] = found
+        self.size += bytes_of(found)
+        while self.size > KEPT and len(self.kept) > 1:
+            self.size -= bytes_of(self.kept.popitem(last=False)[1])
+        return found
+
+
+def bytes_of(records: Records) -> int:
+    return sum(one.numel() * one.element_size() for one in tensors(records.whole)) if records.whole is not None else 1024
+
+
+def failure(error: Exception) -> str:
+    """Why a device's work failed, with the line of the job where it did."""
+    place = blame(extract_tb(error.__traceback__)).place
+    said = (str(error).strip().splitlines() or [""])[0]
+    return str(error) if isinstance(error, Mistake) else f"its work failed in {place}: {type(error).__name__}: {said}"
+
+
+class SimulatedDevices:
+    """Devices whose records are here. `states`: what techniques keep on them; it is kept up to date, and saved with the server's."""
+
+    def __init__(self, workshop: Workshop, chunk: int, processes: int = 1, states: States | None = None) -> None:
+        from shoestring.federated.pool import Pool
+
+        self.workshop, self.chunk, self.states = workshop, chunk, states if states is not None else {}
+        self.counts: dict[str, int] = {}
+        self.pool = Pool(workshop, processes - 1, chunk) if processes > 1 else None
+
+    def work(self, order: Order, names: Sequence[str]) -> Iterator[Arrived]:
+        parts = self.workshop.parts
+        there = [name for name in names if parts.answers(order, name)]
+        away = tuple(name for name in names if name not in set(there))
+        if away:
+            yield Arrived(None, away)
+        chunks = self.chunks(there)
+        done = self.pool.done(order, chunks, self.states) if self.pool else (
+            self.workshop.done(order, chunk, self.states) for chunk in chunks)
+        for chunk, one in zip(chunks, done, strict=True):
+            self.states.update(one.states)
+            seconds = max(parts.duration(order, name) for name in chunk)
+            if one.rejected:
+                yield Arrived(None, rejected=one.rejected)
+            for sent in one.sent:
+                yield Arrived(sent, seconds=seconds)
+
+    def chunks(self, names: Sequence[str]) -> list[tuple[str, ...]]:
+        """Devices with about as many records each: their steps end together."""
+        ordered = sorted(names, key=self.count)   # stable: of equals, as they came
+        return [tuple(ordered[begin:begin + self.chunk]) for begin in range(0, len(ordered), self.chunk)]
+
+    def count(self, name: str) -> int:
+        if name not in self.counts:
+            try:
+                self.counts[name] = len(self.workshop.clients[name])
+            except Exception:   # whoever works on it will say what is wrong
+                self.counts[name] = 0
+        return self.counts[name]
+
+    def close(self) -> None:
+        if self.pool is not None:
+            self.pool.close()

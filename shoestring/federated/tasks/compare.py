@@ -1,0 +1,176 @@
+"""The A/B report: by how many percent B differs from A in every metric, of all devices and of every group, and how sure that is.
+
+Where the same devices measured both, each sends its own difference, and what devices have in common cancels (paired); else A and B were
+measured by two independent samples of devices (Welch). Intervals are Fieller's (`estimates`), each for itself at 95 %: of twenty groups one
+is expected to be outside by chance. So the verdict on a group takes Holm's p, which holds for all groups of a metric together (Holm 1979, A
+simple sequentially rejective multiple test procedure, Scandinavian J. Statistics 6); what is sure alone and not together is a `perhaps`.
+"""
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import isfinite
+
+import numpy as np
+
+from shoestring.core.codec import Json, to_json
+from shoestring.core.errors import Mistake
+from shoestring.core.job import target
+from shoestring.federated.seeds import seed_of
+from shoestring.federated.tasks.device import Question
+from shoestring.federated.tasks.estimates import LEVEL, WEIGHINGS, Difference, Means, independent, paired
+from shoestring.federated.tasks.evaluate import ALL, Evaluation, evaluate, failures
+from shoestring.federated.tasks.gather import Cohort, gathered
+from shoestring.federated.tasks.release import LEAST, Released, refusal_of_overlap, released
+from shoestring.federated.tasks.settings import Candidate
+from shoestring.federated.tasks.totals import AFTER, ALONE, BEFORE, PAIRED, Entry, Telemetry
+
+SAME = "no difference seen"
+LOSS = "loss"
+
+
+@dataclass(frozen=True)
+class Change:
+    """B against A in one metric. What is None can't be told: A's mean may be 0, and a percentage of it means nothing."""
+
+    metric: str
+    group: str                                               # ALL, or a group's name
+    devices: tuple[int, int]                                 # that measured A, and B
+    a: float                                                 # mean
+    b: float
+    delta: float                                             # b - a,
+    error: float                                             # its standard error,
+    percent: float | None                                    # in % of |a|,
+    low: float | None                                        # and its interval
+    high: float | None
+    p: float                                                 # of no difference
+    holm: float                                              # the same for all groups of the metric together
+    verdict: str                                             # better, worse (higher, lower if nobody says what is good), perhaps ..., SAME
+
+
+@dataclass(frozen=True)
+class Comparison:
+    a: str                                                   # candidates
+    b: str
+    design: str                                              # "paired" or "independent"
+    by: str                                                  # means over "devices" or "samples"
+    when: str                                                # BEFORE or AFTER the devices' own training
+    level: float
+    changes: tuple[Change, ...]                              # of every metric: all devices, then groups
+    telemetry: Telemetry
+    least: int
+    failed: Mapping[str, int] = field(default_factory=dict)  # candidate -> devices on which it gave no finite number
+    withheld: tuple[str, ...] = ()
+
+    def as_json(self) -> Json:
+        return {name: to_json(getattr(self, name)) for name in self.__dataclass_fields__}
+
+
+def compare(a: Candidate, b: Candidate, cohort: Cohort, names: Sequence[str], by: str = "devices", least: int = LEAST,
+            apart: bool = False, earlier: Iterable[Collection[str]] = ()) -> Comparison:
+    """B against A, both measured by every one of these devices; `apart`: A by one half of them, and B by the other."""
+    if why := refusal_of_overlap(names, earlier, least):
+        raise Mistake(why)
+    if apart:
+        for_a, for_b = halves(names, cohort.seed)
+        first, second = evaluate([a], cohort, for_a, least), evaluate([b], cohort, for_b, least)
+        return compare_samples(first, a.name, second, b.name, cohort.job.goal, by)
+    check_moment(a, b)
+    question = Question((a, b), pair=True)
+    seen = released(gathered(question, cohort, names), least)
+    when = AFTER if a.trains else BEFORE
+    found = {(group, entry.metric): changed(entry, entry, paired(means(entry, by)), group)
+             for group, entry in entries(seen, 0, when, both=True)}
+    return compared(Comparison(a.name, b.name, "paired", by, when, LEVEL, (), seen.whole.telemetry, least,
+                               failures([a.name, b.name], seen), seen.withheld), found, cohort.job.goal)
+
+
+def compare_samples(first: Evaluation, a: str, second: Evaluation, b: str, goal: str, by: str = "devices") -> Comparison:
+    """B, as other devices measured it, against A. The two evaluations must have no device in common (`halves`)."""
+    one, other = first.numbered(a), second.numbered(b)
+    check_moment(first.candidates[one], second.candidates[other])
+    when = AFTER if first.candidates[one].trains else BEFORE
+    ones, others = ({(group, entry.metric): entry for group, entry in entries(evaluation.seen, number, when)}
+                    for evaluation, number in ((first, one), (second, other)))
+    found = {key: changed(mine, others[key], independent(means(mine, by), means(others[key], by)), key[0])
+             for key, mine in ones.items() if key in others}
+    label = (a, b) if a != b else (f"{a} (A)", f"{b} (B)")
+    failed = {label[0]: first.failed.get(a, 0), label[1]: second.failed.get(b, 0)}
+    return compared(Comparison(*label, "independent", by, when, LEVEL, (), first.telemetry.plus(second.telemetry),
+                               max(first.least, second.least), {name: count for name, count in failed.items() if count},
+                               tuple(dict.fromkeys((*first.withheld, *second.withheld)))), found, goal)
+
+
+def check_moment(a: Candidate, b: Candidate) -> None:
+    if a.trains != b.trains:
+        raise Mistake(f"{a.name} and {b.name}: one is trained by the devices and the other is not; compare what is judged at the same "
+                      f"moment")
+
+
+def halves(names: Sequence[str], seed: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Devices for A and devices for B: which a device belongs to follows from its name and the seed alone."""
+    ordered = sorted(names, key=lambda name: seed_of(seed, "A or B", name))
+    first = set(ordered[:len(names) // 2])
+    return tuple(name for name in names if name in first), tuple(name for name in names if name not in first)
+
+
+def entries(seen: Released, candidate: int, when: str, both: bool = False) -> list[tuple[str, Entry]]:
+    return [(group, entry) for group, totals in ((ALL, seen.whole), *seen.groups.items()) for entry in totals.entries
+            if entry.when == when and (entry.kind == PAIRED if both else entry.kind == ALONE and entry.about == (candidate,))]
+
+
+def means(entry: Entry, by: str) -> Means:
+    return WEIGHINGS[by](np.asarray(entry.moments.sums), entry.moments.columns)
+
+
+def changed(a: Entry, b: Entry, found: Difference, group: str) -> Change | None:
+    """None: it is withheld."""
+    told = {name: float(value) if isfinite(value) else None for name, value in found._asdict().items()}
+    mean, other, delta, error = told["a"], told["b"], told["delta"], told["error"]
+    if mean is None or other is None or delta is None or error is None:
+        return None
+    p = float(found.p) if isfinite(found.p) else 1.0
+    return Change(a.metric, group, (a.moments.devices, b.moments.devices), mean, other, delta, error, told["percent"], told["low"],
+                  told["high"], p, p, SAME)
+
+
+def compared(empty: Comparison, found: Mapping[tuple[str, str], Change | None], goal: str) -> Comparison:
+    """With verdicts: the whole by its own p, groups by Holm's."""
+    changes: list[Change] = []
+    for metric in sorted({metric for _, metric in found}):
+        whole = [one for (group, name), one in found.items() if name == metric and group == ALL and one is not None]
+        groups = [one for (group, name), one in found.items() if name == metric and group != ALL and one is not None]
+        adjusted = holm([one.p for one in groups])
+        groups = [replace(one, holm=p) for one, p in zip(groups, adjusted, strict=True)]
+        ahead = empty.failed.get(empty.b, 0) - empty.failed.get(empty.a, 0)
+        changes += [replace(one, verdict=verdict(one, goal, 1 - empty.level, ahead)) for one in (*whole, *groups)]
+    if not changes:
+        why = [f"{name}: no finite number on {count} devices" for name, count in empty.failed.items()] or list(empty.withheld)
+        raise Mistake(f"A and B have no metric in common that may be told of; {'; '.join(why) or 'nothing was measured'}")
+    return replace(empty, changes=tuple(changes))
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """Holm's p: that of several tests together.
+
+    >>> holm([0.01, 0.04, 0.03])
+    [0.03, 0.06, 0.06]
+    """
+    rising = sorted(range(len(p)), key=lambda place: p[place])
+    found, highest = [0.0] * len(p), 0.0
+    for rank, place in enumerate(rising):
+        highest = max(highest, min((len(p) - rank) * p[place], 1.0))
+        found[place] = highest
+    return found
+
+
+def verdict(change: Change, goal: str, chance: float, failures_of_b: int) -> str:
+    """In a word. `failures_of_b`: devices on which B diverged, minus those of A: a mean without them praises whoever failed there."""
+    if change.p >= chance:
+        return SAME
+    wanted = target(goal)
+    most = wanted.most if change.metric == wanted.metric else False if change.metric == LOSS else None
+    up = change.delta > 0
+    word = ("higher" if up else "lower") if most is None else "better" if up == most else "worse"
+    praised = failures_of_b > 0 if word == "better" else failures_of_b < 0 if word == "worse" else failures_of_b != 0
+    return word if change.holm < chance and not praised else f"perhaps {word}"

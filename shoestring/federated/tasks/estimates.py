@@ -1,0 +1,159 @@
+"""Means over devices and over samples, how sure they are, and the interval of a difference in percent: all of it from sums alone.
+
+The device is what was drawn at random, so its samples are not independent, and both means have a standard error between devices.
+
+    over devices    m = sum v_i / n           var = sum (v_i - m)^2 / (n (n - 1))                      n - 1 degrees of freedom
+    over samples    r = sum s_i / sum w_i     var = sum (s_i - r w_i)^2 / ((sum w_i)^2 f)              (sum w)^2 / sum w^2 - 1
+                    f = 1 + sum w^2 / (sum w)^2 - 2 sum w^3 / (sum w sum w^2)      large devices pull r to themselves; equal ones: 1 - 1/n
+
+f is what sum (s_i - r w_i)^2 is too small by if values are equally spread on all devices, and the degrees of freedom are those of as many
+equal devices as weigh the same (Bell, McCaffrey 2002, Bias reduction in standard errors for linear regression with multi-stage samples,
+Survey Methodology 28; Kish 1965, Survey Sampling, section 8.2).
+
+The difference in percent is a ratio, d / a, and its interval Fieller's: all delta for which the mean of d - delta a may be 0,
+
+    (d - delta a)^2  <=  t^2 (var d - 2 delta cov(a, d) + delta^2 var a)
+
+which keeps its level where a is uncertain (Fieller 1954, Some problems in interval estimation, J. Royal Statistical Society B 16). Where a
+can't be told from 0 there is no such interval. Two independent samples are the same with d = b - a, and t has the degrees of freedom of
+Welch (1947, The generalization of Student's problem when several different population variances are involved, Biometrika 34).
+
+Everything takes one set of sums or an array of many.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from shoestring.federated.tasks.aggregates import HEAD, Floats, upper
+from shoestring.federated.tasks.student import quantile, tails
+
+LEVEL = 0.95
+LEAST_F = 0.25          # where one device has nearly all samples, f would be 0: nothing can be known then
+ROUNDING = 16 * float(np.finfo(np.float64).eps)
+
+
+class Means(NamedTuple):
+    mean: Floats        # (..., k)
+    cov: Floats         # (..., k, k) of these means
+    df: Floats          # (...) degrees of freedom
+    rounding: Floats    # (..., k): variances below this are rounding
+
+
+class Sums(NamedTuple):
+    devices: Floats
+    w: Floats
+    w2: Floats
+    w3: Floats
+    v: Floats           # (..., k)
+    vv: Floats          # (..., k, k)
+    s: Floats
+    ws: Floats
+    ss: Floats
+
+
+def parts(sums: Floats, k: int) -> Sums:
+    """The sums by what they are of."""
+    half = k * (k + 1) // 2
+    ends = np.cumsum([HEAD, k, half, k, k, half])
+    head, v, vv, s, ws, ss = np.split(sums, ends[:-1], axis=-1)
+    return Sums(head[..., 0], head[..., 1], head[..., 2], head[..., 3], v, square(vv, k), s, ws, square(ss, k))
+
+
+def square(half: Floats, k: int) -> Floats:
+    i, j = upper(k)
+    whole = np.zeros((*half.shape[:-1], k, k))
+    whole[..., i, j] = whole[..., j, i] = half
+    return whole
+
+
+def outer(a: Floats, b: Floats) -> Floats:
+    return a[..., :, None] * b[..., None, :]
+
+
+def by_device(sums: Floats, k: int) -> Means:
+    """Every device counts the same."""
+    found = parts(sums, k)
+    n = found.devices[..., None]
+    mean = found.v / n
+    scale = n * np.maximum(n - 1, 1)
+    cov = (found.vv - outer(mean, mean) * n[..., None]) / scale[..., None]
+    return settled(mean, cov, np.maximum(found.devices - 1, 1), ROUNDING * diagonal(found.vv) / scale)
+
+
+def by_sample(sums: Floats, k: int) -> Means:
+    """Every sample counts the same, so a device counts by how many it has."""
+    found = parts(sums, k)
+    w, w2 = found.w[..., None], found.w2[..., None]
+    mean = found.s / w
+    crossed = outer(mean, found.ws)
+    residual = found.ss - crossed - crossed.swapaxes(-1, -2) + outer(mean, mean) * w2[..., None]
+    pulled = np.maximum(1 + found.w2 / found.w**2 - 2 * found.w3 / (found.w * found.w2), LEAST_F)[..., None]
+    scale = w**2 * pulled
+    return settled(mean, residual / scale[..., None], np.maximum(effective(sums) - 1, 1), ROUNDING * diagonal(found.ss) / scale)
+
+
+def effective(sums: Floats) -> Floats:
+    """Equal devices that would weigh as evenly as these."""
+    w, w2 = sums[..., 1], sums[..., 2]
+    return np.asarray(w**2 / w2)
+
+
+def diagonal(matrix: Floats) -> Floats:
+    return np.diagonal(matrix, axis1=-2, axis2=-1)
+
+
+def settled(mean: Floats, cov: Floats, df: Floats, rounding: Floats) -> Means:
+    """Rounding makes no variance negative."""
+    cov = cov.copy()
+    places = np.arange(mean.shape[-1])
+    cov[..., places, places] = np.maximum(diagonal(cov), 0.0)
+    return Means(mean, cov, df, rounding)
+
+
+WEIGHINGS: dict[str, Callable[[Floats, int], Means]] = {"devices": by_device, "samples": by_sample}
+
+
+class Difference(NamedTuple):
+    """Of b to a. Percentages are of |a|; not a number: a can't be told from 0, or is withheld."""
+
+    a: Floats
+    b: Floats
+    delta: Floats       # b - a
+    error: Floats       # its standard error
+    percent: Floats
+    low: Floats         # percent
+    high: Floats        # percent
+    p: Floats           # the chance of as large a difference if there were none
+
+
+def paired(found: Means, level: float = LEVEL) -> Difference:
+    """The same devices measured both: of columns a and d = b - a."""
+    a, d = found.mean[..., 0], found.mean[..., 1]
+    return difference(a, d, found.cov[..., 0, 0], found.cov[..., 0, 1], found.cov[..., 1, 1], found.df, level)
+
+
+def independent(first: Means, second: Means, level: float = LEVEL) -> Difference:
+    """Other devices measured b: of the first column of each."""
+    a, b, va, vb = first.mean[..., 0], second.mean[..., 0], first.cov[..., 0, 0], second.cov[..., 0, 0]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.where(a != 0, b / a, 1.0)
+        x, y = vb, ratio**2 * va
+        df = np.where(x + y > 0, (x + y) ** 2 / (x**2 / second.df + y**2 / first.df), first.df + second.df)
+    return difference(a, b - a, va, -va, va + vb, df, level)
+
+
+def difference(a: Floats, d: Floats, vaa: Floats, vad: Floats, vdd: Floats, df: Floats, level: float) -> Difference:
+    sign = np.where(a < 0, -1.0, 1.0)   # percentages of |a|
+    size, vad = sign * a, sign * vad
+    t = np.vectorize(lambda one: quantile(level, float(one)) if one > 0 else np.nan, otypes=[float])(df)
+    error = np.sqrt(np.maximum(vdd, 0.0))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        square, middle, rest = size**2 - t**2 * vaa, d * size - t**2 * vad, d**2 - t**2 * vdd
+        wide = np.sqrt(np.maximum(middle**2 - square * rest, 0.0))
+        low, high = (np.where(square > 0, 100 * (middle + way * wide) / square, np.nan) for way in (-1, 1))
+        percent = np.where(size > 0, 100 * d / size, np.nan)
+        p = np.vectorize(tails, otypes=[float])(np.where(d == 0, 0.0, d / error), df)
+    return Difference(a, a + d, d, error, percent, low, high, p)

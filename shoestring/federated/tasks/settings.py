@@ -1,0 +1,101 @@
+"""Candidate settings of a device's own training, and grids of them as text: `lr=0.01,0.1,1 epochs=1,2` are six."""
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from itertools import product
+
+from shoestring.core.errors import Mistake
+from shoestring.core.local import Local
+from shoestring.core.suggest import did_you_mean
+
+KINDS: Mapping[str, type] = {"epochs": int, "batch": int, "lr": float, "steps": int}   # of Local, what a candidate can set
+REFUSED = {
+    "held_out": "candidates are compared by the same records, so it is the same for all: set it in the job's Local",
+    "optimizer": "it is a function of the job: set it in the job's Local",
+}
+MOST = 1000   # settings of a grid
+
+Value = int | float
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What is tried: weights, and how the device trains them on its own records before they are judged."""
+
+    name: str
+    settings: Mapping[str, Value] = field(default_factory=dict)   # of Local; those that are not given are the job's
+    model: str = ""                                               # the name of its weights among the task's models
+    trains: bool = True                                           # else the weights are judged as they are
+
+    def local(self, of_job: Local) -> Local:
+        """The job's Local with these settings."""
+        check(self.settings)
+        if "lr" in self.settings and of_job.optimizer is not None:
+            raise Mistake(f"{self.name}: the job's Local has an optimizer of its own, which knows no lr: leave lr out of the settings, or "
+                          f"the optimizer out of Local")
+        return replace(of_job, **self.settings)   # type: ignore[arg-type]   # checked above
+
+
+def check(settings: Mapping[str, object]) -> None:
+    for name, value in settings.items():
+        if name in REFUSED:
+            raise Mistake(f"{name}={value} among settings: {REFUSED[name]}")
+        if name not in KINDS:
+            known = [one.name for one in fields(Local) if one.name in KINDS]
+            raise Mistake(f"a device's training has no setting {name!r}; it has {', '.join(known)}{did_you_mean(name, known)}")
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not number or (KINDS[name] is int and value != int(value)):   # type: ignore[call-overload]
+            raise Mistake(f"{name}={value} among settings: give a {'whole ' * (KINDS[name] is int)}number")
+    Local(**settings)   # type: ignore[arg-type]   # refuses what is out of range
+
+
+def candidates_of(settings: Sequence[Mapping[str, Value]], model: str = "") -> tuple[Candidate, ...]:
+    """Settings as candidates of one model, by name."""
+    return tuple(Candidate(text_of(one), one, model) for one in settings)
+
+
+def text_of(settings: Mapping[str, Value]) -> str:
+    """
+    >>> text_of({"lr": 0.1, "epochs": 2}), text_of({})
+    ('lr=0.1 epochs=2', 'as in the job')
+    """
+    return " ".join(f"{name}={value}" for name, value in settings.items()) or "as in the job"
+
+
+def settings_of(written: str) -> tuple[Mapping[str, Value], ...]:
+    """All combinations of the values that are given.
+
+    >>> settings_of("lr=0.01,0.1 epochs=1,2")
+    ({'lr': 0.01, 'epochs': 1}, {'lr': 0.01, 'epochs': 2}, {'lr': 0.1, 'epochs': 1}, {'lr': 0.1, 'epochs': 2})
+    """
+    values: dict[str, tuple[Value, ...]] = {}
+    for item in written.split():
+        name, equals, given = item.partition("=")
+        if not equals or not name or not given:
+            raise Mistake(f"{item!r} among settings: write a name, = and one or several values, such as lr=0.01,0.1")
+        if name in values:
+            raise Mistake(f"{name} is given twice among settings: write all its values at once, such as {name}=1,2")
+        values[name] = tuple(value_of(name, one) for one in given.split(","))
+        for value in values[name]:
+            check({name: value})
+        if len(set(values[name])) < len(values[name]):
+            raise Mistake(f"{item!r} among settings has a value twice: leave one out")
+    if not values:
+        raise Mistake("no settings: write a grid, such as lr=0.01,0.1,1 epochs=1,2")
+    found = tuple(dict(zip(values, combination, strict=True)) for combination in product(*values.values()))
+    if len(found) > MOST:
+        raise Mistake(f"{written!r} makes {len(found):,} settings: give at most {MOST:,}")
+    return found
+
+
+def value_of(name: str, text: str) -> Value:
+    try:
+        value = ast.literal_eval(text)
+    except (SyntaxError, ValueError):
+        value = None
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        check({name: 1})   # an unknown name is what is told first
+        raise Mistake(f"{name}={text} among settings: {text!r} is not a number")
+    return float(value) if KINDS.get(name) is float else value

@@ -1,0 +1,137 @@
+"""A task for devices: a configuration and attachments. Results and telemetry come back; on-device records stay.
+
+    task.json                 the configuration, with a seal that shows damage
+    models/NAME.f32           weights, a row of 32-bit numbers each, known by their SHA-256
+
+What a device runs is the job file that `code` names, by its digest: a device that has another one refuses.
+"""
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoestring.core.codec import Unreadable, from_json, to_json
+from shoestring.core.errors import Mistake
+from shoestring.core.files import drafted
+from shoestring.core.job import target
+from shoestring.core.seal import Damaged, sealed, unsealed
+from shoestring.core.suggest import did_you_mean
+from shoestring.federated.tasks.release import LEAST
+from shoestring.federated.tasks.settings import Candidate
+
+KINDS = ("train", "evaluate", "tune", "compare")
+FILE = "task.json"
+
+
+@dataclass(frozen=True)
+class Attachment:
+    """A file that goes with a task."""
+
+    name: str
+    path: str                                                # in the task's folder
+    sha256: str
+    size: int                                                # bytes
+
+
+@dataclass(frozen=True)
+class Code:
+    """The job file that devices run, and its flags."""
+
+    file: str
+    sha256: str
+    flags: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class FederatedTask:
+    VERSION: ClassVar[int] = 1
+
+    kind: str                                                # one of KINDS
+    code: Code
+    models: tuple[Attachment, ...]
+    candidates: tuple[Candidate, ...] = ()                   # of a comparison: A and B
+    goal: str = "min loss"                                   # what a tuning chooses by
+    by: str = "devices"                                      # means over "devices" or "samples"
+    seed: int = 0
+    least: int = LEAST                                       # devices that anything is told about
+    edges: Mapping[str, tuple[float, ...]] = field(default_factory=dict)   # of histograms, by metric
+    parameters: Mapping[str, Any] = field(default_factory=dict)            # of a training: rounds, techniques; of a tuning: halving
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise Mistake(f"a task of the kind {self.kind!r}: there are {', '.join(KINDS)}{did_you_mean(self.kind, KINDS)}")
+        if self.by not in ("devices", "samples"):
+            raise Mistake(f"by={self.by!r} in a task: means are over \"devices\" or \"samples\"")
+        if self.kind == "compare" and len(self.candidates) != 2:
+            raise Mistake(f"a comparison of {len(self.candidates)} candidates: give two, A and B")
+        if self.kind in ("evaluate", "tune") and not self.candidates:
+            raise Mistake(f"a task of the kind {self.kind} without candidates: give settings, or models")
+        names = [one.name for one in self.models]
+        for one in self.candidates:
+            if one.model not in names:
+                raise Mistake(f"the candidate {one.name!r} is of the model {one.model!r}, and the task has {', '.join(map(repr, names))}")
+        target(self.goal)
+
+
+def code_of(file: str | Path, flags: Mapping[str, Any] | None = None) -> Code:
+    return Code(str(file), hashlib.sha256(Path(file).read_bytes()).hexdigest(), dict(flags or {}))
+
+
+def check_code(code: Code, file: str | Path) -> None:
+    """A device runs the code of the task, or nothing."""
+    if hashlib.sha256(Path(file).read_bytes()).hexdigest() != code.sha256:
+        raise Mistake(f"{file} is not the job file of the task: its SHA-256 is another one; get {code.file} as it was when the task "
+                      f"was made")
+
+
+def attach(name: str, row: Tensor, folder: Path) -> Attachment:
+    """Write weights beside a task."""
+    data = row.detach().to(torch.float32).contiguous().numpy().astype("<f4").tobytes()
+    digest = hashlib.sha256(data).hexdigest()
+    path = Path("models") / f"{digest[:16]}.f32"
+    (folder / "models").mkdir(parents=True, exist_ok=True)
+    with drafted(folder / path) as draft:
+        draft.write_bytes(data)
+    return Attachment(name, str(path), digest, len(data))
+
+
+def row_of(attachment: Attachment, folder: Path) -> Tensor:
+    """The weights, if they are what was attached."""
+    file = (folder / attachment.path).resolve()
+    if not file.is_relative_to(folder.resolve()):
+        raise Mistake(f"the model {attachment.name!r} lies outside of the task's folder, at {attachment.path}: it is not read")
+    try:
+        data = file.read_bytes()
+    except FileNotFoundError:
+        raise Mistake(f"the model {attachment.name!r} is missing: there is no {file}") from None
+    if hashlib.sha256(data).hexdigest() != attachment.sha256:
+        raise Mistake(f"the model {attachment.name!r} is not what was attached: {file} has another SHA-256; attach it again")
+    return torch.from_numpy(np.frombuffer(data, "<f4").copy())
+
+
+def write(task: FederatedTask, folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    with drafted(folder / FILE) as draft:
+        draft.write_bytes(sealed(to_json(task)))
+    return folder / FILE
+
+
+def read(folder: Path) -> FederatedTask:
+    """A task as it was written; what is damaged, unknown or of a newer version is refused."""
+    try:
+        return from_json(FederatedTask, unsealed((folder / FILE).read_bytes())[0])
+    except FileNotFoundError:
+        raise Mistake(f"there is no task in {folder}: it has no {FILE}") from None
+    except (Damaged, Unreadable) as error:
+        raise Mistake(f"{folder / FILE} can't be used: {error}") from error
+
+
+def models_of(task: FederatedTask, folder: Path) -> dict[str, Tensor]:
+    return {one.name: row_of(one, folder) for one in task.models}

@@ -1,0 +1,1 @@
+"""Privacy: what a release tells of one record or one device, bounded and counted."""

@@ -1,0 +1,119 @@
+"""A/B tables: run 1 against run 2, by metric and by group, each with its difference in percent and the interval that holds it.
+
+The interval is drawn beside its numbers: where it lies clear of the line at zero, the two differ. All rows of a table have one scale.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import median
+
+from markupsafe import Markup
+
+from shoestring.show.page.render import NONE, render
+from shoestring.show.page.words import Entries, dicts, loss_text, number
+
+TITLE = "Run 1 against run 2"
+MOST_TABLES, MOST_ROWS = 6, 60   # of all tables together: what keeps the page small
+WIDTH, MIDDLE, EDGE = 200.0, 100.0, 6.0   # of the picture of an interval; zero is in its middle
+WIDEST = 3.0   # times the usual interval: a wider one is cut, so that one small group does not make all others points
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Where the picture of an interval goes."""
+
+    label: str
+    x: str
+    width: str
+    at: str       # of the estimate; empty: it lies outside
+    tone: str
+
+
+@dataclass(frozen=True)
+class Row:
+    metric: str
+    group: str
+    one: str
+    other: str
+    delta: str
+    span: str              # the interval in words
+    devices: str
+    verdict: str
+    tone: str
+    interval: Interval | None
+
+
+def comparisons(story: Entries) -> list[Markup]:
+    """A section for every comparison that has a row."""
+    drawn, left = [], MOST_ROWS
+    for told in dicts(story.get("comparisons"))[:MOST_TABLES]:
+        found = dicts(told.get("rows"))
+        most = scale_of(found)
+        rows = [row_of(one, most) for one in found[:left]]
+        left -= len(rows)
+        if rows:
+            reach = f"The pictures reach to {most:,.2g} % on either side." if any(row.interval for row in rows) else ""
+            drawn.append(render("comparisons.html", title=told.get("title") or TITLE, reach=reach, rows=rows, more=len(found) - len(rows)))
+    return drawn
+
+
+def scale_of(found: list[Entries]) -> float:
+    """Percent from the middle of the pictures to their edge."""
+    ends = [max(abs(low), abs(high)) for one in found
+            if (low := number(one.get("low"))) is not None and (high := number(one.get("high"))) is not None]
+    return (min(max(ends), WIDEST * median(ends)) if ends else 0.0) or 1.0
+
+
+def row_of(one: Entries, most: float) -> Row:
+    delta, low, high, devices = (number(one.get(name)) for name in ("delta_percent", "low", "high", "devices"))
+    verdict = str(one.get("verdict") or "")
+    tone = tone_of(verdict)
+    span = f"{percent(low)} to {percent(high)}" if low is not None and high is not None else ""
+    return Row(str(one.get("metric") or NONE), str(one.get("group") or ""), known(one.get("one")), known(one.get("other")),
+               NONE if delta is None else f"{percent(delta)} %", span, NONE if devices is None else f"{devices:,.0f}", verdict, tone,
+               interval(delta, low, high, most, tone))
+
+
+def known(value: object) -> str:
+    found = number(value)
+    return NONE if found is None else loss_text(found)
+
+
+def percent(value: float) -> str:
+    """
+    >>> percent(1.234), percent(-12.34), percent(0.0), percent(1234.5)
+    ('+1.23', '-12.3', '0.00', '+1,234')
+    """
+    digits = 2 if abs(value) < 10 else 1 if abs(value) < 100 else 0
+    return f"{value:+,.{digits}f}" if round(value, digits) else f"{0.0:.{digits}f}"
+
+
+def tone_of(verdict: str) -> str:
+    """The colour of what was found: that it is no news is told by the neutral one.
+
+    >>> tone_of("worse"), tone_of("Better by 2 %"), tone_of("no difference seen")
+    ('alert', 'update', 'other')
+    """
+    first = verdict.lower().split(" ")[0].strip(".,:;")
+    return {"worse": "alert", "better": "update"}.get(first, "other")
+
+
+def interval(delta: float | None, low: float | None, high: float | None, most: float, tone: str) -> Interval | None:
+    """
+    >>> interval(1.0, 0.0, 2.0, 2.0, "other")
+    Interval(label='+1.00 %, from 0.00 to +2.00 %', x='100.0', width='94.0', at='147.0', tone='other')
+    """
+    if low is None or high is None:
+        return None
+    low, high = min(low, high), max(low, high)
+    start, end = place(low, most), place(high, most)
+    label = f"{'' if delta is None else f'{percent(delta)} %, '}from {percent(low)} to {percent(high)} %"
+    at = "" if delta is None or abs(delta) > most else f"{place(delta, most):.1f}"
+    return Interval(label, f"{start:.1f}", f"{max(1.5, end - start):.1f}", at, tone)
+
+
+def place(value: float, most: float) -> float:
+    """Where a percentage goes; beyond the scale to its edge, which is further out."""
+    if abs(value) > most:
+        return WIDTH if value > 0 else 0.0
+    return MIDDLE + (MIDDLE - EDGE) * value / most

@@ -1,0 +1,94 @@
+"""The figures one looks at first, big, each with a word on it."""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from shoestring.core.units import about, bytes_text, seconds_text
+from shoestring.show.page.curves import HELD_OUT, metric_names
+from shoestring.show.page.drawing import Strip, strip
+from shoestring.show.page.federation import Privacy, last_of, privacy, total
+from shoestring.show.page.times import clock_of
+from shoestring.show.page.words import (
+    Entries,
+    counted,
+    figure_of,
+    inner,
+    loss_text,
+    number,
+    numbers,
+    pace,
+    rate_text,
+    seconds_left,
+    state_of,
+    step_word,
+    whole,
+)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A figure that one looks at first, and a word on it."""
+
+    name: str
+    figure: str
+    note: str = ""
+    over: bool = False         # above the budget
+    bar: Strip | None = None   # how much of the budget it is
+
+
+def tiles(story: Entries) -> Iterator[Tile]:
+    """The figures one looks at first, big."""
+    losses, one, left = numbers(story.get("losses")), pace(story), seconds_left(story)
+    used, budget, word = figure_of(story, "measured", "process_bytes"), figure_of(story, "budget", "memory"), step_word(story)
+    if losses:
+        yield Tile("Training loss", loss_text(losses[-1]), f"from {loss_text(losses[0])}")
+    yield from best_tiles(story)
+    if epochs := whole(story, "epochs"):
+        going = state_of(story) == "training"
+        yield Tile("Epoch" if going else "Epochs", f"{epochs + going:,}", f"{epochs:,} over" if going else "rounds of the data")
+    if word == "round":
+        yield from federated_tiles(story)
+    if one is not None:
+        yield Tile("Speed", rate_text(1 / one, word), f"{seconds_text(one)} a {word}")
+    if used is not None and (budget is not None or word == "step"):
+        over = budget is not None and used > budget
+        yield Tile("Memory", bytes_text(used), "" if budget is None else f"{'above the' if over else 'of'} {bytes_text(budget)}", over)
+    found = clock_of(story)
+    trained = found.trained if found else None
+    if state_of(story) == "training" and left is not None:
+        yield Tile("Time left, about", about(left), f"{about(trained)} so far" if trained is not None else "")
+    elif trained:
+        yield Tile("Training time", about(trained), f"and {about(found.planning)} of planning" if found and found.planning >= 0.5 else "")
+
+
+def best_tiles(story: Entries) -> Iterator[Tile]:
+    """The best validation: its loss and the first of the job's own metrics."""
+    best = inner(story, "best")
+    at = f"best, {step_word(story)} {whole(best, 'step'):,}"
+    names = [name for name in metric_names(story) if number(best.get(name)) is not None]
+    for name in [name for name in names if name == HELD_OUT] + [name for name in names if name != HELD_OUT][:1]:
+        yield Tile("Held-out loss" if name == HELD_OUT else name[:30].capitalize(), loss_text(best[name]), at)
+
+
+def federated_tiles(story: Entries) -> Iterator[Tile]:
+    """Who took part in the last round, the privacy that is spent, bytes, and who is missing."""
+    took, away, turned = (last_of(story, name) for name in ("participants", "missing", "rejected"))
+    if took is not None:
+        yield Tile("Participants", f"{took:,.0f}", f"of {took + (away or 0) + (turned or 0):,.0f} in the last round")
+    if (spent := privacy(story)) is not None:
+        yield privacy_tile(spent)
+    up, down = total(story, "bytes_up", "up"), total(story, "bytes_down", "down")
+    if up is not None:
+        yield Tile("Sent up", bytes_text(up), "" if down is None else f"{bytes_text(down)} down")
+    missed, rejected = total(story, "missed", "missing"), total(story, "turned", "rejected")
+    if missed is not None or rejected is not None:
+        yield Tile("Missing", counted(int(missed or 0), "time"), f"{int(rejected or 0):,} turned away")
+
+
+def privacy_tile(spent: Privacy) -> Tile:
+    if spent.budget is None:
+        return Tile("Epsilon", loss_text(spent.spent), spent.at.strip())
+    share = spent.spent / spent.budget if spent.budget > 0 else 1.0
+    bar = strip(spent.text, [(0, min(1.0, max(0.0, share)), "alert" if spent.over else "optimizer")])
+    return Tile("Epsilon", loss_text(spent.spent), f"{'above' if spent.over else 'of'} {spent.budget:g}{spent.at}", spent.over, bar)

@@ -1,0 +1,108 @@
+"""Simulated devices: whoever does the work, and however often somebody dies meanwhile, the result is the same."""
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+
+import pytest
+import torch
+from tests.federated.toys import records, toy, toy_job
+from torch import Tensor
+
+from shoestring.core.errors import Mistake
+from shoestring.federated.cohort import How
+from shoestring.federated.parcel import Buffer
+from shoestring.federated.prepare import Prepared, parts_of
+from shoestring.federated.round import Played, play
+from shoestring.federated.technique import FederatedTechnique
+from shoestring.federated.work.scaffold import Scaffold
+
+CHUNKED = How("sequential", 2, "two at once")
+
+
+def rounds_of(given: Prepared, techniques: Sequence[FederatedTechnique] = (), count: int = 2) -> list[Played]:
+    parts = parts_of(given, techniques)
+    server, devices, found = given.server(parts), given.devices(parts), []
+    try:
+        for _ in range(count):
+            found.append(play(parts, server, devices, given.population))
+            server = found[-1].server
+    finally:
+        devices.close()
+    return found
+
+
+def weights(given: Prepared, techniques: Sequence[FederatedTechnique] = ()) -> Tensor:
+    return rounds_of(given, techniques)[-1].server.weights
+
+
+@pytest.mark.parametrize("techniques", [(), (Scaffold(),)], ids=["plain", "with state on devices"])
+def test_any_number_of_processes_gives_the_same_bits(techniques: tuple[FederatedTechnique, ...]) -> None:
+    alone = weights(toy(how=CHUNKED), techniques)
+    for processes in (2, 3):
+        assert torch.equal(weights(toy(how=CHUNKED, processes=processes), techniques), alone)
+
+
+def test_a_process_that_is_killed_is_replaced_and_nothing_changes() -> None:
+    given = toy(how=CHUNKED, processes=2)
+    parts = given.plain
+    server, devices = given.server(parts), given.devices(parts)
+    assert devices.pool is not None
+    try:
+        first = play(parts, server, devices, given.population)
+        os.kill(devices.pool.processes[0].process.pid, signal.SIGKILL)
+        second = play(parts, first.server, devices, given.population)
+    finally:
+        devices.close()
+    assert torch.equal(second.server.weights, weights(toy(how=CHUNKED)))
+
+
+def test_an_empty_client_is_named_and_the_round_goes_on() -> None:
+    job = toy_job(clients=lambda: {"full": records(1), "empty": [], "other": records(2)})
+    played = rounds_of(toy(job, per_round=3), count=1)[0]
+    assert set(played.participants) == {"full", "other"}
+    assert [(one.name, "has no records" in one.why) for one in played.rejected] == [("empty", True)]
+
+
+def test_a_client_that_fails_while_it_works_is_named_and_the_others_work_on() -> None:
+    odd = [(torch.zeros(2), torch.tensor(0))] * 4    # inputs of another width
+    job = toy_job(clients=lambda: {"a": records(1), "odd": odd, "b": records(2), "c": records(3)})
+    for processes in (1, 2):
+        played = rounds_of(toy(job, how=CHUNKED, per_round=4, processes=processes), count=1)[0]
+        assert set(played.participants) == {"a", "b", "c"} and [one.name for one in played.rejected] == ["odd"]
+        assert "RuntimeError" in played.rejected[0].why
+
+
+def test_an_update_that_is_not_a_number_is_rejected_by_name() -> None:
+    bad = [(torch.full((6,), float("inf")), torch.tensor(0))] * 4
+    job = toy_job(clients=lambda: {"a": records(1), "bad": bad})
+    played = rounds_of(toy(job, per_round=2), count=1)[0]
+    assert played.participants == ("a",) and played.rejected[0].name == "bad" and "not finite" in played.rejected[0].why
+    assert bool(played.server.weights.isfinite().all())
+
+
+def test_a_failure_of_everybody_is_a_mistake_that_says_what_failed() -> None:
+    def broken(model: object, batch: object) -> None:
+        raise RuntimeError("no such layer")
+
+    with pytest.raises(Mistake, match="all 2 devices of round 1 failed.*no such layer"):
+        rounds_of(toy(toy_job(forward=broken, clients=lambda: {"a": records(1), "b": records(2)}), per_round=2))
+
+
+def test_devices_of_like_size_work_together_and_everybody_once() -> None:
+    devices = toy(how=CHUNKED).devices(toy().plain)
+    names = [f"d{number}" for number in range(12)]
+    chunks = devices.chunks(names)
+    assert sorted(name for chunk in chunks for name in chunk) == sorted(names)
+    sizes = [devices.count(name) for chunk in chunks for name in chunk]
+    assert sizes == sorted(sizes)
+
+
+def test_what_does_not_fit_into_shared_memory_goes_through_the_pipe() -> None:
+    value = {"small": torch.arange(4), "large": torch.arange(1000.0), "words": ("a", 1), "none": torch.zeros(0)}
+    for size in (64, 1 << 16):
+        buffer = Buffer(size)
+        found = buffer.unwrapped(buffer.wrapped(value))
+        assert found["words"] == ("a", 1)
+        assert all(torch.equal(found[name], value[name]) for name in ("small", "large", "none"))
