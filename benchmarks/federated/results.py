@@ -72,8 +72,9 @@ def settings(data: Data) -> Iterator[Setting]:
     worst = int(MALICIOUS * data.per_round) + 2   # a round may have more than the share of all devices
     weights, norm = size_and_norm(data)
     for attack in ("sign-flip", "replacement"):   # as long as an honest update, and ten times as long
-        for name, use in (("FedAvg", ""), ("median", "CoordinateMedian()"), ("trimmed mean", f"TrimmedMean(share={worst / data.per_round})"),
-                          ("Krum", f"Krum(malicious={worst})"), ("multi-Krum", f"MultiKrum(malicious={worst})"),
+        for name, use in (("FedAvg", ""), ("median", "CoordinateMedian()"),
+                          ("trimmed mean", f"TrimmedMean(share={worst / data.per_round})"), ("Krum", f"Krum(malicious={worst})"),
+                          ("multi-Krum", f"MultiKrum(malicious={worst})"),
                           ("norm bound", f"NormBound(norm={norm:.2f})")):
             bad = ("--use", f"Malicious(share={MALICIOUS}, attack='{attack}')")
             yield Setting("malicious", f"{attack}, {name}", (*bad, *(("--use", use) if use else ())))
@@ -86,9 +87,9 @@ def size_and_norm(data: Data) -> tuple[int, float]:
     job = made_job(data)
     torch.manual_seed(job.seed)
     begun = nn.utils.parameters_to_vector(job.model().parameters())
-    found = [nn.utils.parameters_to_vector(trained(job, shuffled(one, job.local.batch), 1).parameters()) - begun
+    norms = [float((nn.utils.parameters_to_vector(trained(job, shuffled(one, job.local.batch), 1).parameters()) - begun).detach().norm())
              for one in all_records(job, data)[:9]]
-    return len(begun), sorted(float(one.norm()) for one in found)[len(found) // 2]
+    return len(begun), sorted(norms)[len(norms) // 2]
 
 
 def federated(data: Data, setting: Setting, rounds: int) -> dict[str, Any]:
@@ -101,8 +102,8 @@ def federated(data: Data, setting: Setting, rounds: int) -> dict[str, Any]:
     if done.returncode:
         return {"failed": (done.stderr or done.stdout).strip()[-300:]}
     told = json.loads(done.stdout)
-    return {"metrics": told["metrics"][-1], "words": words[4:-1],
-            **{key: told[key] for key in ("losses", "bytes_up", "bytes_down", "epsilon", "clients_per_second", "techniques", "rounds", "ended")}}
+    keys = ("losses", "bytes_up", "bytes_down", "epsilon", "clients_per_second", "techniques", "rounds", "ended", "weights_sha256")
+    return {"metrics": told["metrics"][-1], "words": words[4:-1], **{key: told[key] for key in keys}}
 
 
 def made_job(data: Data) -> Job:

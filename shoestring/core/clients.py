@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from shoestring.core.errors import Mistake
 
 
@@ -17,8 +20,25 @@ class Clients(Mapping[str, Any]):
     def name_of(self, number: int) -> str:
         """The name of a client by its number, from 0."""
 
+    @abstractmethod
+    def number_of(self, name: str) -> int:
+        """The number of a client by its name; a KeyError if there is none."""
+
+    @abstractmethod
+    def records(self, number: int) -> Any:
+        """The records of a client by its number."""
+
+    def __getitem__(self, name: str) -> Any:
+        return self.records(self.number_of(name))
+
     def __iter__(self) -> Iterator[str]:
         return map(self.name_of, range(len(self)))
+
+    def __contains__(self, name: object) -> bool:
+        try:
+            return isinstance(name, str) and self.number_of(name) >= 0
+        except KeyError:
+            return False
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,13 +61,14 @@ class Numbered(Clients):
     def name_of(self, number: int) -> str:
         return str(range(self.count)[number])
 
-    def __getitem__(self, name: str) -> Any:
-        if name not in self:
+    def number_of(self, name: str) -> int:
+        number = int(name) if name.isdecimal() and len(name) < 20 else self.count
+        if number >= self.count or str(number) != name:
             raise KeyError(name)
-        return self.make(int(name))
+        return number
 
-    def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and name.isdecimal() and len(name) < 20 and str(int(name)) == name and int(name) < self.count
+    def records(self, number: int) -> Any:
+        return self.make(number)
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,8 +88,32 @@ class Named(Clients):
     def name_of(self, number: int) -> str:
         return self.names[number]
 
-    def __getitem__(self, name: str) -> Any:
-        return self.make(self.numbers[name])
+    def number_of(self, name: str) -> int:
+        return self.numbers[name]
 
-    def __contains__(self, name: object) -> bool:
-        return name in self.numbers
+    def records(self, number: int) -> Any:
+        return self.make(number)
+
+
+@dataclass(frozen=True, eq=False)
+class Some(Clients):
+    """A few of many clients, with the names that they have there."""
+
+    everybody: Clients
+    chosen: Tensor      # their numbers there, ascending
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    def name_of(self, number: int) -> str:
+        return self.everybody.name_of(int(self.chosen[number]))
+
+    def number_of(self, name: str) -> int:
+        wanted = self.everybody.number_of(name)
+        place = int(torch.searchsorted(self.chosen, wanted))
+        if place == len(self.chosen) or int(self.chosen[place]) != wanted:
+            raise KeyError(name)
+        return place
+
+    def records(self, number: int) -> Any:
+        return self.everybody.records(int(self.chosen[number]))

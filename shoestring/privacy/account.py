@@ -20,7 +20,7 @@ from typing import Any
 from shoestring.core.errors import Mistake
 
 EXACT, QUICK, COARSE = 1e-4, 1e-3, 1e-2   # distance of the grid's points, in units of epsilon
-LEAST, MOST = 0.2, 1e5                    # multipliers among which one is looked for
+LEAST, MOST = 0.3, 1e5                    # multipliers among which one is looked for
 DIGITS = 4                                # that one has
 
 
@@ -77,7 +77,7 @@ def composed(events: Events, delta: float, interval: float) -> float:
 @lru_cache(maxsize=8)
 def loss_of(kind: SampledGaussian, interval: float) -> Any:
     """The privacy loss of one round: what takes most of the time, so it is kept."""
-    from dp_accounting import NeighboringRelation  # type: ignore[import-untyped]
+    from dp_accounting import NeighboringRelation
 
     return library().from_gaussian_mechanism(
         standard_deviation=kind.multiplier, sampling_prob=kind.rate, value_discretization_interval=interval,
@@ -88,7 +88,7 @@ def library() -> Any:
     """dp-accounting, when it is needed: it takes a second to import."""
     if why := missing():
         raise Mistake(why)
-    from dp_accounting.pld import privacy_loss_distribution  # type: ignore[import-untyped]
+    from dp_accounting.pld import privacy_loss_distribution
 
     return privacy_loss_distribution
 
@@ -102,8 +102,10 @@ def noise_for(epsilon: float, rate: float, rounds: int, delta: float) -> float:
     check_delta(delta)
     if not 0 < epsilon < inf:
         raise Mistake(f"epsilon={epsilon}: give a number above 0; 1 to 10 are usual")
-    grid = min(COARSE, epsilon / 100)
+    grid = min(COARSE, max(epsilon / 100, EXACT))
     safe = least_noise(epsilon, rate, rounds, delta, grid)
+    if safe <= LEAST:
+        return LEAST
     off = epsilon_of(safe, rate, rounds, delta, grid) - epsilon_of(safe, rate, rounds, delta)
     found = rounded_up(least_noise(epsilon + off, rate, rounds, delta, grid))
     while epsilon_of(found, rate, rounds, delta) > epsilon:

@@ -78,11 +78,11 @@ def test_runs_that_count_rounds_are_overlaid_by_round(browser: Any, tmp_path: Pa
         federated_run(tmp_path / "runs" / f"run-{place}", done=20, epsilon=2.0 + place)
     with served(tmp_path / "runs") as server, tab(browser, 390) as opened:
         opened.goto(server.url)
-        opened.wait_for_function("document.querySelectorAll('.stage path.curve').length === 2")
+        opened.wait_for_function("() => document.querySelectorAll('.stage path.curve').length === 2")
         assert "round" in opened.locator(".stage text").all_text_contents()
         opened.get_by_role("combobox").select_option("bytes up")
-        opened.wait_for_function("[...document.querySelectorAll('.stage text')].some(one => one.textContent.endsWith(' KiB'))")
+        opened.wait_for_function("() => [...document.querySelectorAll('.stage text')].some(one => one.textContent.endsWith(' KiB'))")
         assert opened.evaluate("document.documentElement.scrollWidth") <= 390
         made_run(tmp_path / "runs" / "gpt", done=30)
         seen(opened, "Died at step 30 of 400")
-        opened.wait_for_function("[...document.querySelectorAll('.stage text')].some(one => one.textContent === 'step or round')")
+        opened.wait_for_function("() => [...document.querySelectorAll('.stage text')].some(one => one.textContent === 'step or round')")

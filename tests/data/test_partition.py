@@ -193,6 +193,16 @@ def test_fewer_clients_than_there_are_are_drawn_from_the_seed() -> None:
     assert clients_of(job(clients=lambda: Numbered(50, lambda number: [number])), 9, 0)[drawn(9, 0)[4]] == [int(drawn(9, 0)[4])]
 
 
+def test_some_clients_are_a_mapping_of_those_alone() -> None:
+    found = clients_of(job(clients=lambda: {name: [name] for name in "abcdefgh"}), 3, 0)
+    chosen = list(found)
+    assert len(chosen) == 3 and dict(found) == {name: [name] for name in chosen}
+    assert [name for name in "abcdefgh" if name in found] == chosen and "z" not in found
+    for other in sorted(set("abcdefghz") - set(chosen)):
+        with pytest.raises(KeyError):
+            found[other]
+
+
 def test_a_million_numbered_clients_are_made_one_at_a_time() -> None:
     made: list[int] = []
 

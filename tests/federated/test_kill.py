@@ -90,15 +90,36 @@ def test_noise_that_can_not_keep_the_budget_is_refused_before_the_first_round(fi
 
 
 def test_a_run_ends_before_its_budget_is_exceeded(file: Path, tmp_path: Path) -> None:
-    """A ledger that holds two rounds of another life of the run, with other draws, leaves room for two of the four."""
+    """A ledger that holds two more rounds than this run has leaves room for two of the four."""
     folder = tmp_path / "run"
     assert killed(file, folder, lambda event: isinstance(event, Stepped) and event.step == 1, **PRIVATE)
     mine = next(iter(Spending(folder).entries.values()))
-    for number in (0, 1):
+    for number in (1000, 1001):
         Spending(folder).spend(replace(mine, round=number, digest="another"))
     report = run(file, folder, **PRIVATE)
     assert report["ended"] == "epsilon is spent" and report["rounds"] == 2 and report["epsilon"] <= PRIVATE["epsilon"]
     assert report_of(folder).state == "finished"
+
+
+def test_a_private_round_is_never_played_again_with_other_settings(file: Path, tmp_path: Path) -> None:
+    """The same noise on another sum would give devices away."""
+    folder = tmp_path / "run"
+    assert killed(file, folder, lambda event: isinstance(event, Stepped) and event.step == 1, **PRIVATE)
+    with pytest.raises(shoestring.Mistake, match="round 1 of .* was begun with other settings"):
+        run(file, folder, adopt=True, epsilon=9.0, delta=PRIVATE["delta"])
+    assert run(file, folder, adopt=True, **PRIVATE)["rounds"] == ROUNDS, "with those that it was begun with, it goes on"
+
+
+def test_a_ledger_that_was_deleted_does_not_make_it_forget(file: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    assert killed(file, folder, lambda event: isinstance(event, Saved) and event.step == 2, **PRIVATE)
+    whole = Spending(folder).epsilon()
+    lines = (folder / "privacy.jsonl").read_bytes()
+    (folder / "privacy.jsonl").write_bytes(lines[:len(lines) // 2])
+    assert Spending(folder, done=2).epsilon() == whole
+    (folder / "privacy.jsonl").unlink()
+    report = run(file, folder, **PRIVATE)
+    assert report["rounds"] == 2 and report["ended"] == "epsilon is spent", "of what kind the lost rounds were, nobody knows"
 
 
 def test_a_run_that_was_asked_for_something_else_is_refused(file: Path, tmp_path: Path) -> None:

@@ -65,7 +65,8 @@ def test_cut_off_anywhere_it_is_never_less_than_the_truth(tmp_path: Path) -> Non
     """The truth is that of the rounds that the run is known to have done; of the last line, that it was written at all."""
     whole = ledger(tmp_path, *rounds(2), *rounds(2, STRONG, 2)).read_bytes()
     truth = Spending(tmp_path).epsilon()
-    before = [0.0, *(spent(((SampledGaussian(8.0, 0.1), min(n, 2)), (SampledGaussian(4.0, 0.1), max(n - 2, 0))), 1e-5, QUICK) for n in range(1, 5))]
+    weak, strong = SampledGaussian(8.0, 0.1), SampledGaussian(4.0, 0.1)
+    before = [spent(((weak, min(count, 2)), (strong, max(count - 2, 0))), 1e-5, QUICK) for count in range(5)]
     for length in range(len(whole)):
         (tmp_path / NAME).write_bytes(whole[:length])
         assert Spending(tmp_path).epsilon() >= before[length // WIDTH], length
@@ -86,7 +87,7 @@ def test_with_any_bit_flipped_it_is_never_less_than_the_truth(tmp_path: Path) ->
 
 def test_after_a_torn_line_the_next_one_is_whole_and_the_torn_one_counts(tmp_path: Path) -> None:
     path = ledger(tmp_path, *rounds(3))
-    for left in (1, 100, WIDTH - 1):
+    for left in (1, 100, WIDTH - 2):
         path.write_bytes(path.read_bytes()[:2 * WIDTH + left])
         spending = Spending(tmp_path)
         spending.spend(replace(WEAK, round=2))
@@ -94,6 +95,9 @@ def test_after_a_torn_line_the_next_one_is_whole_and_the_torn_one_counts(tmp_pat
         assert len(path.read_bytes()) == 4 * WIDTH and again.damaged == 1
         assert again.epsilon() == spending.epsilon() == epsilon_of(8.0, 0.1, 4, 1e-5, QUICK)
         path.write_bytes(b"".join(path.read_bytes()[start:start + WIDTH] for start in (0, WIDTH, 3 * WIDTH)))
+    path.write_bytes(path.read_bytes()[:-1])   # a line that lacks only its end is made whole
+    Spending(tmp_path).spend(replace(WEAK, round=2))
+    assert Spending(tmp_path).epsilon() == epsilon_of(8.0, 0.1, 3, 1e-5, QUICK)
 
 
 def test_a_ledger_of_which_nothing_is_left_has_spent_everything(tmp_path: Path) -> None:

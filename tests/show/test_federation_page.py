@@ -99,7 +99,8 @@ def test_every_section_has_the_numbers_of_the_rounds(tmp_path: Path) -> None:
     assert (before["x"], before["y"], after["y"]) == ([10, 20], [0.81, 0.82], [0.91, 0.92])
     words = words_of(text)
     for said in ("Trained 20 rounds, each with 10 of 30 clients; epsilon 2.000 of 4 is spent.", "Participants 9 of 10 in the last round",
-                 f"Sent up {sum(took) / 1.024:.0f} KiB 781 KiB down", "Missing 10 times 4 turned away", "Epsilon 2.000 of 4 at delta 1e-6",
+                 f"Sent up {sum(took) / 1.024:.0f} KiB 781 KiB down", "Missing 10 times 4 turned away", "Epsilon 2.000 of 4, delta 1e-6",
+                 "Epsilon 2.000 of 4 is spent at delta 1e-6, 2.000 is left.",
                  "A device sends 1,000 B a round, of 1.95 KiB that it may. A device is given 3.91 KiB a round.",
                  "On what devices hold out: 0.8200 before, 0.9200 after their own work", "4 updates could not be used",
                  "writer-29 3 values are not numbers 20", "Up, a device 1,000 B 1,000 B as predicted 3.91 KiB",

@@ -14,7 +14,6 @@ from torch.nn import functional as F
 
 from shoestring.core.batch import Batch
 from shoestring.core.job import Job, default_forward
-from shoestring.core.private import has_hooks
 from shoestring.federated.cohort.dense import passes
 from shoestring.federated.cohort.stacked import Forward, Weights
 from shoestring.federated.cohort.way import Unsuitable
@@ -87,8 +86,6 @@ def one_by_one(x: Tensor, count: int) -> Tensor:
 
 def flattened(name: str, model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """The modules of nested Sequentials with the prefix of their weights' names."""
-    if has_hooks(model):
-        raise Unsuitable(f"it has a {type(model).__name__} with hooks")
     if type(model) is nn.Sequential:
         for place, child in model.named_children():
             yield from flattened(f"{name}{place}.", child)

@@ -10,7 +10,8 @@ from shoestring.federated.cohort.dense import dense_layers
 from shoestring.federated.cohort.fused import Fused
 from shoestring.federated.cohort.grids import grid_forward
 from shoestring.federated.cohort.sequential import Sequential, sequential
-from shoestring.federated.cohort.stacked import Forward, Stacked, vmapped
+from shoestring.federated.cohort.stacked import Forward, Stacked
+from shoestring.federated.cohort.vmapped import vmapped
 from shoestring.federated.cohort.way import Unsuitable, Way
 from shoestring.federated.layout import Layout
 from shoestring.federated.records import Records

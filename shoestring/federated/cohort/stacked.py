@@ -139,27 +139,3 @@ def stacked_optimizer(job: Job, objective: Objective, model: nn.Module, weights:
         if type(optimizer) in FUSED and not group.get("differentiable"):
             group["fused"], group["foreach"] = True, False
     return optimizer
-
-
-def vmapped(job: Job, model: nn.Module) -> Forward:
-    """Any model, by torch.func."""
-
-    called = Called(job, model)
-
-    def one(weights: Weights, batch: Batch) -> Tensor:
-        # The model's forward is called as the job does, with these weights in it
-        found: Tensor = torch.func.functional_call(called, {f"model.{name}": value for name, value in weights.items()}, (batch,))
-        return found
-
-    return torch.func.vmap(one, randomness="different")
-
-
-class Called(nn.Module):
-    """The job's forward and loss as a module, which functional_call can put weights into."""
-
-    def __init__(self, job: Job, model: nn.Module) -> None:
-        super().__init__()
-        self.job, self.model = job, model
-
-    def forward(self, batch: Batch) -> Tensor:
-        return self.job.loss(self.job.forward(self.model, batch), batch)

@@ -73,14 +73,6 @@ class Privacy:
     delta: float | None
 
     @property
-    def at(self) -> str:
-        """
-        >>> Privacy(1.0, None, 1e-6).at, Privacy(1.0, None, None).at
-        (' at delta 1e-6', '')
-        """
-        return "" if self.delta is None else f" at delta {short(self.delta)}"
-
-    @property
     def over(self) -> bool:
         return self.budget is not None and self.spent > self.budget
 
@@ -139,7 +131,8 @@ def epsilon(story: Entries) -> Markup:
     if spent is None:
         return Markup()
     left = "" if spent.budget is None or spent.over else f", {loss_text(spent.budget - spent.spent)} is left"
-    note = f"{spent.text.capitalize()}{spent.at}{left}."
+    at = "" if spent.delta is None else f" at delta {short(spent.delta)}"
+    note = f"{spent.text.capitalize()}{at}{left}."
     return Chart("epsilon", "Privacy", note, (line,), "round", rows="epsilon", zero=True, named=True,
                  budget=spent.budget).drawn()
 

@@ -20,6 +20,7 @@ from shoestring.show.page.words import (
     pace,
     rate_text,
     seconds_left,
+    short,
     state_of,
     step_word,
     whole,
@@ -79,16 +80,18 @@ def federated_tiles(story: Entries) -> Iterator[Tile]:
     if (spent := privacy(story)) is not None:
         yield privacy_tile(spent)
     up, down = total(story, "bytes_up", "up"), total(story, "bytes_down", "down")
-    if up is not None:
+    if up:
         yield Tile("Sent up", bytes_text(up), "" if down is None else f"{bytes_text(down)} down")
     missed, rejected = total(story, "missed", "missing"), total(story, "turned", "rejected")
-    if missed is not None or rejected is not None:
+    if took is not None or missed or rejected:
         yield Tile("Missing", counted(int(missed or 0), "time"), f"{int(rejected or 0):,} turned away")
 
 
 def privacy_tile(spent: Privacy) -> Tile:
+    delta = "" if spent.delta is None else f"delta {short(spent.delta)}"
     if spent.budget is None:
-        return Tile("Epsilon", loss_text(spent.spent), spent.at.strip())
+        return Tile("Epsilon", loss_text(spent.spent), delta)
     share = spent.spent / spent.budget if spent.budget > 0 else 1.0
     bar = strip(spent.text, [(0, min(1.0, max(0.0, share)), "alert" if spent.over else "optimizer")])
-    return Tile("Epsilon", loss_text(spent.spent), f"{'above' if spent.over else 'of'} {spent.budget:g}{spent.at}", spent.over, bar)
+    of = f"{'above' if spent.over else 'of'} {short(spent.budget)}"
+    return Tile("Epsilon", loss_text(spent.spent), f"{of}, {delta}" if delta else of, spent.over, bar)

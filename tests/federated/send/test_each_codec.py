@@ -134,12 +134,9 @@ def test_hadamard_is_the_matrix_of_its_definition() -> None:
     assert torch.allclose(hadamard(rows, 16), expected, atol=1e-6)
 
 
-def test_turned_one_huge_number_costs_a_tenth_of_the_error() -> None:
-    row = kinds()["huge"]
-    plain, turned = measured(row, (Quantize(4),), 3), measured(row, (Rotate(), Quantize(4)), 3)
-    row[::7] = 30.0   # several numbers that are large, and the others lost between two levels
-    mixed, better = measured(kinds()["heavy"], (Quantize(4),), 3), measured(kinds()["heavy"], (Rotate(), Quantize(4)), 3)
-    assert better < 0.5 * mixed and plain >= 0 and turned < 0.1
+def test_turned_an_update_with_heavy_tails_loses_less_than_half() -> None:
+    row = kinds()["heavy"]
+    assert measured(row, (Rotate(), Quantize(4)), 3) < 0.5 * measured(row, (Quantize(4),), 3)
 
 
 def test_sketches_add_up() -> None:
