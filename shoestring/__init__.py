@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from shoestring.planning.plan import Plan
 
 __version__ = "0.1.0"
-__all__ = ["ByColumn", "Dirichlet", "Federated", "Fitted", "Iid", "Job", "Lamb", "Lars", "Local", "Mistake", "Numbered", "Outcome", "OverBudget",
-           "PerEpoch", "Plan", "QuantitySkew", "Step", "Weights", "__version__", "decay_groups", "federate", "fit", "plan", "train", "verify",
-           "warmup_cosine", "warmup_linear"]
+__all__ = ["ByColumn", "Dirichlet", "Federated", "Fitted", "Iid", "Job", "Lamb", "Lars", "Local", "Mistake", "Numbered", "Outcome",
+           "OverBudget", "PerEpoch", "Plan", "QuantitySkew", "Step", "Weights", "__version__", "decay_groups", "federate", "fit", "plan",
+           "train", "verify", "warmup_cosine", "warmup_linear"]
 
 HOMES = {"ByColumn": "data.partition", "Dirichlet": "data.partition", "Iid": "data.partition", "QuantitySkew": "data.partition",
          "Federated": "federated.library", "federate": "federated.library", "Local": "core.local", "Numbered": "core.clients",

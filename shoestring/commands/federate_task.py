@@ -33,7 +33,8 @@ def check_task(options: Namespace) -> None:
     given = {"--settings": options.settings, "--model": options.model, "--halving": options.halving, "--apart": options.apart,
              "--as-is": options.as_is, "--least": options.least}
     meant = {"train": (), "evaluate": ("--settings", "--model", "--as-is", "--least"),
-             "tune": ("--settings", "--model", "--halving", "--least"), "compare": ("--settings", "--model", "--as-is", "--apart", "--least")}
+             "tune": ("--settings", "--model", "--halving", "--least"),
+             "compare": ("--settings", "--model", "--as-is", "--apart", "--least")}
     for flag, value in given.items():
         if value and flag not in meant[options.task]:
             others = [task for task, flags in meant.items() if flag in flags]
@@ -49,7 +50,7 @@ def run_task(options: Namespace, job: Job, wanted: dict[str, Any]) -> int:
     from dataclasses import replace
 
     from shoestring.federated.prepare import prepared
-    from shoestring.federated.session import asked_of
+    from shoestring.federated.session import asked_of, blaming_the_job
     from shoestring.federated.tasks.asked import asked_devices, candidates_of, cohort_of, keep_comparison, models_of, task_of
     from shoestring.federated.tasks.compare import Comparison
     from shoestring.federated.tasks.perform import performed
@@ -59,7 +60,8 @@ def run_task(options: Namespace, job: Job, wanted: dict[str, Any]) -> int:
 
     settings: list[Any] = list(settings_of(options.settings)) if options.settings else [{}]
     say(options, "looking at the clients and at how fast devices work …")
-    given = prepared(job, replace(asked_of(wanted), per_round=None))
+    with blaming_the_job():
+        given = prepared(job, replace(asked_of(wanted), per_round=None))
     models = models_of(given, options.model or [])
     candidates = candidates_of(settings, list(models), not options.as_is)
     if options.task == "compare" and len(candidates) != 2:

@@ -49,7 +49,7 @@ def federate(job: Job | str | Path, rounds: int | None = None, per_round: int | 
         done = shoestring.federate(job, rounds=20, per_round=10, upload="20KB")
         print(done.losses[-1], done.report["bytes_up"])
 
-    job         a Job with `clients`, the path of a job file, or the name of a built-in one ("digits", "authors"); `flags` are the file's own
+    job         a Job with `clients`, the path of a job file, or the name of a built-in one ("digits"); `flags` are the file's own
     rounds, per_round, clients    rounds, devices that take part in one, and devices that there are
     upload, download, time, epsilon, delta    budgets: bytes of a device in a round, time of all rounds, privacy loss of all rounds
     use         exactly these techniques instead of choosing: ["FedAdam(lr=0.01)", TopK(share=0.01)]

@@ -25,7 +25,6 @@ from shoestring.federated.room import FederatedPlan
 from shoestring.federated.round import Played, Server, Sums, play
 from shoestring.federated.simulate import States
 from shoestring.measure.process import status
-
 from shoestring.privacy.spending import Spending
 from shoestring.processes.job_of_task import fresh_model
 from shoestring.runs.cadence import Cadence
@@ -93,7 +92,8 @@ class Runner:
         for bad, reason in damaged:
             move_aside(bad)
             start = f"round {found.step}" if found else "the beginning"
-            self.say(Warned(f"the checkpoint of round {bad.step} is damaged ({reason}): it is kept aside, and the run goes on from {start}"))
+            self.say(Warned(f"the checkpoint of round {bad.step} is damaged ({reason}): it is kept aside, and the run goes on from "
+                            f"{start}"))
         if found is not None:
             self.restore(found)
         if self.release is not None:
@@ -108,8 +108,8 @@ class Runner:
         for name, view in self.given.layout.views(row).items():
             source = weights.metadata.get(f"alias {name}", name)
             if source not in weights.entries or weights[source].shape != view.shape:
-                raise Mistake(f"the checkpoint {checkpoint.path} has no weights {name!r} of the shape {tuple(view.shape)}: the model is not "
-                              f"the one it was made of; give the flags it was begun with, another --run, or --fresh")
+                raise Mistake(f"the checkpoint {checkpoint.path} has no weights {name!r} of the shape {tuple(view.shape)}: the model is "
+                              f"not the one it was made of; give the flags it was begun with, another --run, or --fresh")
             view.copy_(weights[source])
         self.server = Server(self.given.job.seed, state["step"], row, {name: value.clone() for name, value in state["server"].items()})
         self.states = {name: {key: value.clone() for key, value in one.items()} for name, one in state["devices"].items()}
@@ -117,14 +117,15 @@ class Runner:
         self.saver.saved_step, self.saver.best = self.round, None if self.given.job.validates else self.best
 
     def ledger(self, release: Release) -> Spending:
-        """What is spent. A round that was begun with other settings can't be played again: its noise follows from the seed and its number,
-        and the same noise on two sums would tell their difference."""
+        """What is spent. A round that was begun with other settings can't be played again: its noise follows from the seed and its
+        number, and the same noise on two sums would tell their difference."""
         found = Spending(self.folder.path, self.round)
-        other = [one.round for one in found.entries.values() if self.round <= one.round < self.given.rounds and one.digest != release.digest]
+        ahead = range(self.round, self.given.rounds)
+        other = [one.round for one in found.entries.values() if one.round in ahead and one.digest != release.digest]
         if other:
-            raise Mistake(f"round {min(other) + 1} of {self.folder.path} was begun with other settings or another seed, and what it may have "
-                          f"told is not undone: the same noise on another sum would give devices away. Go on with the settings it was begun "
-                          f"with, or begin anew with --fresh, which spends anew")
+            raise Mistake(f"round {min(other) + 1} of {self.folder.path} was begun with other settings or another seed, and what it may "
+                          f"have told is not undone: the same noise on another sum would give devices away. Go on with the settings it was "
+                          f"begun with, or begin anew with --fresh, which spends anew")
         return found
 
     # Rounds

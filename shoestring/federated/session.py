@@ -1,11 +1,15 @@
 """What a command and a script share: from what is asked for to a federation that has run in a folder."""
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from traceback import extract_tb
 from typing import Any
 
+from shoestring.core.blame import blame
 from shoestring.core.budget import Budget
+from shoestring.core.errors import Mistake, OverBudget
 from shoestring.core.job import Job
 from shoestring.federated.finished import finished_report
 from shoestring.federated.kept_plan import kept_plan
@@ -28,6 +32,22 @@ def budget_of(wanted: Wanted) -> Budget:
     return Budget(up=wanted["upload"], down=wanted["download"], seconds=wanted["time"], epsilon=wanted["epsilon"], delta=wanted["delta"])
 
 
+@contextmanager
+def blaming_the_job() -> Iterator[None]:
+    """While inside, what fails in a function of the job is a Mistake that says where; what fails in ours is ours."""
+    try:
+        yield
+    except (Mistake, OverBudget, MemoryError):
+        raise
+    except Exception as error:
+        found = blame(extract_tb(error.__traceback__))
+        if found.ours:
+            raise
+        said = (str(error).strip().splitlines() or [""])[0]
+        raise Mistake(f"the job failed in {found.place}: {type(error).__name__}: {said}; add --traceback to see more") from error
+
+
+@blaming_the_job()
 def chosen(job: Job, wanted: Wanted, use: Sequence[Any] | None) -> FederatedOutcome:
     """The plan for what is asked for."""
     return planned(prepared(job, asked_of(wanted)), budget_of(wanted), use)
@@ -42,6 +62,7 @@ class Session:
     plan: FederatedPlan
     outcome: FederatedOutcome | None   # None: it goes on with the plan it had
 
+    @blaming_the_job()
     def run(self, tell: Callable[[Event], None], cadence: Cadence) -> Ended:
         return Runner(self.given, self.plan, self.held.folder, tell, cadence, (self.held.request.federated or {}).get("every") or 0).run()
 
@@ -52,6 +73,7 @@ class Session:
         return found
 
 
+@blaming_the_job()
 def begun(job: Job, held: Opened) -> Session:
     """Plan, or read the plan of the run that goes on."""
     wanted = dict(held.request.federated or {})

@@ -14,7 +14,8 @@ NAMES = ("clients", "per_round", "rounds", "processes", "every", "upload", "down
 def checked(wanted: Wanted) -> dict[str, Any]:
     """What is asked for, as numbers; what can't be is refused."""
     found = {name: wanted.get(name) for name in NAMES}
-    budget = Budget.parsed(up=found["upload"], down=found["download"], seconds=found["time"], epsilon=found["epsilon"], delta=found["delta"])
+    budget = Budget.parsed(up=found["upload"], down=found["download"], seconds=found["time"], epsilon=found["epsilon"],
+                           delta=found["delta"])
     if budget.epsilon is not None and budget.delta is None:
         raise Mistake(f"--epsilon {found['epsilon']} is a privacy loss at a chance of a greater one: give --delta too, below one in the "
                       f"number of clients, such as --delta 1e-6")

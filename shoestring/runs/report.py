@@ -217,9 +217,10 @@ def report_of(path: Path, history: History | None = None) -> Report:
     if isinstance(doing, Finished) and doing.ended == DATA_ENDED:
         state = DATA_ENDED
     damage += [history.wrong] * bool(history.wrong) + lost(history.damaged + (pid is None and history.rest > 0))
+    unit = "round" if request is not None and request.federated is not None else "step"
     return Report(
         path, request, plan_summary(plan), ended if isinstance(doing, Finished) else {}, state, pid,
-        text_of(state, history, pid), steps.number[-1] if steps else 0, history.wanted, list(steps.loss), list(steps.seconds),
+        text_of(state, history, pid, unit), steps.number[-1] if steps else 0, history.wanted, list(steps.loss), list(steps.seconds),
         [(when - (history.begun or 0.0), size) for when, size in zip(steps.time, steps.process, strict=True)], measured(history),
         tuple(damage), tuple(history.saved), (*history.others, *(Warned(one, time=history.last or time.time()) for one in damage)),
         history.begun, history.last, time.time(), tuple(history.validated), steps.epoch[-1] if steps else 0,
@@ -270,16 +271,16 @@ def read_files(folder: Folder) -> tuple[Request | None, dict[str, Any], dict[str
     return request, others.get("plan.json", {}), others.get("report.json", {}), wrong
 
 
-def text_of(state: str, history: History, pid: int | None) -> str:
+def text_of(state: str, history: History, pid: int | None, unit: str = "step") -> str:
     """Why a run stands where it does, as far as there is something to say."""
     steps, doing = history.steps, history.doing
     if state == "died":
-        stood = f"It stood at step {steps.number[-1] if steps else 0} of {history.wanted}" if history.wanted else "It was still planning"
+        stood = f"It stood at {unit} {steps.number[-1] if steps else 0} of {history.wanted}" if history.wanted else "It was still planning"
         return (f"The process is gone and said nothing: it was killed, or the machine went down. {stood}"
-                + (f" and can go on from step {history.saved[-1].step} by the same command." if history.saved
+                + (f" and can go on from {unit} {history.saved[-1].step} by the same command." if history.saved
                    else "; no checkpoint was saved yet."))
     if state == "training" and steps and history.last is not None:
-        return silence(time.time() - history.last, list(steps.seconds[-20:]), pid)
+        return silence(time.time() - history.last, list(steps.seconds[-20:]), pid, unit)
     text = doing.text if isinstance(doing, (Stopped, Failed)) else ""
     return text[:1].upper() + text[1:]
 
@@ -292,8 +293,8 @@ def lost(lines: int) -> list[str]:
     return [f"{many} damaged and left out: what happened then is missing here; the weights do not depend on it"]
 
 
-def silence(seconds: float, paces: list[float], pid: int | None) -> str:
+def silence(seconds: float, paces: list[float], pid: int | None, unit: str = "step") -> str:
     """What to say of a run that goes on and has said nothing for so long; nothing if that is usual."""
     if seconds < max(30.0, 10 * max(paces[-20:])):
         return ""
-    return f"No step for {seconds_text(seconds)}, though its process {pid} is there: it may hang, be suspended, or wait for its data."
+    return f"No {unit} for {seconds_text(seconds)}, though its process {pid} is there: it may hang, be suspended, or wait for its data."

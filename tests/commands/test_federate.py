@@ -35,8 +35,8 @@ def job(devices: int = 12, kind: str = "") -> Job:
         return replace(made, clients=lambda: {{"full": records(1), "empty": [], "other": records(2)}})
     return made
 '''
-KEYS = {"rounds", "losses", "metrics", "weights_sha256", "clients_per_second", "bytes_up", "bytes_down", "epsilon", "participants", "missing",
-        "rejected", "predicted", "measured"}
+KEYS = {"rounds", "losses", "metrics", "weights_sha256", "clients_per_second", "bytes_up", "bytes_down", "epsilon", "participants",
+        "missing", "rejected", "predicted", "measured"}
 
 
 @pytest.fixture
@@ -46,8 +46,8 @@ def job(tmp_path: Path) -> Path:
 
 
 def shoestring(job: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "shoestring", "federate", str(job), *words], cwd=job.parent, capture_output=True, text=True,
-                          timeout=120)
+    return subprocess.run([sys.executable, "-m", "shoestring", "federate", str(job), *words], cwd=job.parent, capture_output=True,
+                          text=True, timeout=120)
 
 
 def told(job: Path, *words: str) -> dict[str, Any]:

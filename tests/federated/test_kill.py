@@ -105,7 +105,7 @@ def test_a_private_round_is_never_played_again_with_other_settings(file: Path, t
     """The same noise on another sum would give devices away."""
     folder = tmp_path / "run"
     assert killed(file, folder, lambda event: isinstance(event, Stepped) and event.step == 1, **PRIVATE)
-    with pytest.raises(shoestring.Mistake, match="round 1 of .* was begun with other settings"):
+    with pytest.raises(shoestring.Mistake, match=r"round 1 of .* was begun with other settings"):
         run(file, folder, adopt=True, epsilon=9.0, delta=PRIVATE["delta"])
     assert run(file, folder, adopt=True, **PRIVATE)["rounds"] == ROUNDS, "with those that it was begun with, it goes on"
 

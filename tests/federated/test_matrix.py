@@ -21,10 +21,11 @@ from shoestring.planning.choose import asked_for
 from tests.federated.toys import toy
 
 WORK = ("", "FedSGD()", "FedProx(mu=0.1)", "Scaffold()", "FedPer()", "Ditto()", "FineTune()")
-SEND = ("", "TopK(share=0.2)", "TopK(share=0.2) + Quantize()", "Sketch(share=0.3)", "Quantize(bits=4)", "Rotate() + Quantize()", "QuantizeDown()",
+SEND = ("", "TopK(share=0.2)", "TopK(share=0.2) + Quantize()", "Sketch(share=0.3)", "Quantize(bits=4)",
+        "Rotate() + Quantize()", "QuantizeDown()",
         "TopK(share=0.1) + QuantizeDown(bits=4)")
-COMBINE = ("", "QFedAvg()", "CoordinateMedian()", "TrimmedMean(share=0.2)", "Krum(malicious=1)", "MultiKrum(malicious=1)", "NormBound(norm=0.5)",
-           "FedAvgM()", "FedAdam()", "FedYogi()", "FedAdagrad()", "FedBuff(buffer=3, concurrency=6)")
+COMBINE = ("", "QFedAvg()", "CoordinateMedian()", "TrimmedMean(share=0.2)", "Krum(malicious=1)", "MultiKrum(malicious=1)",
+           "NormBound(norm=0.5)", "FedAvgM()", "FedAdam()", "FedYogi()", "FedAdagrad()", "FedBuff(buffer=3, concurrency=6)")
 PRIVATE = ("", "Clip(norm=0.5)", "Clip(norm=0.5) + GaussianNoise(multiplier=1.0)", "DeviceClip(norm=0.5) + DeviceNoise(multiplier=1.0)",
            "AdaptiveClip(noise=1.0) + GaussianNoise(multiplier=1.0)")
 DEVICES = ("Malicious(share=0.3)", "DropOut(rate=0.3)", "Slow(deadline=2.0)")
@@ -39,8 +40,7 @@ def given() -> Prepared:
 @cache
 def cost(private: bool) -> RoundCost:
     """Of a federation that asks for privacy, and of one that does not: some techniques are refused in the first."""
-    found = plain_cost(toy(per_round=8, delta=1e-3, epsilon=50.0) if private else given())
-    return found
+    return plain_cost(toy(per_round=8, delta=1e-3, epsilon=50.0) if private else given())
 
 
 def made(*rows: str) -> tuple[FederatedTechnique, ...]:

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.federated.toys import toy, toy_job
 from torch import nn
 
 from shoestring.core.errors import Mistake
@@ -14,6 +13,7 @@ from shoestring.federated.plain import mean
 from shoestring.federated.prepare import Asked, prepared
 from shoestring.federated.round import Server, Updates, play, wrong_with
 from shoestring.federated.seeds import generator_of, seed_of
+from tests.federated.toys import toy, toy_job
 
 
 def updates(rows: torch.Tensor, **changes: object) -> Updates:
@@ -46,7 +46,8 @@ def test_every_byte_is_counted() -> None:
 def test_what_can_not_be_used_is_said_of_each() -> None:
     rows = torch.zeros(5, 3)
     rows[1, 2] = float("nan")
-    found = wrong_with(updates(rows, counts=torch.tensor([1.0, 1, 0, 1, 1]).double(), losses=torch.tensor([1, 1, 1, float("nan"), 1]).double(),
+    found = wrong_with(updates(rows, counts=torch.tensor([1.0, 1, 0, 1, 1]).double(),
+                               losses=torch.tensor([1, 1, 1, float("nan"), 1]).double(),
                                extras={"c": torch.tensor([[0.0], [0], [0], [0], [float("inf")]])}), 3)
     assert [bool(one) for one in found] == [False, True, True, True, True]
     assert "shape (3,), not (4,)" in wrong_with(updates(rows), 4)[0]

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from tests.federated.toys import records, toy, toy_job
 from torch import Tensor
 
 from shoestring.core.errors import Mistake
@@ -17,6 +16,7 @@ from shoestring.federated.prepare import Prepared, parts_of
 from shoestring.federated.round import Played, play
 from shoestring.federated.technique import FederatedTechnique
 from shoestring.federated.work.scaffold import Scaffold
+from tests.federated.toys import records, toy, toy_job
 
 CHUNKED = How("sequential", 2, "two at once")
 
@@ -86,7 +86,7 @@ def test_a_failure_of_everybody_is_a_mistake_that_says_what_failed() -> None:
     def broken(model: object, batch: object) -> None:
         raise RuntimeError("no such layer")
 
-    with pytest.raises(Mistake, match="all 2 devices of round 1 failed.*no such layer"):
+    with pytest.raises(Mistake, match=r"all 2 devices of round 1 failed.*no such layer"):
         rounds_of(toy(toy_job(forward=broken, clients=lambda: {"a": records(1), "b": records(2)}), per_round=2))
 
 

@@ -127,5 +127,8 @@ def test_a_technique_is_spelt_the_same_from_its_json(technique: Any) -> None:
 def test_defaults_are_those_of_the_classes() -> None:
     from dataclasses import MISSING, fields
 
-    found = {kind.__name__: {one.name: one.default for one in fields(kind) if one.default is not MISSING} for kind in CATALOGUE}   # type: ignore[arg-type]
+    from shoestring.federated.catalogue import CATALOGUE as FEDERATED
+
+    found = {kind.__name__: {one.name: one.default for one in fields(kind) if one.default is not MISSING}   # type: ignore[arg-type]
+             for kind in (*CATALOGUE, *FEDERATED)}
     assert found == defaults()

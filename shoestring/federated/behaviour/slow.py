@@ -8,7 +8,7 @@ longer is not in them. Real devices have speeds of their own: this technique doe
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import exp, inf
+from math import exp
 from typing import ClassVar
 
 import torch
@@ -23,7 +23,7 @@ from shoestring.federated.technique import FederatedTechnique, RoundCost
 @dataclass(frozen=True)
 class Slow(FederatedTechnique):
     spread: float = 1.0     # standard deviation of a time's logarithm
-    deadline: float = inf   # in units of the median device's time: who takes longer is missing
+    deadline: float = 0.0   # in units of the median device's time: who takes longer is missing; 0: nobody
 
     why: ClassVar[str] = "simulated devices of unequal speed"
     seam: ClassVar[str] = "devices"
@@ -32,14 +32,14 @@ class Slow(FederatedTechnique):
     def __post_init__(self) -> None:
         if not 0 <= self.spread <= 10:
             raise Mistake(f"spread={self.spread} in Slow: it is the standard deviation of the logarithm of a device's time; give 0 to 10")
-        if not self.deadline > 0:
-            raise Mistake(f"deadline={self.deadline} in Slow: it counts in times of the median device; give a number above 0, such as 2")
+        if not self.deadline >= 0:
+            raise Mistake(f"deadline={self.deadline} in Slow: it counts in times of the median device; give a number such as 2; 0: none")
 
     def cost(self, cost: RoundCost, /) -> RoundCost:
         return cost
 
     def exactness(self, cost: RoundCost, /) -> Exactness:
-        return Exactness.CHANGED if self.deadline < inf else Exactness.BITS
+        return Exactness.CHANGED if self.deadline else Exactness.BITS
 
     @classmethod
     def choices(cls, cost: RoundCost, /) -> tuple[Slow, ...]:
@@ -51,6 +51,6 @@ class Slow(FederatedTechnique):
             return exp(self.spread * float(drawn)) * subject.duration(order, name)
 
         def answers(order: Order, name: str) -> bool:
-            return duration(order, name) <= self.deadline and subject.answers(order, name)
+            return (not self.deadline or duration(order, name) <= self.deadline) and subject.answers(order, name)
 
         return subject.with_(duration=duration, answers=answers)

@@ -74,7 +74,8 @@ def asked_devices(given: Prepared, count: int | None) -> tuple[str, ...]:
     return tuple(map(given.population.name, drawn.tolist()))
 
 
-def task_of(kind: str, job: Job, candidates: Sequence[Candidate], models: dict[str, Tensor], least: int, **parameters: Any) -> FederatedTask:
+def task_of(kind: str, job: Job, candidates: Sequence[Candidate], models: dict[str, Tensor], least: int,
+            **parameters: Any) -> FederatedTask:
     assert job.origin is not None, "a command's job is from a file"
     named = tuple(Attachment(name, "", "", row.numel() * row.element_size()) for name, row in models.items())
     return FederatedTask(kind, code_of(job.origin.file, dict(job.origin.flags)), named, tuple(candidates), goal=job.goal, seed=job.seed,
