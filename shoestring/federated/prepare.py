@@ -28,6 +28,7 @@ ROUNDS = 20         # if nobody says how many
 PER_ROUND = 10
 SAMPLE = 3          # devices on which ways to work are tried
 TIMED = 2           # chunks a process that are timed
+PARTS = 4           # chunks of a round, at least
 TRIES = 20          # clients that are looked at to find such a sample: some may be empty or broken
 
 
@@ -80,9 +81,15 @@ def prepared(job: Job, asked: Asked, model: nn.Module | None = None, how: How | 
     model = fresh_model(job) if model is None else model
     layout = layout_of(model)
     sample = sample_of(job, clients, population)
-    how = how or how_to_work(job, layout, [device.records for device in sample])
+    how = how or several(how_to_work(job, layout, [device.records for device in sample]), population.per_round)
     processes = min(asked.processes or len(os.sched_getaffinity(0)), -(-population.per_round // how.chunk))
     return Prepared(job, clients, population, rounds, layout, layout.row(model), how, max(processes, 1), sample, asked)
+
+
+def several(how: How, per_round: int) -> How:
+    """So many devices at once that a round has PARTS chunks, which several processes can share; however many those are, the chunks, and
+    with them the bits, are the same."""
+    return replace(how, chunk=max(min(how.chunk, -(-per_round // PARTS)), 1))
 
 
 def population_of(clients: Mapping[str, Any], per_round: int | None) -> Population:

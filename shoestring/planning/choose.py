@@ -160,6 +160,8 @@ class Chooser(Generic[T, C, P]):
     def why_behind(self, one: Candidate[T, C], chosen: Mapping[str, float], techniques: int, budget: Budget) -> str:
         """Why a candidate stands behind the chosen plan, whose numbers these are."""
         room, name = self.room, self.room.objective.name
+        if not chosen[name] and one.numbers()[name] > 0:   # no share of nothing
+            return f"{room.worse}: {room.objective.text(one.numbers()[name])}"
         behind = one.numbers()[name] / chosen[name] - 1 if chosen[name] else 0.0
         if behind >= 0.005:
             return f"{behind:.0%} {room.worse}"
