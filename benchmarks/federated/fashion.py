@@ -51,12 +51,12 @@ def cnn(width: int) -> nn.Module:
 MODELS = {"mlp": mlp, "cnn": cnn}
 
 
-def job(folder: str = FOLDER, model: str = "mlp", width: int = 128, alpha: float = 0.3, local_rate: float = 0.05, local_epochs: int = 1,
+def job(folder: str = FOLDER, net: str = "mlp", width: int = 128, alpha: float = 0.3, local_rate: float = 0.05, local_epochs: int = 1,
         local_batch: int = 20, seed: int = 0) -> Job:
-    if model not in MODELS:
-        raise Mistake(f"--model {model}: there are {', '.join(MODELS)}")
+    if net not in MODELS:
+        raise Mistake(f"--net {net}: there are {', '.join(MODELS)}")
     return Job(
-        model=lambda: MODELS[model](width),
+        model=lambda: MODELS[net](width),
         data=lambda: fashion(folder, "train"),
         held_out=lambda: fashion(folder, "t10k"),
         metrics=lambda output, batch: {"accuracy": (output.argmax(1) == batch[1]).float().mean()},

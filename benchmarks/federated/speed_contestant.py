@@ -45,7 +45,7 @@ def loop(case: Case, cores: int) -> None:
         for x, y in data:
             model.load_state_dict(weights)
             optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-            for places in torch.randperm(len(x)).split(case.batch):
+            for places in (places for _ in range(case.epochs) for places in torch.randperm(len(x)).split(case.batch)):
                 optimizer.zero_grad()
                 case.loss(model(x[places]), y[places]).backward()
                 optimizer.step()
@@ -65,7 +65,7 @@ def shoestring_job(case: Case) -> Any:
 
     clients = {f"client {number}": TensorDataset(x, y) for number, (x, y) in enumerate(case.data())}
     loss = default_loss if not case.text else lambda output, batch: case.loss(output, batch[1])
-    return Job(model=case.made, data=list, clients=lambda: clients, local=Local(batch=case.batch, lr=RATE), loss=loss)
+    return Job(model=case.made, data=list, clients=lambda: clients, local=Local(batch=case.batch, lr=RATE, epochs=case.epochs), loss=loss)
 
 
 def engine(case: Case, cores: int) -> None:

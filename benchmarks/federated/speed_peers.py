@@ -57,7 +57,7 @@ def pfl(case: Case, cores: int) -> None:
         algorithm_params=NNAlgorithmParams(central_num_iterations=1_000_000, evaluation_frequency=1_000_000, train_cohort_size=len(data),
                                            val_cohort_size=0),
         backend=SimulatedBackend(training_data=clients, val_data=None), model=model,
-        model_train_params=NNTrainHyperParams(local_num_epochs=1, local_learning_rate=RATE, local_batch_size=case.batch),
+        model_train_params=NNTrainHyperParams(local_num_epochs=case.epochs, local_learning_rate=RATE, local_batch_size=case.batch),
         model_eval_params=None, callbacks=[Turns()])
 
 
@@ -81,7 +81,7 @@ def flower(case: Case, cores: int) -> None:
             self.model.load_state_dict({name: torch.from_numpy(value) for name, value in
                                         zip(self.model.state_dict(), parameters, strict=True)})
             optimizer = torch.optim.SGD(self.model.parameters(), lr=RATE)
-            for places in torch.randperm(len(self.x)).split(case.batch):
+            for places in (places for _ in range(case.epochs) for places in torch.randperm(len(self.x)).split(case.batch)):
                 optimizer.zero_grad()
                 case.loss(self.model(self.x[places]), self.y[places]).backward()
                 optimizer.step()

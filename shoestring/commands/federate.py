@@ -111,12 +111,13 @@ def checked_job(options: Namespace) -> tuple[Any, dict[str, Any]]:
     """The job's file and its flags; a misspelt technique is told before torch is imported."""
     from pathlib import Path
 
-    from shoestring.commands.job_flags import course_words
+    from shoestring.commands.job_flags import course_words, refuse_ambiguous
     from shoestring.jobfile import job_path, parsed_flags
     from shoestring.planning.names import FEDERATED, check_written
 
     file = job_path(options.job)
     found = parsed_flags(file, options.job_words + course_words(options), options.own_flags)
+    refuse_ambiguous(options, file)
     for written in options.use or ():
         check_written(written, FEDERATED)
     return Path(file), found

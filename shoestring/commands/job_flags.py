@@ -58,17 +58,14 @@ def asked(options: Namespace) -> Asked:
     """What the flags say, checked as far as that is possible without importing anything heavy."""
     from shoestring.core.suggest import nearest
     from shoestring.core.units import budget_bytes
-    from shoestring.jobfile import OF_EVERY_JOB, flags_of, job_path, parsed_flags
+    from shoestring.jobfile import job_path, parsed_flags
 
     if not os.path.exists(options.job) and options.job_words[:1] and (meant := nearest(options.job_words[0], options.own_flags)):
         # its value now looks like the job
         raise Mistake(f"{options.job_words[0]!r} is no option of this command; did you mean {meant}?")
     file = job_path(options.job)
     flags = parsed_flags(file, options.job_words + course_words(options), options.own_flags)
-    for flag in flags_of(file):
-        if flag.name not in OF_EVERY_JOB and f"--{flag.name.replace('_', '-')}" in options.given & set(options.own_flags):
-            raise Mistake(f"--{flag.name} is a flag of this command, and the job {os.path.basename(file)} has an argument of that name "
-                          f"too: give the job's argument another name")
+    refuse_ambiguous(options, file)
     memory = None if options.memory is None else budget_bytes(options.memory)
     allowed(options.exact, options.inexact)
     if options.plan and options.use:
@@ -83,6 +80,16 @@ def asked(options: Namespace) -> Asked:
     from pathlib import Path
 
     return Asked(Path(file), flags, memory)
+
+
+def refuse_ambiguous(options: Namespace, file: str) -> None:
+    """Refuse a flag that could be the command's and the job's."""
+    from shoestring.jobfile import OF_EVERY_JOB, flags_of
+
+    for flag in flags_of(file):
+        if flag.name not in OF_EVERY_JOB and f"--{flag.name.replace('_', '-')}" in options.given & set(options.own_flags):
+            raise Mistake(f"--{flag.name} is a flag of this command, and the job {os.path.basename(file)} has an argument of that name "
+                          f"too: give the job's argument another name")
 
 
 def course_words(options: Namespace) -> list[str]:

@@ -15,6 +15,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from shoestring.federated.cohort.by_sample import BySample
 from shoestring.federated.cohort.dense import Dense
 from shoestring.federated.cohort.drift import Drift, drift_of
 from shoestring.federated.cohort.first_layer import FirstLayer
@@ -40,7 +41,7 @@ class Fused:
         pairs = [pair_of(records[one], self.dense[0].inputs, self.dense[-1].width) for one in table.order]
         classes = torch.stack([targets[places] for (_, targets), places in zip(pairs, table.places, strict=True)], dim=1).unsqueeze(-1)
         rows, drift = torch.empty(len(start), self.layout.size), drift_of(objective, self.layout, table.index)
-        first = FirstLayer(self.dense[0], self.layout, start, rows, table, [inputs for inputs, _ in pairs], drift, self.workspace)
+        first = self.first_layer(start, rows, table, [inputs for inputs, _ in pairs], drift)
         steps = Steps(table, first, stacked_layers(self, start, table), classes, drift)
         for begin in range(0, table.steps[0], first.steps):
             steps.block(begin, min(begin + first.steps, table.steps[0]))
@@ -49,6 +50,17 @@ class Fused:
         for layer in steps.layers[1:]:
             layer.store(views, before, table.index)
         return Moved(rows, steps.losses()[table.back], torch.tensor(table.steps)[table.back])
+
+
+    def first_layer(self, start: Tensor, rows: Tensor, table: Packed, inputs: Sequence[Tensor], drift: Drift) -> FirstLayer | BySample:
+        """In the form that has less to do. By sample, the products of all samples with each other are made once; by block, X W^T and D^T X
+        are made in every epoch, which with a width w and inputs of d numbers is worth it if  n d + e n w  >  2 (e - 1) w d.
+        """
+        dense, samples = self.dense[0], max(map(len, inputs))
+        epochs = table.steps[0] * table.batch / samples
+        if not drift.some and samples * (dense.inputs + epochs * dense.width) < 2 * (epochs - 1) * dense.width * dense.inputs:
+            return BySample(dense, self.layout, start, rows, table, inputs, self.workspace)
+        return FirstLayer(dense, self.layout, start, rows, table, inputs, drift, self.workspace)
 
 
 def pair_of(records: Records, width: int, classes: int) -> tuple[Tensor, Tensor]:
@@ -132,7 +144,7 @@ class Steps:
     The gradient to the last layer's outputs is  share (softmax - [class]);  with the rate in it,  softmax x scale - hits.
     """
 
-    def __init__(self, table: Packed, first: FirstLayer, layers: list[Layer], classes: Tensor, drift: Drift) -> None:
+    def __init__(self, table: Packed, first: FirstLayer | BySample, layers: list[Layer], classes: Tensor, drift: Drift) -> None:
         self.table, self.first, self.layers, self.drift = table, first, layers, drift
         self.classes = classes                                                # (steps, k, batch, 1)
         self.scale = (table.shares * drift.rate).transpose(0, 1).unsqueeze(-1).contiguous()

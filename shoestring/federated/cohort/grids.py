@@ -15,30 +15,28 @@ from torch.nn import functional as F
 from shoestring.core.batch import Batch
 from shoestring.core.job import Job, default_forward
 from shoestring.federated.cohort.dense import passes
-from shoestring.federated.cohort.stacked import Forward, Weights
+from shoestring.federated.cohort.stacked import Outputs, Weights
 from shoestring.federated.cohort.way import Unsuitable
 
 EACH = (nn.ReLU, nn.Tanh, nn.GELU, nn.Sigmoid, nn.SiLU, nn.ELU, nn.LeakyReLU, nn.Hardtanh, nn.ReLU6)   # of every number
 POOLS = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d)   # of every channel
 
 
-def grid_forward(job: Job, model: nn.Module) -> Forward:
+def grid_outputs(job: Job, model: nn.Module) -> Outputs:
     """The stacked forward of a Sequential of convolutions, pools, activations and linear layers; anything else is refused."""
     if job.forward is not default_forward:
         raise Unsuitable("the job has a forward of its own")
     modules = pooled_first(list(flattened("", model)))
     if not any(isinstance(module, nn.Conv2d) for _, module in modules):
         raise Unsuitable("it has no convolution")
-    loss = torch.func.vmap(job.loss, randomness="different")
 
-    def forward(weights: Weights, batch: Batch) -> Tensor:
+    def called(weights: Weights, batch: Batch) -> Tensor:
         x = batch[0] if isinstance(batch, (tuple, list)) else batch   # (k, batch, channels, height, width)
-        if x.dim() != 5:
+        if not isinstance(x, Tensor) or x.dim() != 5:
             raise Unsuitable("its inputs are not images")
-        found: Tensor = loss(outputs(modules, weights, x), batch)
-        return found
+        return outputs(modules, weights, x)
 
-    return forward
+    return called
 
 
 def pooled_first(modules: list[tuple[str, nn.Module]]) -> list[tuple[str, nn.Module]]:

@@ -1,16 +1,16 @@
 """Which way trains a job's devices: the fastest that agrees with the plain loop, tried on a few real devices."""
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from shoestring.core.job import Job, default_forward, default_loss
-from shoestring.federated.cohort.agreement import agreement
+from shoestring.federated.cohort.agreement import Said, agreement
 from shoestring.federated.cohort.dense import dense_layers
 from shoestring.federated.cohort.fused import Fused
-from shoestring.federated.cohort.grids import grid_forward
+from shoestring.federated.cohort.grids import grid_outputs
 from shoestring.federated.cohort.sequential import Sequential, sequential
-from shoestring.federated.cohort.stacked import Forward, Stacked
+from shoestring.federated.cohort.stacked import Outputs, Stacked
 from shoestring.federated.cohort.vmapped import vmapped
 from shoestring.federated.cohort.way import Unsuitable, Way
 from shoestring.federated.layout import Layout
@@ -27,22 +27,23 @@ class How:
     kind: str     # "fused", "stacked" or "sequential"
     chunk: int    # devices at once
     why: str      # for people: which way, and why not a faster one
+    masks: bool = False   # stacked: batches of fewer samples than others are filled up with samples that have no share in the loss
 
 
 def how_to_work(job: Job, layout: Layout, sample: Sequence[Records]) -> How:
     """The fastest way that is right for these devices; each is tried against the plain loop."""
     plain = sequential(job, layout, job.model().train())
     reasons, devices = [], list(sample[:3])
-    for kind in (FUSED, STACKED):
+    for kind, masks in ((FUSED, False), (STACKED, True), (STACKED, False)):
+        how = How(kind, chunk_of(kind, layout.size), WORDS[kind], masks)
         try:
-            said = agreement(way_of_kind(kind, plain), plain, devices)
+            said = agreement(way_of(how, plain), plain, devices)
         except Unsuitable as why:
-            reasons.append(f"not {kind}: {why}")
-            continue
-        if said.reason:
+            said = Said(str(why))
+        if not said.reason:
+            return replace(how, why="; ".join([WORDS[kind] + said.note, *reasons]))
+        if not masks:
             reasons.append(f"not {kind}: {said.reason}")
-            continue
-        return How(kind, chunk_of(kind, layout.size), "; ".join([WORDS[kind] + said.note, *reasons]))
     return How(SEQUENTIAL, 1, "; ".join([WORDS[SEQUENTIAL], *reasons]))
 
 
@@ -56,13 +57,9 @@ def chunk_of(kind: str, size: int) -> int:
 
 
 def way_of(how: How, plain: Sequential) -> Way:
-    return way_of_kind(how.kind, plain)
-
-
-def way_of_kind(kind: str, plain: Sequential) -> Way:
-    if kind == FUSED:
+    if how.kind == FUSED:
         return fused(plain)
-    return Stacked(plain, stacked_forward(plain)) if kind == STACKED else plain
+    return Stacked(plain, stacked_outputs(plain), how.masks) if how.kind == STACKED else plain
 
 
 def fused(plain: Sequential) -> Fused:
@@ -72,13 +69,10 @@ def fused(plain: Sequential) -> Fused:
     return Fused(plain.layout, dense_layers(plain.model, plain.layout))
 
 
-def stacked_forward(plain: Sequential) -> Forward:
+def stacked_outputs(plain: Sequential) -> Outputs:
     if any(not entry.trained for entry in plain.layout.entries):
         raise Unsuitable("the model keeps statistics (a batch norm's), which a stacked forward would not bring up to date")
-    makers: tuple[Callable[..., Forward], ...] = (grid_forward, vmapped)
-    for make in makers[:-1]:
-        try:
-            return make(plain.job, plain.model)
-        except Unsuitable:
-            pass
-    return makers[-1](plain.job, plain.model)
+    try:
+        return grid_outputs(plain.job, plain.model)
+    except Unsuitable:
+        return vmapped(plain.job, plain.model)

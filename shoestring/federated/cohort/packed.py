@@ -51,23 +51,22 @@ class Packed:
 def packed(counts: Sequence[int], local: Local, seeds: Sequence[int]) -> Packed:
     sizes = [step_sizes(count, local) for count in counts]
     order = sorted(range(len(counts)), key=lambda one: -len(sizes[one]))   # stable: equal ones stay in their order
-    width, length = max(max(one) for one in sizes), len(sizes[order[0]])
+    width, length = max(one[0] for one in sizes), len(sizes[order[0]])     # no step is larger than the first
     places = torch.zeros(len(counts), length, width, dtype=torch.long)
     shares = torch.zeros(len(counts), length, width)
     for row, one in enumerate(order):
-        filled(places[row], shares[row], sizes[one], drawn(counts[one], local, seeds[one]))
+        fill(places[row], shares[row], counts[one], sizes[one], drawn(counts[one], local, seeds[one]))
     return Packed(order, [len(sizes[one]) for one in order], places, shares)
 
 
-def filled(places: Tensor, shares: Tensor, sizes: Sequence[int], order: Tensor) -> None:
-    """One device's row of the tables."""
-    if len(set(sizes)) == 1:
-        steps, size = len(sizes), sizes[0]
-        places[:steps, :size] = order[:steps * size].view(steps, size)
-        shares[:steps, :size] = 1 / size
-        return
-    begin = 0
-    for step, size in enumerate(sizes):
-        places[step, :size] = order[begin:begin + size]
-        shares[step, :size] = 1 / size
-        begin += size
+def fill(places: Tensor, shares: Tensor, count: int, sizes: Sequence[int], samples: Tensor) -> None:
+    """One device's row of the tables, an epoch at a time: its steps are full but for the last."""
+    steps, size = -(-count // sizes[0]), sizes[0]
+    for epoch, begin in enumerate(range(0, len(sizes), steps)):
+        mine = samples[epoch * count:(epoch + 1) * count]
+        full = min(count // size, len(sizes) - begin)
+        places[begin:begin + full, :size] = mine[:full * size].view(full, size)
+        shares[begin:begin + full, :size] = 1 / size
+        if rest := sizes[begin + full] if full < steps and begin + full < len(sizes) else 0:
+            places[begin + full, :rest] = mine[full * size:]
+            shares[begin + full, :rest] = 1 / rest

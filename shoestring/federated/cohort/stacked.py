@@ -4,19 +4,22 @@ The losses of devices do not depend on each other's weights, so the gradient of 
 
     d (loss_1 + ... + loss_k) / d W_i  =  d loss_i / d W_i
 
-Autograd runs once for all of them. `forward` says how a model is called with stacked weights: grids.py for images, vmap for all else.
+Autograd runs once for all of them. How a model is called with stacked weights is said elsewhere: grids.py for images, vmapped.py for all
+else. In a step in which some devices have fewer samples than others, those are filled up, and what fills up has no share of the loss;
+where the loss is no mean over samples that do not see each other, devices with as many samples each are called together instead.
 """
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from shoestring.core import random_state
 from shoestring.core.batch import Batch, leaves, mapped
-from shoestring.core.job import Job
+from shoestring.core.job import Job, default_loss
 from shoestring.federated.cohort.packed import Packed, packed
 from shoestring.federated.cohort.sequential import Sequential, load, local_optimizer
 from shoestring.federated.cohort.way import Moved, Unsuitable
@@ -26,7 +29,7 @@ from shoestring.federated.round import Objective
 from shoestring.federated.seeds import seed_of
 
 Weights = dict[str, Tensor]                       # (k, ...) each, by name
-Forward = Callable[[Weights, Batch], Tensor]      # (k) losses; the batch's tensors are (k, batch, ...)
+Outputs = Callable[[Weights, Batch], Any]         # of the model; all tensors, the batch's too, are (k, batch, ...)
 
 OPTIMIZERS = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.Adagrad, torch.optim.NAdam,
               torch.optim.RAdam, torch.optim.Adadelta, torch.optim.Adamax)   # they treat every number by itself
@@ -36,7 +39,18 @@ FUSED = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagr
 @dataclass(frozen=True)
 class Stacked:
     plain: Sequential
-    forward: Forward
+    outputs: Outputs
+    masks: bool = True     # short batches are filled up
+
+    def losses(self, weights: Weights, batch: Batch, shares: Tensor | None) -> Tensor:
+        """(k): every device's loss. `shares`, (k, batch): of every sample in it; None: all are alike."""
+        loss, found = self.plain.job.loss, self.outputs(weights, batch)
+        if loss is default_loss and of_classes(found, batch):
+            each = nn.functional.cross_entropy(found.flatten(0, 1), batch[1].flatten(), reduction="none").view(found.shape[:2])
+            return each.mean(1) if shares is None else (each * shares).sum(1)
+        if shares is None:
+            return torch.func.vmap(loss, randomness="different")(found, batch)
+        return (per_sample(loss)(found, batch) * shares).sum(1)
 
     def moved(self, start: Tensor, records: Sequence[Records], objective: Objective, seeds: Sequence[int]) -> Moved:
         layout, model = self.plain.layout, self.plain.model
@@ -52,6 +66,21 @@ class Stacked:
         return Moved(steps.rows, steps.losses(), torch.tensor(table.steps)[table.back])
 
 
+def of_classes(output: Any, batch: Batch) -> bool:
+    """Whether the default loss is the cross entropy of one class a sample, none of which is left out."""
+    return (isinstance(output, Tensor) and output.dim() == 3 and isinstance(batch, (tuple, list)) and len(batch) > 1
+            and batch[1].dtype == torch.long and batch[1].dim() == 2 and int(batch[1].min()) >= 0)
+
+
+def per_sample(loss: Callable[[Any, Batch], Tensor]) -> Callable[[Any, Batch], Tensor]:
+    """(k, batch): of every sample as a batch of its own."""
+
+    def alone(output: Any, sample: Batch) -> Tensor:
+        return loss(mapped(lambda leaf: leaf.unsqueeze(0), output), mapped(lambda leaf: leaf.unsqueeze(0), sample))
+
+    return torch.func.vmap(torch.func.vmap(alone, randomness="different"), randomness="different")
+
+
 class Steps:
     """The steps of a chunk's devices, in the order of `table`."""
 
@@ -62,6 +91,7 @@ class Steps:
         self.total = torch.zeros(len(records), dtype=torch.float64)
         self.data, self.places = gathered(records, table)
         self.sizes = (table.shares > 0).sum(2)                                    # (k, steps): samples
+        self.even = [bool((self.sizes[:table.active(step), step] == self.sizes[0, step]).all()) for step in range(table.steps[0])]
         self.weights = {name: view[table.index].requires_grad_() for name, view in self.layout.views(start).items()}
         self.optimizer = stacked_optimizer(way.plain.job, objective, way.plain.model, self.weights)
         trained = Layout(tuple(entry for entry in self.layout.entries if entry.trained))
@@ -71,17 +101,24 @@ class Steps:
     def take(self, step: int) -> None:
         self.rest(self.table.active(step))
         self.optimizer.zero_grad(set_to_none=True)
-        sizes = self.sizes[:self.active, step]
-        for size in sizes.unique().tolist():
-            some = (sizes == size).nonzero().squeeze(1)
-            every = len(some) == self.active
-            weights = self.weights if every else {name: one.index_select(0, some) for name, one in self.weights.items()}
-            batch = mapped(lambda leaf: leaf[self.places[some, step, :size]], self.data)   # noqa: B023  (called at once)
-            losses = self.way.forward(weights, batch)
-            losses.sum().backward()
-            self.total[some] += losses.detach().double() * size
+        sizes, everyone = self.sizes[:self.active, step], slice(0, self.active)
+        if self.even[step]:
+            self.learn(self.weights, everyone, step, int(sizes[0]))
+        elif self.way.masks:
+            self.learn(self.weights, everyone, step, self.table.batch, self.table.shares[everyone, step])
+        else:
+            for size in sizes.unique().tolist():
+                some = (sizes == size).nonzero().squeeze(1)
+                self.learn({name: one.index_select(0, some) for name, one in self.weights.items()}, some, step, size)
         self.pull()
         self.optimizer.step()
+
+    def learn(self, weights: Weights, some: slice | Tensor, step: int, size: int, shares: Tensor | None = None) -> None:
+        """Add to the gradients of some devices."""
+        places = self.places[some, step, :size]
+        losses = self.way.losses(weights, mapped(lambda leaf: leaf[places], self.data), shares)
+        losses.sum().backward()
+        self.total[some] += losses.detach().double() * self.sizes[some, step]
 
     @torch.no_grad()
     def pull(self) -> None:

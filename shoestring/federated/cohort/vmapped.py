@@ -14,29 +14,29 @@ from torch.overrides import TorchFunctionMode
 
 from shoestring.core.batch import Batch
 from shoestring.core.job import Job
-from shoestring.federated.cohort.stacked import Forward, Weights
+from shoestring.federated.cohort.stacked import Outputs, Weights
 
 
-def vmapped(job: Job, model: nn.Module) -> Forward:
+def vmapped(job: Job, model: nn.Module) -> Outputs:
     called = Called(job, model)
 
-    def one(weights: Weights, batch: Batch) -> Tensor:
+    def one(weights: Weights, batch: Batch) -> Any:
         with FasterRules():
-            found: Tensor = torch.func.functional_call(called, {f"model.{name}": value for name, value in weights.items()}, (batch,))
+            found = torch.func.functional_call(called, {f"model.{name}": value for name, value in weights.items()}, (batch,))
         return found
 
     return torch.func.vmap(one, randomness="different")
 
 
 class Called(nn.Module):
-    """The job's forward and loss as a module, which functional_call can put weights into."""
+    """The job's forward as a module, which functional_call can put weights into."""
 
     def __init__(self, job: Job, model: nn.Module) -> None:
         super().__init__()
         self.job, self.model = job, model
 
-    def forward(self, batch: Batch) -> Tensor:
-        return self.job.loss(self.job.forward(self.model, batch), batch)
+    def forward(self, batch: Batch) -> Any:
+        return self.job.forward(self.model, batch)
 
 
 class Rule(torch.autograd.Function):

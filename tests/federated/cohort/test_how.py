@@ -47,6 +47,13 @@ def test_a_transformer_is_stacked() -> None:
     assert how(Transformer, data=tokens, loss=of_tokens).kind == "stacked"
 
 
+def test_a_loss_that_sees_all_samples_of_a_batch_at_once_is_not_filled_up() -> None:
+    def spread(output: Tensor, batch: Any) -> Tensor:
+        return output.std(0).sum() if len(output) > 1 else output.sum()
+
+    assert how(cnn).masks and not how(cnn, loss=spread).masks
+
+
 def test_an_optimizer_that_looks_at_whole_weights_is_not_stacked() -> None:
     found = how(mlp, Local(optimizer=torch.optim.Adafactor))
     assert found.kind == "sequential" and "Adafactor" in found.why

@@ -12,7 +12,7 @@ from torch import nn
 
 from shoestring.core.job import Job
 from shoestring.core.local import Local
-from shoestring.federated.cohort import Engine, how_to_work, work_of
+from shoestring.federated.cohort import Engine, How, how_to_work, work_of
 from shoestring.federated.round import Device, Objective, Order
 from tests.federated.cohort.cases import (
     CLOSE,
@@ -56,6 +56,12 @@ def test_hand_written_steps_know_every_activation_layers_without_bias_and_a_sing
     assert disagreement(job_of(model, Local(batch=5)), "fused") < CLOSE
 
 
+def test_many_epochs_of_few_samples_are_trained_by_sample_and_end_where_the_plain_loop_does() -> None:
+    wide = lambda: nn.Sequential(nn.Flatten(), nn.Linear(144, 60), nn.ReLU(), nn.Linear(60, 5))  # noqa: E731
+    for local in (Local(batch=5, epochs=5), Local(batch=5, epochs=5, steps=13), Local(batch=0, epochs=8)):
+        assert disagreement(job_of(wide, local), "fused", counts=(12, 20, 7, 1)) < CLOSE
+
+
 def test_more_samples_than_a_block_holds_bring_the_first_layer_up_to_date_in_between() -> None:
     assert disagreement(job_of(mlp, Local(batch=10)), "fused", counts=(300, 128, 129, 20)) < CLOSE
 
@@ -81,6 +87,15 @@ def test_every_device_may_begin_from_weights_of_its_own(kind: str) -> None:
 
 def test_convolutions_in_groups_end_where_the_plain_loop_does() -> None:
     assert disagreement(job_of(cnn, Local(batch=6, epochs=2)), "stacked") < CLOSE
+
+
+@pytest.mark.parametrize("masks", [True, False])
+def test_batches_that_are_shorter_than_others_are_filled_up_or_called_by_themselves(masks: bool) -> None:
+    job = job_of(cnn, Local(batch=6), loss=lambda output, batch: nn.functional.cross_entropy(output, batch[1]))
+    records, (layout, row) = devices_of(job), started(job)
+    stacked = Engine(job, layout, How("stacked", 8, "", masks=masks))
+    plain, found = (one.trained(row.expand(5, -1), records, Objective(job.local), range(5)) for one in (engine(job, "sequential"), stacked))
+    assert apart(found.rows, plain.rows, row) < CLOSE
 
 
 def test_a_transformer_with_shared_weights_ends_where_the_plain_loop_does() -> None:

@@ -1,0 +1,66 @@
+"""The first linear layer of devices that go through their samples several times: all steps without its weights.
+
+Every step adds multiples of samples to the weights, so what they became is known from one row a sample, D: the sum of  rate x gradient  of
+the steps that it was in. With X all samples of a device and W, b where it began,
+
+    z_t  =  (X W^T + b)[t]  -  (X X^T + 1)[t] D          [t]: the rows of the step's samples
+    W    <-  W - D^T X                                   once, at the end
+
+The large products are made once, however many epochs there are. See first_layer.py for the form that a single epoch wants.
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from shoestring.federated.cohort.dense import Dense
+from shoestring.federated.cohort.packed import Packed
+from shoestring.federated.cohort.workspace import Workspace
+from shoestring.federated.layout import Layout
+
+
+class BySample:
+    """Rows of all that is stacked are in the order of `table`; those of `start` and `rows` are the devices' own."""
+
+    steps = 1   # that are prepared together
+
+    def __init__(self, dense: Dense, layout: Layout, start: Tensor, rows: Tensor, table: Packed, inputs: Sequence[Tensor],
+                 workspace: Workspace) -> None:
+        self.dense, self.layout, self.table, self.inputs, self.rows = dense, layout, table, inputs, rows
+        count, most, make, before = len(inputs), max(map(len, inputs)), workspace.tensor, layout.views(start)
+        self.outside = make("outside", count, most, dense.width)       # X W^T + b
+        self.products = make("products", count, most, most).zero_()    # X X^T + 1
+        self.d = make("d", count, most, dense.width).zero_()
+        self.index = table.places.transpose(0, 1) + most * torch.arange(count).unsqueeze(1)   # (steps, k, batch): rows of all devices' samples
+        for row, (x, device) in enumerate(zip(inputs, table.order, strict=True)):
+            torch.mm(x, before[dense.weight][device].mT, out=self.outside[row, :len(x)])
+            torch.mm(x, x.mT, out=self.products[row, :len(x), :len(x)])
+        if dense.bias is not None:
+            self.outside += before[dense.bias][table.index].unsqueeze(1)
+            self.products += 1
+        self.now, self.found = self.index[0], make("found", count, table.batch, dense.width)
+
+    def open(self, begin: int, end: int, active: int) -> None:
+        self.now, self.found = self.index[begin, :active].reshape(-1), self.found[:active]
+
+    def outputs(self, step: int, out: Tensor) -> None:
+        active, batch, width = out.shape
+        torch.index_select(self.outside.view(-1, width), 0, self.now, out=out.view(-1, width))
+        rows = self.products.flatten(0, 1).index_select(0, self.now).view(active, batch, -1)
+        out.baddbmm_(rows, self.d[:active], alpha=-1)
+
+    def gradient(self, step: int) -> Tensor:
+        return self.found
+
+    def close(self, begin: int, active: int) -> None:
+        self.d.view(-1, self.dense.width).index_add_(0, self.now, self.found.view(-1, self.dense.width))
+
+    def finish(self) -> None:
+        """Leave in `rows` by how much the weights have changed."""
+        views = self.layout.views(self.rows)
+        for row, (x, device) in enumerate(zip(self.inputs, self.table.order, strict=True)):
+            views[self.dense.weight][device].addmm_(self.d[row, :len(x)].mT, x, beta=0, alpha=-1)
+        if self.dense.bias is not None:
+            views[self.dense.bias][self.table.index] = self.d.sum(1).neg_()
