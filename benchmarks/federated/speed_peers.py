@@ -13,13 +13,13 @@ from speed_models import RATE, Case, prepared
 def pfl(case: Case, cores: int) -> None:
     """Federated averaging by pfl's own simulation; its local training goes through a client's data in order, and is not shuffled."""
     from pfl.aggregate.simulate import SimulatedBackend
+    from pfl.algorithm.base import NNAlgorithmParams
     from pfl.algorithm.federated_averaging import FederatedAveraging
     from pfl.callback.base import TrainingProcessCallback
     from pfl.data.dataset import Dataset
     from pfl.data.federated_dataset import FederatedDataset
-    from pfl.algorithm.base import NNAlgorithmParams
     from pfl.hyperparam import NNTrainHyperParams
-    from pfl.metrics import Weighted
+    from pfl.metrics import Metrics, Weighted
     from pfl.model.pytorch import PyTorchModel
 
     data = case.data()
@@ -51,7 +51,7 @@ def pfl(case: Case, cores: int) -> None:
                 tell(time.perf_counter() - self.begin)
             stop = next(turns[0], "over") == "over"
             self.begin = time.perf_counter()
-            return stop, aggregate_metrics
+            return stop, Metrics()
 
     FederatedAveraging().run(
         algorithm_params=NNAlgorithmParams(central_num_iterations=1_000_000, evaluation_frequency=1_000_000, train_cohort_size=len(data),
@@ -114,4 +114,5 @@ def flower(case: Case, cores: int) -> None:
 
     client = ClientApp(client_fn=lambda context: Client(int(context.node_config["partition-id"])).to_client())
     run_simulation(ServerApp(server_fn=server), client, num_supernodes=case.clients,
-                   backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0}, "init_args": {"num_cpus": cores, "logging_level": 40}})
+                   backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0},
+                                   "init_args": {"num_cpus": cores, "logging_level": 40}})

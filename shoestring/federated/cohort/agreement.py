@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from shoestring.core import random_state
@@ -18,6 +18,7 @@ from shoestring.federated.records import Records
 from shoestring.federated.round import Objective
 
 CLOSE = 1e-5      # largest difference, relative to the size of a device's update
+EPS = torch.finfo(torch.float32).eps
 STEPS = 3         # of every device that are tried,
 BATCHES = 2.5     # with so many batches of records: one is short
 ATTEMPTS = 3      # from other weights: where a maximum or a ReLU is decided by the last bit, one attempt says nothing
@@ -56,7 +57,7 @@ def agreement(way: Way, plain: Sequential, devices: Sequence[Records]) -> Said:
         try:
             for attempt, one in enumerate(right):
                 if not apart <= CLOSE:
-                    apart = distance(tried(way, plain, some, attempt), one)
+                    apart = distance(tried(way, plain, some, attempt), one, begun(plain, attempt))
         except Unsuitable as why:
             return Said(str(why))
         except Exception as error:   # whatever a model does that can't be done for several at once
@@ -67,13 +68,16 @@ def agreement(way: Way, plain: Sequential, devices: Sequence[Records]) -> Said:
 
 
 def tried(way: Way, plain: Sequential, devices: Sequence[Records], attempt: int) -> Moved:
-    """A few steps from weights that follow from the attempt's number, with all that an objective can have."""
-    with random_state.kept():
-        random_state.seed(attempt)
-        row = plain.layout.row(plain.job.model())
-    local = plain.job.local
+    """A few steps from weights that follow from the attempt's number."""
+    row, local = begun(plain, attempt), plain.job.local
     some = replace(local, steps=min(local.steps or STEPS, STEPS))
     return way.moved(row.expand(len(devices), -1), devices, Objective(some), [attempt + 7 * place for place in range(len(devices))])
+
+
+def begun(plain: Sequential, attempt: int) -> Tensor:
+    with random_state.kept():
+        random_state.seed(attempt)
+        return plain.layout.row(plain.job.model())
 
 
 def smaller(records: Records, batch: int) -> Records:
@@ -92,7 +96,11 @@ def draws(plain: Sequential, records: Records) -> bool:
         return not torch.equal(before[0], torch.get_rng_state()) or before[1] != random.getstate()
 
 
-def distance(found: Moved, right: Moved) -> float:
-    """The largest of all devices' |difference| / |update|."""
+def distance(found: Moved, right: Moved, start: Tensor) -> float:
+    """The largest of all devices' |difference| / |update|, beyond what the plain loop itself rounds.
+
+    It rounds its weights in every step, by up to half of EPS of each; where updates are small against weights, that is all one sees.
+    """
     apart, size = (found.rows - right.rows).norm(dim=1), right.rows.norm(dim=1)
-    return float((apart / size.clamp_min(torch.finfo(torch.float32).tiny)).max())
+    rounded = EPS * start.norm() * right.steps
+    return float(((apart - rounded).clamp_min(0) / size.clamp_min(torch.finfo(torch.float32).tiny)).max())

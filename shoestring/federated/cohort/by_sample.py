@@ -33,7 +33,8 @@ class BySample:
         self.outside = make("outside", count, most, dense.width)       # X W^T + b
         self.products = make("products", count, most, most).zero_()    # X X^T + 1
         self.d = make("d", count, most, dense.width).zero_()
-        self.index = table.places.transpose(0, 1) + most * torch.arange(count).unsqueeze(1)   # (steps, k, batch): rows of all devices' samples
+        # (steps, k, batch): the places of samples among those of all devices
+        self.index = table.places.transpose(0, 1) + most * torch.arange(count).unsqueeze(1)
         for row, (x, device) in enumerate(zip(inputs, table.order, strict=True)):
             torch.mm(x, before[dense.weight][device].mT, out=self.outside[row, :len(x)])
             torch.mm(x, x.mT, out=self.products[row, :len(x), :len(x)])

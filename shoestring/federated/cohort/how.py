@@ -4,6 +4,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from torch import nn
+
 from shoestring.core.job import Job, default_forward, default_loss
 from shoestring.federated.cohort.agreement import Said, agreement
 from shoestring.federated.cohort.dense import dense_layers
@@ -16,6 +18,7 @@ from shoestring.federated.cohort.way import Unsuitable, Way
 from shoestring.federated.layout import Layout
 from shoestring.federated.records import Records
 
+ROWS = 24 << 20   # bytes of a chunk's rows, at most
 FUSED, STACKED, SEQUENTIAL = "fused", "stacked", "sequential"
 WORDS = {FUSED: "steps written by hand for stacked matrix products",
          STACKED: "one forward and backward of stacked weights",
@@ -33,9 +36,10 @@ class How:
 def how_to_work(job: Job, layout: Layout, sample: Sequence[Records]) -> How:
     """The fastest way that is right for these devices; each is tried against the plain loop."""
     plain = sequential(job, layout, job.model().train())
-    reasons, devices = [], list(sample[:3])
+    reasons: list[str] = []
+    devices = list(sample[:3])
     for kind, masks in ((FUSED, False), (STACKED, True), (STACKED, False)):
-        how = How(kind, chunk_of(kind, layout.size), WORDS[kind], masks)
+        how = How(kind, chunk_of(kind, plain), WORDS[kind], masks)
         try:
             said = agreement(way_of(how, plain), plain, devices)
         except Unsuitable as why:
@@ -47,13 +51,14 @@ def how_to_work(job: Job, layout: Layout, sample: Sequence[Records]) -> How:
     return How(SEQUENTIAL, 1, "; ".join([WORDS[SEQUENTIAL], *reasons]))
 
 
-def chunk_of(kind: str, size: int) -> int:
-    """Devices at once, by the size of a row: measured on an EPYC with 1 MiB of second and 32 MiB of third cache.
+def chunk_of(kind: str, plain: Sequential) -> int:
+    """Devices at once, a fixed function of the model: measured on an EPYC with 1 MiB of second and 32 MiB of third cache.
 
-    More of them share the cost of calling an operation; fewer stay in the third cache with all that belongs to them.
+    More of them share the cost of calling an operation, which is highest under vmap; fewer stay in the third cache with all that is theirs.
     """
-    most = 32 if kind == FUSED else 16
-    return max(min(most, (12 << 20) // (4 * size)), 2)
+    images = any(isinstance(module, nn.Conv2d) for module in plain.model.modules())
+    most = 16 if kind == FUSED or images else 32
+    return max(min(most, ROWS // (4 * plain.layout.size)), 2)
 
 
 def way_of(how: How, plain: Sequential) -> Way:

@@ -42,6 +42,11 @@ class Packed:
         """Rows that are still at work in a step."""
         return sum(steps > step for steps in self.steps)
 
+    def used(self, begin: int, end: int) -> list[int]:
+        """Of every row, the samples of some steps up to the last that has a share: what comes behind only fills up."""
+        shares = self.shares[:, begin:end].flatten(1) > 0
+        return (shares * torch.arange(1, shares.shape[1] + 1)).amax(1).tolist()
+
     @property
     def samples(self) -> Tensor:
         """(k) that each of them trains on, those of every epoch counted."""

@@ -22,8 +22,7 @@ def vmapped(job: Job, model: nn.Module) -> Outputs:
 
     def one(weights: Weights, batch: Batch) -> Any:
         with FasterRules():
-            found = torch.func.functional_call(called, {f"model.{name}": value for name, value in weights.items()}, (batch,))
-        return found
+            return torch.func.functional_call(called, {f"model.{name}": value for name, value in weights.items()}, (batch,))
 
     return torch.func.vmap(one, randomness="different")
 
@@ -66,12 +65,24 @@ class Linear(Rule):
     @staticmethod
     def vmap(info: Any, dims: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, int]:
         x, weight = first(x, dims[0], info.batch_size), first(weight, dims[1], info.batch_size)
-        rows = x.reshape(len(x), -1, x.shape[-1])
-        if bias is None:
-            out = torch.bmm(rows, weight.mT)
-        else:
-            out = torch.baddbmm(first(bias, dims[2], info.batch_size).unsqueeze(1), rows, weight.mT)
+        bias = None if bias is None else first(bias, dims[2], info.batch_size)
+        out: Tensor = StackedLinear.apply(x.reshape(len(x), -1, x.shape[-1]), weight, bias)   # type: ignore[no-untyped-call]
         return out.view(*x.shape[:-1], out.shape[-1]), 0
+
+
+class StackedLinear(torch.autograd.Function):
+    """(k, n, in) x (k, out, in): with a backward that gives the weights' gradient as they lie, so that autograd need not copy it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return torch.bmm(x, weight.mT) if bias is None else torch.baddbmm(bias.unsqueeze(1), x, weight.mT)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        (x, weight), (gradient,), needs = ctx.saved_tensors, gradients, ctx.needs_input_grad
+        return (torch.bmm(gradient, weight) if needs[0] else None, torch.bmm(gradient.mT, x) if needs[1] else None,
+                gradient.sum(1) if needs[2] else None)
 
 
 class LayerNorm(Rule):

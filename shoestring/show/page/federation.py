@@ -132,7 +132,7 @@ def epsilon(story: Entries) -> Markup:
         return Markup()
     left = "" if spent.budget is None or spent.over else f", {loss_text(spent.budget - spent.spent)} is left"
     at = "" if spent.delta is None else f" at delta {short(spent.delta)}"
-    note = f"{spent.text.capitalize()}{at}{left}."
+    note = f"{spent.text.capitalize()}{at}{left}. It is about the weights: losses and metrics here are what the simulation sees."
     return Chart("epsilon", "Privacy", note, (line,), "round", rows="epsilon", zero=True, named=True,
                  budget=spent.budget).drawn()
 

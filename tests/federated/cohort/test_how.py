@@ -43,6 +43,10 @@ def test_the_fastest_way_that_is_right_is_chosen_and_said(model: Callable[[], nn
     assert found.kind == kind and said in found.why and found.chunk >= 1
 
 
+def test_a_tiny_rate_whose_updates_drown_in_the_rounding_of_weights_is_no_reason_against_a_way() -> None:
+    assert how(mlp, Local(batch=6, lr=1e-6)).kind == "fused"
+
+
 def test_a_transformer_is_stacked() -> None:
     assert how(Transformer, data=tokens, loss=of_tokens).kind == "stacked"
 

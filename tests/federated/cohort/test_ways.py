@@ -162,5 +162,5 @@ def test_work_gives_updates_counts_and_metrics_before_and_after() -> None:
     model, one = job.model(), records[0]
     layout.load(model, row + found.rows[0])
     batch = one.batch(one.held_out)
-    right = float(nn.functional.cross_entropy(model(batch[0]), batch[1])) * len(one.held_out)
+    right = nn.functional.cross_entropy(model(batch[0]), batch[1]).item() * len(one.held_out)
     assert found.after[0]["loss"][0] == pytest.approx(right, rel=1e-4) and found.after[0] != found.before[0]
