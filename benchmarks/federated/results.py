@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import subprocess
 import sys
 import tempfile
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tables import machine, write
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -196,7 +196,6 @@ def mean_own(job: Job, models: list[nn.Module], records: list[Records], metric: 
 def measured(data: Data, rounds: int) -> None:
     """Measure what is not kept yet; every result is kept at once."""
     kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
-    machine = f"{platform.processor() or platform.machine()}, torch {torch.__version__}, Python {platform.python_version()}"
     todo: list[tuple[str, Callable[[], dict[str, Any]]]] = [
         ("central", lambda: central(data, rounds)), ("alone", lambda: alone(data, rounds)),
         *((f"{one.table}: {one.name}", lambda one=one: federated(data, one, rounds)) for one in settings(data)),
@@ -204,7 +203,7 @@ def measured(data: Data, rounds: int) -> None:
     for name, measure in todo:
         key = f"{data.name} | {name} | {rounds} rounds"
         if "failed" in kept.get(key, {"failed": ""}):
-            kept[key] = {**measure(), "machine": machine}
+            kept[key] = {**measure(), "machine": machine()}
             KEPT.write_text(json.dumps(kept, indent=1) + "\n")
             print(key, kept[key].get("metrics", kept[key].get("failed")), flush=True)
 
@@ -217,6 +216,4 @@ if __name__ == "__main__":
     for one in DATA:
         if not options.data or one.name in options.data:
             measured(one, options.rounds)
-    from tables import write  # beside this file
-
     write(json.loads(KEPT.read_text()), DATA, options.rounds, README)

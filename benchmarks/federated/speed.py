@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from speed_models import CASES
+from tables import inserted, machine
 
 HERE = Path(__file__).parent
 NAMES = {"loop": "plain loop", "engine": "shoestring, engine", "round": "shoestring, round", "pfl": "pfl 0.6.0", "flower": "Flower 1.41"}
@@ -54,10 +55,14 @@ class Contestant:
             self.process.kill()
 
 
-def measured(case: str, names: Sequence[str], cores: int, turns: int, peers: str) -> list[dict[str, Any]]:
-    """Of every contestant, clients per second; those on more than one core are shoestring's rounds and Flower's."""
+# Flower's are apart, with a loop of their own: it leaves processes at work between its turns
+GROUPS = ((("loop", 1), ("engine", 1), ("round", 1), ("pfl", 1), ("round", 2)), (("loop", 1), ("flower", 1), ("flower", 2)))
+
+
+def measured(case: str, group: Sequence[tuple[str, int]], turns: int, peers: str) -> list[dict[str, Any]]:
+    """Of every contestant on so many cores, clients per second, and how many times those of the group's loop they are."""
     contestants = []
-    for name in names:
+    for name, cores in group:
         if name in ("pfl", "flower") and not peers:
             continue
         contestants.append(Contestant(name, case, cores, peers if name in ("pfl", "flower") else sys.executable))
@@ -68,19 +73,33 @@ def measured(case: str, names: Sequence[str], cores: int, turns: int, peers: str
     for one in contestants:
         one.close()
     clients = CASES[case].clients
-    return [{"case": case, "contestant": one.name, "cores": cores, "clients_per_second": clients / statistics.median(one.seconds),
-             "best": clients / min(one.seconds)} for one in contestants]
+    loop = contestants[0].seconds
+    return [{"case": case, "contestant": one.name, "cores": one.cores, "clients_per_second": clients / statistics.median(one.seconds),
+             "times": statistics.median(loop) / statistics.median(one.seconds), "best": min(loop) / min(one.seconds)}
+            for one in contestants]
 
 
 def markdown(rows: Sequence[dict[str, Any]]) -> str:
     """The rows as a table, each beside the plain loop on one core."""
-    loops = {row["case"]: row for row in rows if row["contestant"] == "loop"}
     lines = ["| model | contestant | cores | clients/s | x the loop | best turns |", "|---|---|--:|--:|--:|--:|"]
     for row in rows:
-        loop = loops[row["case"]]
         lines.append(f"| {row['case']} | {NAMES[row['contestant']]} | {row['cores']} | {row['clients_per_second']:.0f} | "
-                     f"{row['clients_per_second'] / loop['clients_per_second']:.2f} | {row['best'] / loop['best']:.2f} |")
+                     f"{row['times']:.2f} | {row['best']:.2f} |")
     return "\n".join(lines)
+
+
+def ratios(rows: Sequence[dict[str, Any]]) -> str:
+    """What was asked for, beside what was found: whole rounds, as users run them."""
+    found = {(row["case"], row["contestant"], row["cores"]): row["times"] for row in rows}
+    lines = ["| asked | found |", "|---|---|"]
+    for case, other, least in (("mlp", "loop", 6), ("mlp", "pfl", 7), ("mlp200", "loop", 6), ("mlp200", "pfl", 7), ("mlp200e5", "loop", 6),
+                               ("mlp200e5", "pfl", 7), ("cnn", "loop", 2), ("transformer", "loop", 1.5)):
+        if (case, "round", 1) in found and (case, other, 1) in found:
+            lines.append(f"| {case}, one core: {least} times {NAMES[other]} | {found[case, 'round', 1] / found[case, other, 1]:.2f} |")
+    for case in dict.fromkeys(row["case"] for row in rows):
+        if (case, "round", 2) in found:
+            lines.append(f"| {case}, two cores: 1.8 times one | {found[case, 'round', 2] / found[case, 'round', 1]:.2f} |")
+    return "\n".join(lines) + "\n"
 
 
 def main() -> None:
@@ -88,15 +107,14 @@ def main() -> None:
     parser.add_argument("--peers", default="", help="an interpreter that has pfl and Flower; without it they are left out")
     parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
     parser.add_argument("--turns", type=int, default=9)
-    parser.add_argument("--cores", type=int, nargs="+", default=[1, 2], help="one, and as many as the rounds on several are to have")
     given = parser.parse_args()
     rows: list[dict[str, Any]] = []
     for case in given.cases:
-        for cores in given.cores:
-            names = ("loop", "engine", "round", "pfl", "flower") if cores == 1 else ("round", "flower")
-            rows += measured(case, names, cores, given.turns, given.peers)
-    print(json.dumps(rows, indent=1))
-    print(markdown(rows), file=sys.stderr)
+        for group in GROUPS if given.peers else GROUPS[:1]:
+            rows += measured(case, group, given.turns, given.peers)
+    print(json.dumps(rows))
+    text = f"\n{markdown(rows)}\n\n{ratios(rows)}\nMedians of {given.turns} turns each. Measured on {machine()}.\n"
+    inserted(HERE / "README.md", "speed", "python benchmarks/federated/speed.py --peers PYTHON_WITH_PFL_AND_FLOWER", text)
 
 
 if __name__ == "__main__":

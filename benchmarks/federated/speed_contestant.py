@@ -101,6 +101,7 @@ def whole_round(case: Case, cores: int) -> None:
     from shoestring.federated.cohort import Engine, how_to_work, work_of
     from shoestring.federated.layout import layout_of
     from shoestring.federated.plain import plain_round
+    from shoestring.federated.prepare import several
     from shoestring.federated.records import records_of
     from shoestring.federated.round import Population, Server, play
     from shoestring.federated.simulate import SimulatedDevices, Workshop
@@ -108,7 +109,7 @@ def whole_round(case: Case, cores: int) -> None:
     job = shoestring_job(case)
     clients, model = job.clients(), job.model()
     names, layout = list(clients), layout_of(model)
-    how = how_to_work(job, layout, [records_of(job, name, clients[name], 0) for name in names[:3]])
+    how = several(how_to_work(job, layout, [records_of(job, name, clients[name], 0) for name in names[:3]]), len(names))
     parts = plain_round(layout, job.local, work_of(Engine(job, layout, how)))
     devices = SimulatedDevices(Workshop(parts, job, clients, 0), how.chunk, cores)
     population, server = Population(len(names), names.__getitem__, len(names)), Server(0, 0, layout.row(model))

@@ -1,16 +1,17 @@
 """The tables and plots of README.md, from what results.py measured; a person never types a number."""
 from __future__ import annotations
 
+import os
+import platform
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-BEGIN, END = "<!-- results: written by results.py -->", "<!-- end of results -->"
 TITLES = {"private": "private (delta 1e-5)", "malicious": "20 % malicious", "compressed": "compressed"}
 
 
 def write(kept: Mapping[str, Any], data: Iterable[Any], rounds: int, readme: Path) -> None:
-    parts = [BEGIN]
+    parts = []
     for one in data:
         found = {key.split(" | ")[1]: value for key, value in kept.items()
                  if key.startswith(f"{one.name} | ") and key.endswith(f"| {rounds} rounds")}
@@ -18,10 +19,24 @@ def write(kept: Mapping[str, Any], data: Iterable[Any], rounds: int, readme: Pat
             parts += [f"\n### {one.title}, {rounds} rounds\n", table(one, found), f"\n![]({one.name}.png)\n",
                       "Measured on " + next(iter(found.values()))["machine"] + ".\n"]
             plot(one, found, readme.parent / f"{one.name}.png")
-    text = readme.read_text() if readme.exists() else f"# Federated learning, simulated\n\n{BEGIN}\n{END}\n"
-    before, _, rest = text.partition(BEGIN)
-    after = rest.partition(END)[2]
-    readme.write_text(before + "\n".join([*parts, END]) + after)
+    inserted(readme, "results", f"python benchmarks/federated/results.py --rounds {rounds}", "\n".join(parts))
+
+
+def inserted(readme: Path, name: str, command: str, text: str) -> None:
+    """Put what a script measured between its marks in README.md."""
+    begin, end = f"<!-- {name}: what stands here is written by a script -->", f"<!-- end of {name} -->"
+    whole = readme.read_text()
+    before, found, rest = whole.partition(begin)
+    assert found and end in rest, f"{readme} has no place for {name}"
+    readme.write_text(f"{before}{begin}\n`{command}`\n{text}\n{end}{rest.partition(end)[2]}")
+
+
+def machine() -> str:
+    import torch
+
+    cpu = next((line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")),
+               platform.machine())
+    return f"{cpu}, {len(os.sched_getaffinity(0))} cores, torch {torch.__version__}, Python {platform.python_version()}"
 
 
 def table(data: Any, found: Mapping[str, Any]) -> str:

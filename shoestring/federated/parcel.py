@@ -36,13 +36,14 @@ class Wrapper(pickle.Pickler):
         self.memory, self.end = memory, 0
 
     def persistent_id(self, value: Any) -> Any:
-        if not isinstance(value, Tensor) or value.device.type != "cpu" or not value.numel():
+        if not isinstance(value, Tensor) or value.device.type != "cpu":
             return None
         size = value.numel() * value.element_size()
         if self.end + size > len(self.memory):   # it goes through the pipe, slowly
             return None
         place = self.end
-        self.memory[place:place + size].view(value.dtype).view(value.shape).copy_(value)
+        if size:
+            self.memory[place:place + size].view(value.dtype).view(value.shape).copy_(value)
         self.end = -(-(place + size) // ALIGNED) * ALIGNED
         return place, size, value.dtype, tuple(value.shape)
 
@@ -56,4 +57,6 @@ class Unwrapper(pickle.Unpickler):
 
     def persistent_load(self, found: Any) -> Tensor:
         place, size, dtype, shape = found
+        if not size:
+            return torch.empty(shape, dtype=dtype)
         return self.memory[place:place + size].view(dtype).view(shape)

@@ -63,18 +63,18 @@ class Pool:
         one.connection = ours
 
     def done(self, order: Order, chunks: Sequence[tuple[str, ...]], states: States) -> Iterator[Done]:
-        """What becomes of chunks, in their order. Every p-th is done here."""
+        """What becomes of chunks, in their order. Some are done here, too."""
         told = self.board.wrapped(order)
         world = len(self.processes) + 1
-        left = [deque(chunks[rank::world]) for rank in range(world)]
+        ranks = [rank_of(number, world) for number in range(len(chunks))]
+        left = [deque(chunk for chunk, rank in zip(chunks, ranks, strict=True) if rank == own) for own in range(world)]
         copied = [len(mine) > len(one.slots) for one, mine in zip(self.processes, left[1:], strict=True)]
         try:
             for one, mine in zip(self.processes, left[1:], strict=True):
                 for slot in range(min(len(one.slots), len(mine))):
                     one.waiting.append((slot, mine.popleft()))
                     self.tell(one, told, *one.waiting[-1], states)
-            for number, chunk in enumerate(chunks):
-                rank = number % world
+            for chunk, rank in zip(chunks, ranks, strict=True):
                 if not rank:
                     yield self.workshop.done(order, chunk, states)
                     continue
@@ -124,6 +124,16 @@ class Pool:
             if one.process is not None:
                 one.process.kill()
                 one.process.join()
+
+
+def rank_of(number: int, world: int) -> int:
+    """Which process does a chunk. Chunks come in the order of their devices' sizes, so processes take turns there and back.
+
+    >>> [rank_of(number, 3) for number in range(8)]
+    [0, 1, 2, 2, 1, 0, 0, 1]
+    """
+    turn, place = divmod(number, world)
+    return world - 1 - place if turn % 2 else place
 
 
 def own_memory(found: Done, copied: bool) -> Done:

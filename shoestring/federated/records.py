@@ -23,6 +23,8 @@ class Records:
     trained: Tensor = field(repr=False)                      # numbers of the samples that it trains on,
     held_out: Tensor = field(repr=False)                     # and of those that it is judged by
     collate: Callable[[list[Any]], Batch] | None = None
+    # What was made of the records and is kept with them; other records, made of these by `replace`, have their own
+    made_of: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def count(self) -> int:

@@ -305,8 +305,8 @@ def wrong_with(updates: Updates, size: int) -> list[str]:
         return [f"its update has the shape {tuple(updates.rows.shape[1:])}, not {(size,)}"] * len(updates.names)
     beside = [one.unsqueeze(-1).flatten(1) for one in updates.extras.values() if one.is_floating_point()]
     checks = (
-        (updates.rows.isfinite().all(dim=1), "its update has numbers that are not finite"),
-        *((one.isfinite().all(dim=1), "what it sends beside its update has numbers that are not finite") for one in beside),
+        (finite(updates.rows), "its update has numbers that are not finite"),
+        *((finite(one), "what it sends beside its update has numbers that are not finite") for one in beside),
         (updates.losses.isfinite(), "its loss is not a finite number"),
         (updates.counts.isfinite() & (updates.counts > 0), "it says that it has no sample, or no finite number of them"),
     )
@@ -314,4 +314,12 @@ def wrong_with(updates: Updates, size: int) -> list[str]:
     for good, why in reversed(checks):
         for place in (~good).nonzero().flatten().tolist():
             found[place] = why
+    return found
+
+
+def finite(rows: Tensor) -> Tensor:
+    """Which rows have only finite numbers. A sum says so at a sixth of the price of looking at each; one that overflows is looked at."""
+    found = rows.sum(dim=1).isfinite()
+    for place in (~found).nonzero().flatten().tolist():
+        found[place] = rows[place].isfinite().all()
     return found

@@ -22,7 +22,7 @@ from shoestring.core.run import plain_run
 from shoestring.federated.prepare import Prepared, parts_of
 from shoestring.federated.private.release import Release, release_of
 from shoestring.federated.room import FederatedPlan
-from shoestring.federated.round import Played, Server, Sums, play
+from shoestring.federated.round import Played, Server, Sums, Tensors, play
 from shoestring.federated.simulate import States
 from shoestring.measure.process import status
 from shoestring.privacy.spending import Spending
@@ -38,6 +38,7 @@ from shoestring.validation import check_goal, validated
 
 PARTS = ("step", "server", "devices", "parts", "best")   # what a checkpoint's state must have to be gone on from
 NAMED = 20       # missing devices of a round whose names are noted
+CLOCK, SKIPPED = ".clock", ".skipped"   # how techniques call, in the server's state, simulated time and rounds that they made nothing of
 BUDGET = "epsilon is spent"   # why a run is over whose next round would exceed it
 
 
@@ -157,16 +158,20 @@ class Runner:
             self.spending.spend(self.release.entry(self.round))   # on disk before anything of the round is known
         last = self.round + 1 == self.given.rounds
         judges = bool(self.given.job.local.held_out) and (last or (self.round + 1) % self.every == 0)
+        before = self.server.state
         played = play(self.parts, self.server, devices, self.given.population, judges)
         self.server = played.server
-        self.note(played, time.perf_counter() - begun)
+        self.note(played, time.perf_counter() - begun, grown(before, played.server.state, CLOCK))
+        for rule in grown(before, played.server.state, SKIPPED):
+            self.say(Warned(f"round {self.round} moved no weights: too few devices answered for {rule}; choose more a round, or let it "
+                            f"expect fewer malicious ones"))
         if self.given.job.validates and (last or self.round % self.every == 0):
             self.validate()
         if self.saver.due(self.round) or last or self.stop:
             self.saver.save(self.snapshot)
 
-    def note(self, played: Played, seconds: float) -> None:
-        loss = played.loss
+    def note(self, played: Played, seconds: float, clocks: dict[str, float]) -> None:
+        loss, simulated = played.loss, max(clocks.values(), default=played.seconds)
         self.saver.losses.append(loss)
         self.say(Stepped(self.round, loss, seconds, status("VmRSS"), status("VmHWM")))
         self.say(Rounded(
@@ -174,7 +179,7 @@ class Runner:
             down=played.down, ordered=played.ordered, missing=len(played.missing), missing_names=played.missing[:NAMED],
             rejected=tuple((one.name, one.why) for one in played.rejected), epsilon=self.epsilon(),
             before=means(played.before) or None, after=means(played.after) or None,
-            simulated=played.seconds if played.seconds != 1.0 else None))
+            simulated=simulated if simulated not in (0.0, 1.0) else None))
         if not played.participants:
             self.say(Warned(f"nobody's update is in round {self.round}: {len(played.missing)} devices did not answer, "
                             f"{len(played.rejected)} could not be used; the weights stay as they were"
@@ -248,6 +253,13 @@ class Runner:
         self.given.layout.load(self.model, self.server.weights)
         shown = self.given.job.show(self.model) if self.given.job.show is not None else ""
         return Ended(self.round, why, weights_sha256(self.model.state_dict()), shown=shown)
+
+
+def grown(before: Tensors, after: Tensors, word: str) -> dict[str, float]:
+    """Counters of techniques by this word that have grown in a round, and by how much."""
+    found = {name.removesuffix(word): float(value) - float(before.get(name, torch.zeros(()))) for name, value in after.items()
+             if name.endswith(word)}
+    return {name: by for name, by in found.items() if by}
 
 
 def means(sums: Sums) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """Simulated devices: their records lie here, and they work in chunks, a few at once, in as many processes as there are cores.
 
 Which devices make a chunk follows from their names and the sizes of their records alone, and what chunks give is taken in their order, so
-the result is the same bits with any number of processes. The first process works too: chunk c is done by process c mod p.
+the result is the same bits with any number of processes.
 """
 from __future__ import annotations
 
@@ -84,7 +84,10 @@ class Workshop:
 
 
 def bytes_of(records: Records) -> int:
-    return sum(one.numel() * one.element_size() for one in tensors(records.whole)) if records.whole is not None else 1024
+    """About what a device's records take as tensors, with what is made of them: products of all pairs of samples, at most."""
+    if records.whole is None:
+        return 1024
+    return 2 * sum(one.numel() * one.element_size() for one in tensors(records.whole)) + 4 * min(records.count, 1024) ** 2
 
 
 def failure(error: Exception) -> str:

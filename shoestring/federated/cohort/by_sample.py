@@ -6,11 +6,13 @@ the steps that it was in. With X all samples of a device and W, b where it began
     z_t  =  (X W^T + b)[t]  -  (X X^T + 1)[t] D          [t]: the rows of the step's samples
     W    <-  W - D^T X                                   once, at the end
 
-The large products are made once, however many epochs there are. See first_layer.py for the form that a single epoch wants.
+The large products are made once, however many epochs there are, and those of samples with each other once and for all. See first_layer.py
+for the form that many samples want.
 """
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,26 +23,42 @@ from shoestring.federated.cohort.workspace import Workspace
 from shoestring.federated.layout import Layout
 
 
+class Samples(NamedTuple):
+    """What a device trains on, as this form wants it. It follows from the records alone, so it is made once and kept with them."""
+
+    inputs: Tensor     # X, (n, in)
+    targets: Tensor    # (n)
+    products: Tensor   # X X^T, (n, n); empty where there are too many samples for it to be of use
+
+
+MOST = 1024   # samples whose products are kept
+
+
+def samples_of(inputs: Tensor, targets: Tensor) -> Samples:
+    return Samples(inputs, targets, inputs @ inputs.mT if len(inputs) <= MOST else inputs.new_empty(0, 0))
+
+
 class BySample:
     """Rows of all that is stacked are in the order of `table`; those of `start` and `rows` are the devices' own."""
 
     steps = 1   # that are prepared together
 
-    def __init__(self, dense: Dense, layout: Layout, start: Tensor, rows: Tensor, table: Packed, inputs: Sequence[Tensor],
+    def __init__(self, dense: Dense, layout: Layout, start: Tensor, rows: Tensor, table: Packed, samples: Sequence[Samples],
                  workspace: Workspace) -> None:
-        self.dense, self.layout, self.table, self.inputs, self.rows = dense, layout, table, inputs, rows
-        count, most, make, before = len(inputs), max(map(len, inputs)), workspace.tensor, layout.views(start)
+        self.dense, self.layout, self.table, self.rows = dense, layout, table, rows
+        self.inputs = [one.inputs for one in samples]
+        count, most, make, before = len(samples), max(map(len, self.inputs)), workspace.tensor, layout.views(start)
         self.outside = make("outside", count, most, dense.width)       # X W^T + b
         self.products = make("products", count, most, most).zero_()    # X X^T + 1
         self.d = make("d", count, most, dense.width).zero_()
         # (steps, k, batch): the places of samples among those of all devices
         self.index = table.places.transpose(0, 1) + most * torch.arange(count).unsqueeze(1)
-        for row, (x, device) in enumerate(zip(inputs, table.order, strict=True)):
+        one_more = 0.0 if dense.bias is None else 1.0
+        for row, ((x, _, products), device) in enumerate(zip(samples, table.order, strict=True)):
             torch.mm(x, before[dense.weight][device].mT, out=self.outside[row, :len(x)])
-            torch.mm(x, x.mT, out=self.products[row, :len(x), :len(x)])
+            torch.add(products, one_more, out=self.products[row, :len(x), :len(x)])
         if dense.bias is not None:
             self.outside += before[dense.bias][table.index].unsqueeze(1)
-            self.products += 1
         self.now, self.found = self.index[0], make("found", count, table.batch, dense.width)
 
     def open(self, begin: int, end: int, active: int) -> None:

@@ -15,10 +15,10 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from shoestring.federated.cohort.by_sample import BySample
+from shoestring.federated.cohort.by_sample import MOST, BySample, Samples, samples_of
 from shoestring.federated.cohort.dense import Dense
 from shoestring.federated.cohort.drift import Drift, drift_of
-from shoestring.federated.cohort.first_layer import FirstLayer
+from shoestring.federated.cohort.first_layer import BLOCK, FirstLayer
 from shoestring.federated.cohort.packed import Packed, packed
 from shoestring.federated.cohort.way import Moved, Unsuitable
 from shoestring.federated.cohort.workspace import Workspace
@@ -38,10 +38,10 @@ class Fused:
         if objective.local.optimizer is not None:
             raise Unsuitable("devices do not train by plain SGD")
         table = packed([one.count for one in records], objective.local, seeds)
-        pairs = [pair_of(records[one], self.dense[0].inputs, self.dense[-1].width) for one in table.order]
-        classes = torch.stack([targets[places] for (_, targets), places in zip(pairs, table.places, strict=True)], dim=1).unsqueeze(-1)
+        samples = [kept_samples(records[one], self.dense[0].inputs, self.dense[-1].width) for one in table.order]
+        classes = torch.stack([one.targets[places] for one, places in zip(samples, table.places, strict=True)], dim=1).unsqueeze(-1)
         rows, drift = torch.empty(len(start), self.layout.size), drift_of(objective, self.layout, table.index)
-        first = self.first_layer(start, rows, table, [inputs for inputs, _ in pairs], drift)
+        first = self.first_layer(start, rows, table, samples, drift)
         steps = Steps(table, first, stacked_layers(self, start, table), classes, drift)
         for begin in range(0, table.steps[0], first.steps):
             steps.block(begin, min(begin + first.steps, table.steps[0]))
@@ -51,16 +51,27 @@ class Fused:
             layer.store(views, before, table.index)
         return Moved(rows, steps.losses()[table.back], torch.tensor(table.steps)[table.back])
 
+    def first_layer(self, start: Tensor, rows: Tensor, table: Packed, samples: Sequence[Samples], drift: Drift) -> FirstLayer | BySample:
+        """In the form that has less to do. Operations with n samples, e epochs, inputs of d numbers, a width w and blocks of m samples:
 
-    def first_layer(self, start: Tensor, rows: Tensor, table: Packed, inputs: Sequence[Tensor], drift: Drift) -> FirstLayer | BySample:
-        """In the form that has less to do. By sample, the products of all samples with each other are made once; by block, X W^T and D^T X
-        are made in every epoch, which with a width w and inputs of d numbers is worth it if  n d + e n w  >  2 (e - 1) w d.
+            by sample      4 n d w        +  2 e n^2 w
+            by block    e (4 n d w        +  n m (d + w))
         """
-        dense, samples = self.dense[0], max(map(len, inputs))
-        epochs = table.steps[0] * table.batch / samples
-        if not drift.some and samples * (dense.inputs + epochs * dense.width) < 2 * (epochs - 1) * dense.width * dense.inputs:
-            return BySample(dense, self.layout, start, rows, table, inputs, self.workspace)
-        return FirstLayer(dense, self.layout, start, rows, table, inputs, drift, self.workspace)
+        dense, most = self.dense[0], max(len(one.inputs) for one in samples)
+        epochs, block = table.steps[0] * table.batch / most, min(most, BLOCK)
+        by_sample = 4 * dense.inputs * dense.width + 2 * epochs * most * dense.width
+        by_block = epochs * (4 * dense.inputs * dense.width + block * (dense.inputs + dense.width))
+        if not drift.some and most <= MOST and by_sample < by_block:
+            return BySample(dense, self.layout, start, rows, table, samples, self.workspace)
+        return FirstLayer(dense, self.layout, start, rows, table, [one.inputs for one in samples], drift, self.workspace)
+
+
+def kept_samples(records: Records, width: int, classes: int) -> Samples:
+    key = f"samples {width} {classes}"
+    if key not in records.made_of:
+        records.made_of[key] = samples_of(*pair_of(records, width, classes))
+    found: Samples = records.made_of[key]
+    return found
 
 
 def pair_of(records: Records, width: int, classes: int) -> tuple[Tensor, Tensor]:

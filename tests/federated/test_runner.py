@@ -1,0 +1,67 @@
+"""A federation that runs: what is told of it while it does, and what comes out."""
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+import shoestring
+from shoestring.runs.event import Event, Rounded, Validated, Warned
+from tests.federated.toys import records, toy_job
+
+
+def told(**asked: Any) -> tuple[shoestring.Federated, list[Event]]:
+    events: list[Event] = []
+    job = asked.pop("job", None) or toy_job()
+    return shoestring.federate(job, processes=1, tell=events.append, **{"rounds": 4, "per_round": 6, **asked}), events
+
+
+def test_the_model_that_comes_out_is_that_of_the_last_round_and_has_learnt() -> None:
+    done, _ = told(rounds=30, per_round=12)
+    inputs, targets = (torch.stack(one) for one in zip(*records(99, 200), strict=True))
+    assert float((done.model(inputs).argmax(1) == targets).float().mean()) > 0.8
+    assert done.losses[-1] < done.losses[0] / 2 and done.before[-1]["accuracy"] > done.before[0]["accuracy"]
+
+
+def test_the_global_model_is_validated_where_the_job_holds_something_out() -> None:
+    inputs, targets = (torch.stack(one) for one in zip(*records(99, 60), strict=True))
+    done, events = told(job=toy_job(held_out=lambda: TensorDataset(inputs, targets), goal="max accuracy"), every=2)
+    assert [one.step for one in events if isinstance(one, Validated)] == [2, 4] == [one["step"] for one in done.metrics]
+    assert done.metrics[-1]["accuracy"] == pytest.approx(float((done.model(inputs).argmax(1) == targets).float().mean()), abs=1e-6)
+
+
+def test_rounds_that_a_robust_rule_makes_nothing_of_are_told() -> None:
+    _, events = told(use=["Krum(malicious=1)", "DropOut(rate=0.6)"])
+    few = [one.step for one in events if isinstance(one, Rounded) and one.participants < 5]
+    warned = [one.text for one in events if isinstance(one, Warned) and "moved no weights: too few devices answered for Krum" in one.text]
+    assert few and len(warned) == len(few)
+
+
+def test_asynchronous_rounds_tell_their_simulated_time() -> None:
+    _, events = told(use=["FedBuff(buffer=3, concurrency=6)"])
+    times = [one.simulated for one in events if isinstance(one, Rounded)]
+    assert all(one is not None and one > 0 for one in times)
+
+
+def test_a_round_in_which_nobody_answers_moves_nothing_and_is_told() -> None:
+    _, events = told(use=["DropOut(rate=0.99)"], rounds=2)
+    rounds = [one for one in events if isinstance(one, Rounded)]
+    empty = [one for one in rounds if not one.participants]
+    assert empty and all(one.missing == 6 for one in empty)
+    assert sum("nobody's update" in one.text for one in events if isinstance(one, Warned)) == len(empty)
+
+
+def test_a_job_of_a_script_can_not_be_gone_on_with_and_says_so(tmp_path: Path) -> None:
+    with pytest.raises(shoestring.Mistake, match=r"run= .*put it into a file"):
+        shoestring.federate(toy_job(), run=tmp_path / "run")
+
+
+def test_what_fails_in_the_job_is_told_with_its_place() -> None:
+    def broken() -> dict[str, Any]:
+        raise KeyError("no such table")
+
+    with pytest.raises(shoestring.Mistake, match=r"the job failed in test_runner.py line \d+: KeyError"):
+        shoestring.federate(toy_job(clients=broken), processes=1)
