@@ -83,7 +83,7 @@ def prepared(job: Job, asked: Asked, model: nn.Module | None = None, how: How | 
     sample = sample_of(job, clients, population)
     how = how or several(how_to_work(job, layout, [device.records for device in sample]), population.per_round)
     processes = min(asked.processes or len(os.sched_getaffinity(0)), -(-population.per_round // how.chunk))
-    return Prepared(job, clients, population, rounds, layout, layout.row(model), how, max(processes, 1), sample, asked)
+    return Prepared(job, clients, population, rounds, layout, layout.row(model).cpu(), how, max(processes, 1), sample, asked)
 
 
 def several(how: How, per_round: int) -> How:

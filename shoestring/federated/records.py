@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Subset, TensorDataset, default_collate
 
+from shoestring.core import random_state
 from shoestring.core.batch import Batch, leaves, mapped
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
@@ -33,16 +34,24 @@ class Records:
 
     @cached_property
     def whole(self) -> Batch | None:
-        """All samples as one batch whose tensors have a row a sample; None where they do not stack (lengths vary)."""
-        if self.collate is None and (found := stacked_tensors(self.data)) is not None:
-            return found
-        try:
-            found = self.made(range(len(self.data)))
-        except (RuntimeError, TypeError, ValueError):
+        """All samples as one batch whose tensors have a row a sample; None where they do not stack (lengths vary), where the job's own
+        collate makes batches (it may pad each to its longest), and where a sample is another one every time (it is augmented)."""
+        if self.collate is not None:
             return None
+        if (found := stacked_tensors(self.data)) is not None:
+            return found
+        with random_state.kept():
+            before = drawn_so_far()
+            try:
+                found, again = self.made(range(len(self.data))), self.made(range(1))
+            except (RuntimeError, TypeError, ValueError):
+                return None
+            if drawn_so_far() != before:
+                return None
         rows = [len(leaf) if isinstance(leaf, Tensor) and leaf.dim() else -1 for leaf in leaves(found)]
-        # The job's own collate may pad a batch to its longest, which all samples together would not have
-        return found if self.collate is None and rows and all(count == len(self.data) for count in rows) else None
+        stacks = bool(rows) and all(count == len(self.data) for count in rows)
+        same = stacks and all(torch.equal(one[:1], other) for one, other in zip(leaves(found), leaves(again), strict=True))
+        return found if same else None
 
     def made(self, numbers: Sequence[int] | range) -> Batch:
         """A batch of samples, as the job makes them."""
@@ -54,6 +63,12 @@ class Records:
         if whole is None:
             return self.made(numbers.tolist())
         return mapped(lambda leaf: leaf[numbers], whole)
+
+
+def drawn_so_far() -> tuple[object, ...]:
+    """Where the random generators stand."""
+    state = random_state.state()
+    return state["python"], state["numpy"][1].tobytes(), state["numpy"][2], bytes(state["torch"].numpy())
 
 
 def stacked_tensors(data: Any) -> Batch | None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from shoestring.core.job import Job
 from shoestring.federated.cohort.how import How, way_of
 from shoestring.federated.cohort.judge import judged
-from shoestring.federated.cohort.sequential import sequential
+from shoestring.federated.cohort.sequential import made_model, sequential
 from shoestring.federated.cohort.way import Moved, Unsuitable
 from shoestring.federated.layout import Layout
 from shoestring.federated.records import Records
@@ -31,7 +31,7 @@ class Engine:
 
     def __init__(self, job: Job, layout: Layout, how: How) -> None:
         self.job, self.layout, self.how = job, layout, how
-        self.model = job.model().train()
+        self.model = made_model(job)
         self.plain = sequential(job, layout, self.model)
         self.way = way_of(how, self.plain)
 

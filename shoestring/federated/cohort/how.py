@@ -11,7 +11,7 @@ from shoestring.federated.cohort.agreement import Said, agreement
 from shoestring.federated.cohort.dense import dense_layers
 from shoestring.federated.cohort.fused import Fused
 from shoestring.federated.cohort.grids import grid_outputs
-from shoestring.federated.cohort.sequential import Sequential, sequential
+from shoestring.federated.cohort.sequential import Sequential, made_model, sequential
 from shoestring.federated.cohort.stacked import Outputs, Stacked
 from shoestring.federated.cohort.vmapped import vmapped
 from shoestring.federated.cohort.way import Unsuitable, Way
@@ -35,7 +35,7 @@ class How:
 
 def how_to_work(job: Job, layout: Layout, sample: Sequence[Records]) -> How:
     """The fastest way that is right for these devices; each is tried against the plain loop."""
-    plain = sequential(job, layout, job.model().train())
+    plain = sequential(job, layout, made_model(job))
     reasons: list[str] = []
     devices = list(sample[:3])
     for kind, masks in ((FUSED, False), (STACKED, True), (STACKED, False)):

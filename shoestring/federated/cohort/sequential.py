@@ -20,6 +20,7 @@ from shoestring.federated.cohort.way import Moved
 from shoestring.federated.layout import Layout, tensors_of
 from shoestring.federated.records import Records
 from shoestring.federated.round import Objective
+from shoestring.processes.job_of_task import fresh_model
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,13 @@ class Sequential:
             total, samples, steps = total + loss.item() * len(places), samples + len(places), steps + 1
         optimizer.zero_grad(set_to_none=True)
         return total / max(samples, 1), steps
+
+
+def made_model(job: Job) -> nn.Module:
+    """The job's model as every device has it: what is in no row, such as frozen weights, follows from the job and its seed, too. Devices
+    are simulated on the CPU."""
+    with random_state.kept():
+        return fresh_model(job).cpu().train()
 
 
 def sequential(job: Job, layout: Layout, model: nn.Module) -> Sequential:
