@@ -63,25 +63,35 @@ class Pool:
         one.connection = ours
 
     def done(self, order: Order, chunks: Sequence[tuple[str, ...]], states: States) -> Iterator[Done]:
-        """What becomes of chunks, in their order. Some are done here, too."""
+        """What becomes of chunks, in their order. Some are done here, too, while others are waited for."""
         told = self.board.wrapped(order)
         world = len(self.processes) + 1
         ranks = [rank_of(number, world) for number in range(len(chunks))]
-        left = [deque(chunk for chunk, rank in zip(chunks, ranks, strict=True) if rank == own) for own in range(world)]
+        left = [deque(number for number, rank in enumerate(ranks) if rank == own) for own in range(world)]
         copied = [len(mine) > len(one.slots) for one, mine in zip(self.processes, left[1:], strict=True)]
+        early: dict[int, Done] = {}   # done here before their turn
+
+        def do_next() -> None:
+            number = left[0].popleft()
+            early[number] = self.workshop.done(order, chunks[number], states)
+
         try:
             for one, mine in zip(self.processes, left[1:], strict=True):
                 for slot in range(min(len(one.slots), len(mine))):
-                    one.waiting.append((slot, mine.popleft()))
+                    one.waiting.append((slot, chunks[mine.popleft()]))
                     self.tell(one, told, *one.waiting[-1], states)
-            for chunk, rank in zip(chunks, ranks, strict=True):
+            for number, rank in enumerate(ranks):
                 if not rank:
-                    yield self.workshop.done(order, chunk, states)
+                    if number not in early:
+                        do_next()
+                    yield early.pop(number)
                     continue
                 one = self.processes[rank - 1]
+                while left[0] and len(early) < len(one.slots) and not self.answered(one):
+                    do_next()
                 slot, found = self.answer(one, told, states, copied[rank - 1])
                 if left[rank]:
-                    one.waiting.append((slot, left[rank].popleft()))
+                    one.waiting.append((slot, chunks[left[rank].popleft()]))
                     self.tell(one, told, *one.waiting[-1], states)
                 yield found
         finally:
@@ -90,6 +100,14 @@ class Pool:
                 for one in self.processes:
                     one.waiting.clear()
                     self.start(one)
+
+    def answered(self, one: Process) -> bool:
+        """Whether a process has an answer for us, or is gone."""
+        assert one.connection is not None, "it was started"
+        try:
+            return one.connection.poll()
+        except OSError:
+            return True
 
     def tell(self, one: Process, told: bytes, slot: int, chunk: tuple[str, ...], states: States) -> None:
         assert one.connection is not None, "it was started"

@@ -28,14 +28,14 @@ class Samples(NamedTuple):
 
     inputs: Tensor     # X, (n, in)
     targets: Tensor    # (n)
-    products: Tensor   # X X^T, (n, n); empty where there are too many samples for it to be of use
+    products: Tensor   # X X^T + 1, or without the 1 if the layer has no bias, (n, n); empty where there are too many samples for it
 
 
 MOST = 1024   # samples whose products are kept
 
 
-def samples_of(inputs: Tensor, targets: Tensor) -> Samples:
-    return Samples(inputs, targets, inputs @ inputs.mT if len(inputs) <= MOST else inputs.new_empty(0, 0))
+def samples_of(inputs: Tensor, targets: Tensor, biased: bool) -> Samples:
+    return Samples(inputs, targets, inputs @ inputs.mT + float(biased) if len(inputs) <= MOST else inputs.new_empty(0, 0))
 
 
 class BySample:
@@ -49,14 +49,14 @@ class BySample:
         self.inputs = [one.inputs for one in samples]
         count, most, make, before = len(samples), max(map(len, self.inputs)), workspace.tensor, layout.views(start)
         self.outside = make("outside", count, most, dense.width)       # X W^T + b
-        self.products = make("products", count, most, most).zero_()    # X X^T + 1
+        self.products = make("products", count, most, most)            # X X^T + 1; 0 beside it
         self.d = make("d", count, most, dense.width).zero_()
         # (steps, k, batch): the places of samples among those of all devices
         self.index = table.places.transpose(0, 1) + most * torch.arange(count).unsqueeze(1)
-        one_more = 0.0 if dense.bias is None else 1.0
         for row, ((x, _, products), device) in enumerate(zip(samples, table.order, strict=True)):
             torch.mm(x, before[dense.weight][device].mT, out=self.outside[row, :len(x)])
-            torch.add(products, one_more, out=self.products[row, :len(x), :len(x)])
+            self.products[row, :len(x), :len(x)] = products
+            self.products[row, :len(x), len(x):] = 0
         if dense.bias is not None:
             self.outside += before[dense.bias][table.index].unsqueeze(1)
         self.now, self.found = self.index[0], make("found", count, table.batch, dense.width)

@@ -57,7 +57,7 @@ def chunk_of(kind: str, plain: Sequential) -> int:
     More of them share the cost of calling an operation, which is highest under vmap; fewer stay in the third cache with all that is theirs.
     """
     images = any(isinstance(module, nn.Conv2d) for module in plain.model.modules())
-    most = 16 if kind == FUSED or images else 32
+    most = 16 if images else 32
     return max(min(most, ROWS // (4 * plain.layout.size)), 2)
 
 

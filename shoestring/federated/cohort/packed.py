@@ -58,20 +58,17 @@ def packed(counts: Sequence[int], local: Local, seeds: Sequence[int]) -> Packed:
     order = sorted(range(len(counts)), key=lambda one: -len(sizes[one]))   # stable: equal ones stay in their order
     width, length = max(one[0] for one in sizes), len(sizes[order[0]])     # no step is larger than the first
     places = torch.zeros(len(counts), length, width, dtype=torch.long)
-    shares = torch.zeros(len(counts), length, width)
     for row, one in enumerate(order):
-        fill(places[row], shares[row], counts[one], sizes[one], drawn(counts[one], local, seeds[one]))
-    return Packed(order, [len(sizes[one]) for one in order], places, shares)
+        fill(places[row], counts[one], sizes[one], drawn(counts[one], local, seeds[one]))
+    used = torch.tensor([sizes[one] + [0] * (length - len(sizes[one])) for one in order]).unsqueeze(2)
+    return Packed(order, [len(sizes[one]) for one in order], places, (torch.arange(width) < used) / used.clamp(min=1))
 
 
-def fill(places: Tensor, shares: Tensor, count: int, sizes: Sequence[int], samples: Tensor) -> None:
-    """One device's row of the tables, an epoch at a time: its steps are full but for the last."""
-    steps, size = -(-count // sizes[0]), sizes[0]
+def fill(places: Tensor, count: int, sizes: Sequence[int], samples: Tensor) -> None:
+    """One device's row of the table, an epoch at a time: its steps are full but for the last."""
+    steps = -(-count // sizes[0])
     for epoch, begin in enumerate(range(0, len(sizes), steps)):
-        mine = samples[epoch * count:(epoch + 1) * count]
-        full = min(count // size, len(sizes) - begin)
-        places[begin:begin + full, :size] = mine[:full * size].view(full, size)
-        shares[begin:begin + full, :size] = 1 / size
-        if rest := sizes[begin + full] if full < steps and begin + full < len(sizes) else 0:
-            places[begin + full, :rest] = mine[full * size:]
-            shares[begin + full, :rest] = 1 / rest
+        # A batch that is shorter than others' is the only one of its epoch, so an epoch's places lie together either way
+        row = places[begin, :sizes[0]] if steps == 1 else places[begin:min(begin + steps, len(sizes))].view(-1)
+        mine = samples[epoch * count:(epoch + 1) * count][:len(row)]
+        row[:len(mine)] = mine
