@@ -1,7 +1,8 @@
 """One contestant of the benchmark of speed, in a process of its own: `python speed_contestant.py NAME CASE CORES`.
 
-It makes its data, runs a round to warm up, says "ready", and then runs one round for every line that it reads, saying how many seconds it
-took. A round: every client trains for an epoch by SGD from the same weights, and the mean of their updates, by samples, moves the weights.
+It makes its data, runs a few rounds to warm up, says "ready", and then runs a round for every line that it reads, saying how many
+seconds it took. A round: every client trains for an epoch by SGD from the same weights, and the mean of their updates, by samples, moves
+the weights.
 """
 from __future__ import annotations
 
@@ -14,6 +15,8 @@ from typing import Any
 
 import torch
 from speed_models import CASES, RATE, Case
+
+WARM = 9   # rounds before the first that counts: after so many, all shapes that come again are recorded (cohort/recorded.py)
 
 
 def asked() -> Iterator[None]:
@@ -28,7 +31,8 @@ def tell(seconds: float) -> None:
 
 
 def take_turns(play: Callable[[], Any]) -> None:
-    play()
+    for _ in range(WARM):
+        play()
     for _ in asked():
         begin = time.perf_counter()
         play()

@@ -212,3 +212,8 @@ def load_compiler() -> None:
     if "torch._dynamo" not in sys.modules:
         with Uncollected():
             import_module("torch._dynamo")
+
+
+def operation_writes(target: object) -> bool | None:
+    """Whether an operation of a recorded graph writes into what it is given; None: it is none of torch's operations."""
+    return bool(target._schema.is_mutable) if isinstance(target, torch._ops.OpOverload) else None

@@ -15,7 +15,8 @@ from torch.nn import functional as F
 from shoestring.core.batch import Batch
 from shoestring.core.job import Job, default_forward
 from shoestring.federated.cohort.dense import passes
-from shoestring.federated.cohort.stacked import Outputs, Weights
+from shoestring.federated.cohort.recorded import Weights
+from shoestring.federated.cohort.stacked import Outputs
 from shoestring.federated.cohort.way import Unsuitable
 
 EACH = (nn.ReLU, nn.Tanh, nn.GELU, nn.Sigmoid, nn.SiLU, nn.ELU, nn.LeakyReLU, nn.Hardtanh, nn.ReLU6)   # of every number
@@ -52,13 +53,17 @@ def pooled_first(modules: list[tuple[str, nn.Module]]) -> list[tuple[str, nn.Mod
 
 
 def outputs(modules: list[tuple[str, nn.Module]], weights: Weights, x: Tensor) -> Tensor:
-    """(k, batch, classes)"""
-    count, grid = len(x), True
+    """(k, batch, classes). A bias is added behind the pool that follows its convolution: max(x) + b = max(x + b), of a quarter as many."""
+    count, grid, late = len(x), True, None
     x = side_by_side(x)
-    for name, module in modules:
+    for (name, module), (_, following) in zip(modules, [*modules[1:], ("", None)], strict=True):
         if isinstance(module, nn.Conv2d):
             bias = None if module.bias is None else weights[f"{name}bias"].flatten()
-            x = F.conv2d(x, weights[f"{name}weight"].flatten(0, 1), bias, module.stride, module.padding, module.dilation, count)
+            late = bias if isinstance(following, nn.MaxPool2d) else None
+            x = F.conv2d(x, weights[f"{name}weight"].flatten(0, 1), None if late is not None else bias, module.stride, module.padding,
+                         module.dilation, count)
+        elif isinstance(module, nn.MaxPool2d) and late is not None:
+            x, late = module(x) + late.view(-1, 1, 1), None
         elif isinstance(module, nn.Linear):
             weight = weights[f"{name}weight"].mT
             x = torch.bmm(x, weight) if module.bias is None else torch.baddbmm(weights[f"{name}bias"].unsqueeze(1), x, weight)

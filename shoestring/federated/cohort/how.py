@@ -4,8 +4,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from torch import nn
-
 from shoestring.core.job import Job, default_forward, default_loss
 from shoestring.federated.cohort.agreement import Said, agreement
 from shoestring.federated.cohort.dense import dense_layers
@@ -56,8 +54,7 @@ def chunk_of(kind: str, plain: Sequential) -> int:
 
     More of them share the cost of calling an operation, which is highest under vmap; fewer stay in the third cache with all that is theirs.
     """
-    images = any(isinstance(module, nn.Conv2d) for module in plain.model.modules())
-    most = 16 if images else 32
+    most = 16 if kind == STACKED else 32
     return max(min(most, ROWS // (4 * plain.layout.size)), 2)
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from shoestring.core import random_state
 from shoestring.core.batch import Batch, leaves, mapped
 from shoestring.core.job import Job, default_loss
 from shoestring.federated.cohort.packed import Packed, packed
+from shoestring.federated.cohort.recorded import Gradients, Weights, laid_out_like
 from shoestring.federated.cohort.sequential import Sequential, load, local_optimizer
 from shoestring.federated.cohort.way import Moved, Unsuitable
 from shoestring.federated.layout import Layout
@@ -28,7 +30,6 @@ from shoestring.federated.records import Records
 from shoestring.federated.round import Objective
 from shoestring.federated.seeds import seed_of
 
-Weights = dict[str, Tensor]                       # (k, ...) each, by name
 Outputs = Callable[[Weights, Batch], Any]         # of the model; all tensors, the batch's too, are (k, batch, ...)
 
 OPTIMIZERS = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.Adagrad, torch.optim.NAdam,
@@ -42,10 +43,19 @@ class Stacked:
     outputs: Outputs
     masks: bool = True     # short batches are filled up
 
-    def losses(self, weights: Weights, batch: Batch, shares: Tensor | None) -> Tensor:
+    @cached_property
+    def gradients(self) -> Gradients:
+        return Gradients(self.losses, self.plain.model)
+
+    @cached_property
+    def gradients_of_classes(self) -> Gradients:
+        """The same where targets are one class a sample, none of which is left out, and the loss is their cross entropy."""
+        return Gradients(lambda weights, batch, shares: self.losses(weights, batch, shares, classes=True), self.plain.model)
+
+    def losses(self, weights: Weights, batch: Batch, shares: Tensor | None, classes: bool = False) -> Tensor:
         """(k): every device's loss. `shares`, (k, batch): of every sample in it; None: all are alike."""
         loss, found = self.plain.job.loss, self.outputs(weights, batch)
-        if loss is default_loss and of_classes(found, batch):
+        if classes and isinstance(found, Tensor) and found.dim() == 3:
             each = nn.functional.cross_entropy(found.flatten(0, 1), batch[1].flatten(), reduction="none").view(found.shape[:2])
             return each.mean(1) if shares is None else (each * shares).sum(1)
         if shares is None:
@@ -66,10 +76,10 @@ class Stacked:
         return Moved(steps.rows, steps.losses(), torch.tensor(table.steps)[table.back])
 
 
-def of_classes(output: Any, batch: Batch) -> bool:
-    """Whether the default loss is the cross entropy of one class a sample, none of which is left out."""
-    return (isinstance(output, Tensor) and output.dim() == 3 and isinstance(batch, (tuple, list)) and len(batch) > 1
-            and batch[1].dtype == torch.long and batch[1].dim() == 2 and int(batch[1].min()) >= 0)
+def of_classes(data: Batch) -> bool:
+    """Whether all targets are one class a sample, none of which is left out."""
+    return (isinstance(data, (tuple, list)) and len(data) > 1 and isinstance(data[1], Tensor) and data[1].dtype == torch.long
+            and data[1].dim() == 1 and int(data[1].min()) >= 0)
 
 
 def per_sample(loss: Callable[[Any, Batch], Tensor]) -> Callable[[Any, Batch], Tensor]:
@@ -92,33 +102,42 @@ class Steps:
         self.data, self.places = gathered(records, table)
         self.sizes = (table.shares > 0).sum(2)                                    # (k, steps): samples
         self.even = [bool((self.sizes[:table.active(step), step] == self.sizes[0, step]).all()) for step in range(table.steps[0])]
-        self.weights = {name: view[table.index].requires_grad_() for name, view in self.layout.views(start).items()}
+        classes = way.plain.job.loss is default_loss and of_classes(self.data)
+        self.gradients = way.gradients_of_classes if classes else way.gradients
+        self.weights = {name: channels_last(view[table.index]) for name, view in self.layout.views(start).items()}
         self.optimizer = stacked_optimizer(way.plain.job, objective, way.plain.model, self.weights)
         trained = Layout(tuple(entry for entry in self.layout.entries if entry.trained))
         self.anchor = {} if not objective.pull or objective.anchor is None else trained.views(objective.anchor[:trained.size])
         self.correction = {} if objective.correction is None else trained.views(objective.correction[table.index])
 
+    @torch.no_grad()
     def take(self, step: int) -> None:
         self.rest(self.table.active(step))
         self.optimizer.zero_grad(set_to_none=True)
-        sizes, everyone = self.sizes[:self.active, step], slice(0, self.active)
+        sizes = self.sizes[:self.active, step]
         if self.even[step]:
-            self.learn(self.weights, everyone, step, int(sizes[0]))
+            self.learn(None, step, int(sizes[0]))
         elif self.way.masks:
-            self.learn(self.weights, everyone, step, self.table.batch, self.table.shares[everyone, step])
+            self.learn(None, step, self.table.batch, self.table.shares[:self.active, step])
         else:
             for size in sizes.unique().tolist():
-                some = (sizes == size).nonzero().squeeze(1)
-                self.learn({name: one.index_select(0, some) for name, one in self.weights.items()}, some, step, size)
+                self.learn((sizes == size).nonzero().squeeze(1), step, size)
         self.pull()
         self.optimizer.step()
 
-    def learn(self, weights: Weights, some: slice | Tensor, step: int, size: int, shares: Tensor | None = None) -> None:
-        """Add to the gradients of some devices."""
-        places = self.places[some, step, :size]
-        losses = self.way.losses(weights, mapped(lambda leaf: leaf[places], self.data), shares)
-        losses.sum().backward()
-        self.total[some] += losses.detach().double() * self.sizes[some, step]
+    def learn(self, some: Tensor | None, step: int, size: int, shares: Tensor | None = None) -> None:
+        """Find the gradients of some devices; None: of all that are still at work."""
+        rows = slice(0, self.active) if some is None else some
+        places = self.places[rows, step, :size]
+        weights = self.weights if some is None else {name: one.index_select(0, some) for name, one in self.weights.items()}
+        losses, gradients = self.gradients(weights, mapped(lambda leaf: leaf[places], self.data), shares)
+        self.total[rows] += losses.double() * self.sizes[rows, step]
+        for weight, gradient in zip(self.weights.values(), gradients, strict=True):
+            if gradient is not None and some is None:
+                weight.grad = laid_out_like(weight, gradient)
+            elif gradient is not None:
+                weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
+                weight.grad[some] = gradient
 
     @torch.no_grad()
     def pull(self) -> None:
@@ -150,6 +169,11 @@ class Steps:
         return (self.total / self.table.samples)[self.table.back]
 
 
+def channels_last(weight: Tensor) -> Tensor:
+    """Convolutions' weights, (k, out, in, height, width), as their kernels want them in memory; others as they are."""
+    return weight.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3) if weight.dim() == 5 else weight
+
+
 def gathered(records: Sequence[Records], table: Packed) -> tuple[Batch, Tensor]:
     """All devices' samples one after the other, and the places of every step's samples in them."""
     wholes, offset, shifted = [], 0, []
@@ -173,6 +197,7 @@ def stacked_optimizer(job: Job, objective: Objective, model: nn.Module, weights:
     names = {id(one): name for name, one in model.named_parameters()}
     for group in optimizer.param_groups:
         group["params"] = [weights[names[id(one)]] for one in group["params"]]
-        if type(optimizer) in FUSED and not group.get("differentiable"):
+        # A fused step copies what does not lie in its usual order
+        if type(optimizer) in FUSED and not group.get("differentiable") and all(one.is_contiguous() for one in group["params"]):
             group["fused"], group["foreach"] = True, False
     return optimizer

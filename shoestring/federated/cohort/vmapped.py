@@ -14,7 +14,8 @@ from torch.overrides import TorchFunctionMode
 
 from shoestring.core.batch import Batch
 from shoestring.core.job import Job
-from shoestring.federated.cohort.stacked import Outputs, Weights
+from shoestring.federated.cohort.recorded import Weights
+from shoestring.federated.cohort.stacked import Outputs
 
 
 def vmapped(job: Job, model: nn.Module) -> Outputs:
