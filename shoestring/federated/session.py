@@ -24,6 +24,8 @@ from shoestring.runs.report import report_of
 from shoestring.runs.resume import Opened
 
 VERSION = 2   # of plan.json
+
+
 def asked_of(wanted: Wanted) -> Asked:
     return Asked(wanted["clients"], wanted["per_round"], wanted["rounds"], wanted["epsilon"], wanted["delta"], wanted["processes"])
 
@@ -64,7 +66,9 @@ class Session:
 
     @blaming_the_job()
     def run(self, tell: Callable[[Event], None], cadence: Cadence) -> Ended:
-        return Runner(self.given, self.plan, self.held.folder, tell, cadence, (self.held.request.federated or {}).get("every") or 0).run()
+        request = self.held.request
+        known_by = f"{request.source} {sorted(request.flags.items())}"
+        return Runner(self.given, self.plan, self.held.folder, tell, cadence, (request.federated or {}).get("every") or 0, known_by).run()
 
     def report(self, ended: Ended) -> dict[str, Any]:
         """What it came to, which the folder keeps from now on."""

@@ -20,10 +20,10 @@ from shoestring.runs.report import report_of
 
 JOB = '''
 from tests.federated.toys import toy_job
-from shoestring import Job
+from shoestring import Job, Local
 
-def job(devices: int = 12) -> Job:
-    return toy_job(devices)
+def job(devices: int = 12, rate: float = 0.1) -> Job:
+    return toy_job(devices, local=Local(epochs=1, batch=4, lr=rate, held_out=0.25))
 '''
 ROUNDS = 4
 EVERY_ROUND = Cadence(steps=1)
@@ -104,10 +104,16 @@ def test_a_run_ends_before_its_budget_is_exceeded(file: Path, tmp_path: Path) ->
 def test_a_private_round_is_never_played_again_with_other_settings(file: Path, tmp_path: Path) -> None:
     """The same noise on another sum would give devices away."""
     folder = tmp_path / "run"
-    assert killed(file, folder, lambda event: isinstance(event, Stepped) and event.step == 1, **PRIVATE)
+    assert killed(file, folder, lambda event: isinstance(event, Stepped) and event.step == 1, rate=0.1, **PRIVATE)
     with pytest.raises(shoestring.Mistake, match=r"round 1 of .* was begun with other settings"):
         run(file, folder, adopt=True, epsilon=9.0, delta=PRIVATE["delta"])
-    assert run(file, folder, adopt=True, **PRIVATE)["rounds"] == ROUNDS, "with those that it was begun with, it goes on"
+    with pytest.raises(shoestring.Mistake, match=r"round 1 of .* was begun with other settings"):
+        run(file, folder, adopt=True, rate=0.2, **PRIVATE)   # the same plan, and other sums
+    file.write_text(JOB.replace("batch=4", "batch=5"))
+    with pytest.raises(shoestring.Mistake, match=r"round 1 of .* was begun with other settings"):
+        run(file, folder, adopt=True, rate=0.1, **PRIVATE)
+    file.write_text(JOB)
+    assert run(file, folder, adopt=True, rate=0.1, **PRIVATE)["rounds"] == ROUNDS, "with those that it was begun with, it goes on"
 
 
 def test_a_ledger_that_was_deleted_does_not_make_it_forget(file: Path, tmp_path: Path) -> None:

@@ -1,12 +1,14 @@
 """Gradients of stacked devices from a recording: what autograd and torch.func.vmap would call, without them.
 
 They decide anew in every step what is to be called, which for small models takes longer than the calls. So of a shape that comes often the
-calls are recorded once (make_fx), those that change nothing are left out, and the rest is played from then on: the same kernels on the same
-numbers. A recording is only used if it gave the same bits as what it stands for, so nobody can tell when it was made. Models that look at
-values can't be recorded; what a model keeps in attributes that change would be recorded as it was, so those are not.
+calls are recorded once (make_fx), those that change nothing are left out, and the rest is played from then on by TorchScript, which calls
+operations without Python: the same kernels on the same numbers. A recording is only used if it gave the same bits as what it stands for, so
+nobody can tell when it was made. Models that look at values can't be recorded; what a model keeps in attributes that change would be
+recorded as it was, so those are not.
 """
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -24,21 +26,21 @@ Found = tuple[Tensor, list[Tensor | None]]                        # losses, and 
 
 AFTER = 32   # times that a shape has come before it is recorded: recording takes as long as about a hundred steps gain
 MOST = 16    # recordings
+SETTLED = 3  # calls of one before it is what it will be
 
 
 class Gradients:
     def __init__(self, losses: Losses, model: nn.Module) -> None:
         self.losses, self.model, self.refused = losses, model, False
         self.times: Counter[Any] = Counter()
-        self.recordings: dict[Any, fx.GraphModule] = {}
+        self.recordings: dict[Any, Recording] = {}
 
     def __call__(self, weights: Weights, batch: Batch, shares: Tensor | None) -> Found:
         """Of the sum of all devices' losses, which is every device's own."""
         tensors = [*weights.values(), *leaves(batch), *([] if shares is None else [shares])]
         shape = tuple((one.shape, one.stride(), one.dtype) for one in tensors)
         if shape in self.recordings:
-            found: Found = self.recordings[shape](*tensors)
-            return found
+            return self.recordings[shape](*tensors)
         self.times[shape] += 1
         call = self.called_with(list(weights), batch, shares is not None)
         if self.refused or self.times[shape] != AFTER or len(self.recordings) == MOST:
@@ -60,23 +62,42 @@ class Gradients:
 
     def recorded(self, call: Callable[..., Found], tensors: list[Tensor], shape: Any) -> Found:
         """What is asked for, and a recording of it if that gives the same bits."""
+        made, before = None, attributes(self.model)
+        with random_state.kept():
+            there = [one is not None for one in call(*tensors)[1]]
+        try:
+            with random_state.kept():
+                made = Recording(call, tensors, there)
+            for _ in range(SETTLED):   # TorchScript looks on for some calls before it makes up its mind
+                with random_state.kept():
+                    again = made(*tensors)
+        except Exception:   # whatever a model does that can't be recorded
+            self.refused = True
+        right = call(*tensors)
+        if self.refused or made is None or not same_bits(again, right) or attributes(self.model) != before:
+            self.refused = True
+        else:
+            self.recordings[shape] = made
+        return right
+
+
+class Recording:
+    """Of a call with tensors of one shape; `there`: which gradients it finds."""
+
+    def __init__(self, call: Callable[..., Found], tensors: list[Tensor], there: list[bool]) -> None:
         from torch.fx.experimental.proxy_tensor import make_fx
 
-        made, again, before = None, None, attributes(self.model)
-        with random_state.kept():
-            try:
-                made = shortened(make_fx(call)(*tensors))
-            except Exception:   # whatever a model does that can't be recorded
-                self.refused = True
-        if made is not None:
-            with random_state.kept():
-                again = made(*tensors)
-        right = call(*tensors)
-        if made is not None and again is not None and same_bits(again, right) and attributes(self.model) == before:
-            self.recordings[shape] = made
-        else:
-            self.refused = True
-        return right
+        def flat(*tensors: Tensor) -> tuple[Tensor, ...]:
+            losses, gradients = call(*tensors)
+            return losses, *(one for one in gradients if one is not None)
+
+        self.there, self.play = there, scripted(shortened(make_fx(flat)(*tensors)))
+
+    @torch.no_grad()
+    def __call__(self, *tensors: Tensor) -> Found:
+        losses, *found = self.play(*tensors)
+        gradients = iter(found)
+        return losses, [next(gradients) if one else None for one in self.there]
 
 
 def shortened(made: fx.GraphModule) -> fx.GraphModule:
@@ -94,6 +115,20 @@ def shortened(made: fx.GraphModule) -> fx.GraphModule:
     graph.eliminate_dead_code()
     made.recompile()
     return made
+
+
+def scripted(made: fx.GraphModule) -> Callable[..., Any]:
+    """As a program of TorchScript, whose operations have no overloads and whose devices are words."""
+    made.graph.set_codegen(fx.graph.CodeGen())
+    for node in made.graph.nodes:
+        node.kwargs = {name: str(value) if isinstance(value, torch.device) else value for name, value in node.kwargs.items()}
+        if operation_writes(node.target) is not None:
+            node.target = node.target.overloadpacket
+    made.recompile()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")   # it speaks of annotations that are its own
+        program: Callable[..., Any] = torch.jit.script(made)
+    return program
 
 
 def same_bits(found: Found, right: Found) -> bool:

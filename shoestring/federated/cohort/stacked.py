@@ -96,12 +96,11 @@ class Steps:
 
     def __init__(self, way: Stacked, table: Packed, start: Tensor, records: Sequence[Records], objective: Objective) -> None:
         self.way, self.table, self.start, self.objective = way, table, start, objective
-        self.layout, self.active = way.plain.layout, len(records)
+        self.layout, self.stacked, self.active = way.plain.layout, len(records), len(records)   # rows of the stack; those still at work
         self.rows = torch.empty(len(records), self.layout.size)
         self.total = torch.zeros(len(records), dtype=torch.float64)
         self.data, self.places = gathered(records, table)
         self.sizes = (table.shares > 0).sum(2)                                    # (k, steps): samples
-        self.even = [bool((self.sizes[:table.active(step), step] == self.sizes[0, step]).all()) for step in range(table.steps[0])]
         classes = way.plain.job.loss is default_loss and of_classes(self.data)
         self.gradients = way.gradients_of_classes if classes else way.gradients
         self.weights = {name: channels_last(view[table.index]) for name, view in self.layout.views(start).items()}
@@ -114,11 +113,11 @@ class Steps:
     def take(self, step: int) -> None:
         self.rest(self.table.active(step))
         self.optimizer.zero_grad(set_to_none=True)
-        sizes = self.sizes[:self.active, step]
-        if self.even[step]:
+        sizes = self.sizes[:self.stacked, step]   # 0: it is done
+        if bool((sizes == sizes[0]).all()):
             self.learn(None, step, int(sizes[0]))
         elif self.way.masks:
-            self.learn(None, step, self.table.batch, self.table.shares[:self.active, step])
+            self.learn(None, step, self.table.batch, self.table.shares[:self.stacked, step])
         else:
             for size in sizes.unique().tolist():
                 self.learn((sizes == size).nonzero().squeeze(1), step, size)
@@ -126,12 +125,13 @@ class Steps:
         self.optimizer.step()
 
     def learn(self, some: Tensor | None, step: int, size: int, shares: Tensor | None = None) -> None:
-        """Find the gradients of some devices; None: of all that are still at work."""
-        rows = slice(0, self.active) if some is None else some
+        """Find the gradients of some devices; None: of the whole stack."""
+        rows = slice(0, self.stacked) if some is None else some
         places = self.places[rows, step, :size]
         weights = self.weights if some is None else {name: one.index_select(0, some) for name, one in self.weights.items()}
         losses, gradients = self.gradients(weights, mapped(lambda leaf: leaf[places], self.data), shares)
-        self.total[rows] += losses.double() * self.sizes[rows, step]
+        counts = self.sizes[rows, step]
+        self.total[rows] += torch.where(counts > 0, losses.double() * counts, 0.0)   # who is done may be anywhere
         for weight, gradient in zip(self.weights.values(), gradients, strict=True):
             if gradient is not None and some is None:
                 weight.grad = laid_out_like(weight, gradient)
@@ -147,22 +147,28 @@ class Steps:
             if self.anchor:
                 gradient.add_(weight - self.anchor[name], alpha=self.objective.pull)
             if self.correction:
-                gradient.add_(self.correction[name][:self.active])
+                gradient.add_(self.correction[name][:self.stacked])
             weight.grad = gradient
 
     @torch.no_grad()
     def rest(self, active: int) -> None:
-        """Devices from this row on are done: keep what they found, and go on without them."""
-        if active == self.active:
-            return
+        """Devices from this row on are done: keep what they found. Where batches are filled up, they stay in the stack, without a share,
+        until they are half of it: so there are few shapes, which are soon recorded."""
         devices, views, before = self.table.index[active:self.active], self.layout.views(self.rows), self.layout.views(self.start)
-        for name, weight in self.weights.items():
-            views[name][devices] = weight[active:] - before[name][devices]
-            state = self.optimizer.state[weight]
-            state.update({key: value[:active].clone() for key, value in state.items()
-                          if isinstance(value, Tensor) and value.shape == weight.shape})
-            weight.grad, weight.data = None, weight.data[:active].clone()
+        for name, weight in self.weights.items() if len(devices) else ():
+            views[name][devices] = weight[active:self.active] - before[name][devices]
         self.active = active
+        if active < self.stacked and (not self.way.masks or 2 * active <= self.stacked):
+            self.shorten()
+
+    def shorten(self) -> None:
+        """Go on without those that are done."""
+        for weight in self.weights.values():
+            state = self.optimizer.state[weight]
+            state.update({key: value[:self.active].clone() for key, value in state.items()
+                          if isinstance(value, Tensor) and value.shape == weight.shape})
+            weight.grad, weight.data = None, weight.data[:self.active].clone()
+        self.stacked = self.active
 
     def losses(self) -> Tensor:
         """(k) float64: of every device, the mean over its samples."""

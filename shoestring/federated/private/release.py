@@ -25,20 +25,20 @@ class Release:
     rate: float         # chance of a device to take part
     delta: float
     budget: float       # the epsilon that may be spent
-    digest: str         # of the seed and all that a round follows from
+    digest: str         # of the seed, the job's file and flags, and all else that a round is known to follow from
 
     def entry(self, round: int) -> Entry:
         return Entry(round, self.digest, self.multiplier, self.rate, self.delta)
 
 
-def release_of(techniques: Sequence[FederatedTechnique], given: Prepared) -> Release | None:
-    """None if the rounds have no noise: then nothing is promised, and nothing is kept in a ledger."""
+def release_of(techniques: Sequence[FederatedTechnique], given: Prepared, job: str) -> Release | None:
+    """`job`: what the job is known by. None if the rounds have no noise: then nothing is promised, and nothing is kept in a ledger."""
     noise = next((one for one in techniques if isinstance(one, GaussianNoise | DeviceNoise)), None)
     if noise is None:
         return None
     population, asked = given.population, given.asked
     rate = population.per_round / population.count
-    digest = digest_of(given.job.seed, population.count, population.per_round, *map(text, techniques))
+    digest = digest_of(job, given.job.seed, population.count, population.per_round, *map(text, techniques))
     return Release(noise.multiplier, rate, asked.delta or 0.0, inf if asked.epsilon is None else asked.epsilon, digest)
 
 
