@@ -49,7 +49,6 @@ from shoestring.planning.outcome import Outcome
 from shoestring.planning.plan import Plan
 from shoestring.planning.planner import Planner
 from shoestring.processes.group.launch import run_group, threads
-from shoestring.processes.job_of_task import fresh_model
 from shoestring.processes.known_job import about_job
 from shoestring.processes.launch import run_worker
 from shoestring.processes.scripted import Scripted
@@ -58,7 +57,7 @@ from shoestring.processes.sent import Given, refuse_while_imported, sent
 from shoestring.processes.tasks import LinkSpeedTask
 from shoestring.processes.verified import Verified, compared
 from shoestring.runs.cadence import Cadence
-from shoestring.runs.initial_weights import source, valued
+from shoestring.runs.initial_weights import fresh_model, source, valued
 from shoestring.runs.report import Report
 
 SHORT = {dtype: name for name, dtype in DTYPES.items()}   # of dtypes whose products may kill a process

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 name = "federate"
 help = "train or tune where the data lives: updates leave, records never do"
 WHOLE = ("clients", "per_round", "rounds", "processes", "every")   # flags that are whole numbers
+ROOM = "shoestring.federated.session"
 LOOKING = "looking at the clients and at how fast devices work …"
 
 
@@ -73,9 +74,9 @@ def run(options: Namespace) -> int:
 
     cadence_of(options)   # a mistake in it is told now
     if options.task != "train":
-        return run_task(options, loaded(options, path, job_flags), wanted)
+        return run_task(options, loaded(options, path, job_flags, ROOM), wanted)
     if options.plan_only or options.verify:
-        return without_folder(options, loaded(options, path, job_flags), wanted)
+        return without_folder(options, loaded(options, path, job_flags, ROOM), wanted)
     from dataclasses import replace
     from pathlib import Path
 
@@ -92,7 +93,7 @@ def run(options: Namespace) -> int:
         if report:
             say(options, f"{held.folder.path} is finished; --fresh federates it anew")
             return reported(options, report, held.folder)
-        return noted(options, loaded(options, path, dict(held.request.flags)), held)
+        return noted(options, loaded(options, path, dict(held.request.flags), ROOM), held)
     finally:
         held.lock.release()
 

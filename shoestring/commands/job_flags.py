@@ -108,12 +108,15 @@ def team(options: Namespace) -> Team:
     return team_of(options.devices, options.nodes, options.patience, options.restarts, os.environ)
 
 
-def loaded(options: Namespace, path: Path, flags: dict[str, Any]) -> Job:
+def loaded(options: Namespace, path: Path, flags: dict[str, Any], room: str = "shoestring.api") -> Job:
+    """The job; `room`: what the command will import anyway, with torch, and is imported now, when that is quickest."""
+    from importlib import import_module
+
     from shoestring.core.imports import Uncollected
     from shoestring.jobfile import loaded_job
 
     with Uncollected():
-        import shoestring.api  # noqa: F401   # with torch
+        import_module(room)
         from shoestring.processes.chatter import overheard
     try:
         with overheard(silent=options.command == "train"):   # then the worker says it

@@ -18,10 +18,10 @@ from shoestring.federated.session import begun
 from shoestring.federated.technique import FederatedTechnique
 from shoestring.federated.wanted import checked
 from shoestring.jobfile import job_path, loaded_job, with_course
-from shoestring.processes.job_of_task import fresh_model
 from shoestring.runs.cadence import Cadence
 from shoestring.runs.checkpoints import newest_good
 from shoestring.runs.event import Event
+from shoestring.runs.initial_weights import fresh_model
 from shoestring.runs.request import Request, environment_now, request_for
 from shoestring.runs.resume import opened
 

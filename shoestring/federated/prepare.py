@@ -22,7 +22,7 @@ from shoestring.federated.records import records_of
 from shoestring.federated.round import Device, Group, Population, Round, Server
 from shoestring.federated.simulate import SimulatedDevices, States, Workshop
 from shoestring.federated.technique import Evidence, FederatedTechnique, RoundCost
-from shoestring.processes.job_of_task import fresh_model
+from shoestring.runs.initial_weights import fresh_model
 
 ROUNDS = 20         # if nobody says how many
 PER_ROUND = 10

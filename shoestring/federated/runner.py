@@ -26,13 +26,13 @@ from shoestring.federated.round import Played, Server, Sums, Tensors, play
 from shoestring.federated.simulate import States
 from shoestring.measure.process import status
 from shoestring.privacy.spending import Spending
-from shoestring.processes.job_of_task import fresh_model
 from shoestring.runs.cadence import Cadence
 from shoestring.runs.checkpoints import Checkpoint, clear_drafts, forget_best, move_aside, newest_good
 from shoestring.runs.digest import weights_sha256
 from shoestring.runs.event import Begun, Event, Failed, Finished, Rounded, Stepped, Stopped, Validated, Warned
 from shoestring.runs.events import Events
 from shoestring.runs.folder import Folder
+from shoestring.runs.initial_weights import fresh_model
 from shoestring.runs.saver import Saver, Snapshot
 from shoestring.validation import check_goal, validated
 

@@ -24,8 +24,9 @@ from shoestring.planning.evidence.tasks import (
     SampleTask,
     techniques_of,
 )
-from shoestring.processes.job_of_task import fresh_model, job_of
+from shoestring.processes.job_of_task import job_of
 from shoestring.processes.tasks import DoctorTask, LinkSpeed, LinkSpeedTask
+from shoestring.runs.initial_weights import fresh_model
 
 
 def anchor(task: AnchorTask) -> AnchorResult:

@@ -1,14 +1,10 @@
-"""The job that a task is about, made again in a worker process, and its model as plain training would begin with it."""
+"""The job that a task is about, made again in a worker process."""
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import nn
-
-from shoestring.core import random_state
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.link import Link
@@ -20,7 +16,6 @@ from shoestring.jobfile import loaded_job
 from shoestring.parallel.process_mesh import joined_mesh
 from shoestring.planning.evidence.tasks import JobTask, techniques_of
 from shoestring.processes.tasks import TrainTask
-from shoestring.runs.initial_weights import valued
 
 
 def job_of(task: JobTask[Any], link: Link | None = None) -> Job:
@@ -39,16 +34,3 @@ def job_of(task: JobTask[Any], link: Link | None = None) -> Job:
         return job
     to_the_end = isinstance(task, TrainTask) and task.recording is not None
     return replace(job, steps=task.steps, epochs=0) if to_the_end else shortened(job, task.steps)
-
-
-def fresh_model(job: Job) -> nn.Module:
-    """The job's model as plain training would begin with it, and the random state for its first step."""
-    random_state.seed(job.seed)
-    try:
-        model = valued(job.model(), job)
-    except (Mistake, MemoryError):
-        raise
-    except Exception as error:
-        raise Mistake(f"the job's model could not be made: {type(error).__name__}: {error}") from error
-    random_state.seed_worker(job.seed, job.mesh.draws_as)
-    return model.to("cuda") if torch.cuda.is_available() else model

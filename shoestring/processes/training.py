@@ -37,14 +37,14 @@ from shoestring.measure.tracker import Tracker, watched
 from shoestring.planning.evidence.held_out import Watching, looked_through
 from shoestring.planning.evidence.rehearse import prepared, tracked_steps
 from shoestring.planning.evidence.tasks import TrialResult, TrialTask, techniques_of
-from shoestring.processes.job_of_task import fresh_model, job_of
+from shoestring.processes.job_of_task import job_of
 from shoestring.processes.sizes import TRACKED, Expected, Sizes
 from shoestring.processes.tasks import TrainResult, TrainTask
 from shoestring.processes.timing import own_times, timed, told_after
 from shoestring.runs.digest import weights_sha256
 from shoestring.runs.event import Event, Measured, Stepped, Warned
 from shoestring.runs.history import History, measured, measured_by
-from shoestring.runs.initial_weights import source
+from shoestring.runs.initial_weights import fresh_model, source
 from shoestring.runs.recorder import Meter, Recorder, Recording
 from shoestring.runs.tensors import pieces, write_tensors
 from shoestring.validation import Watch, validated

@@ -10,8 +10,10 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from shoestring.core import random_state
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.private import own_buffers, own_parameters, transformers_initialiser
@@ -171,3 +173,16 @@ def initialise(model: nn.Module, module: nn.Module) -> None:
         own()
     if theirs is not None:
         theirs(module)
+
+
+def fresh_model(job: Job) -> nn.Module:
+    """The job's model as plain training would begin with it, and the random state for its first step."""
+    random_state.seed(job.seed)
+    try:
+        model = valued(job.model(), job)
+    except (Mistake, MemoryError):
+        raise
+    except Exception as error:
+        raise Mistake(f"the job's model could not be made: {type(error).__name__}: {error}") from error
+    random_state.seed_worker(job.seed, job.mesh.draws_as)
+    return model.to("cuda") if torch.cuda.is_available() else model

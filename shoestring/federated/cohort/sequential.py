@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +15,12 @@ from shoestring.core.job import Job
 from shoestring.core.local import Local
 from shoestring.core.optimizer import made_optimizer
 from shoestring.federated.cohort.schedule import batches
+from shoestring.federated.cohort.sgd import Optimizer, Sgd
 from shoestring.federated.cohort.way import Moved
 from shoestring.federated.layout import Layout, tensors_of
 from shoestring.federated.records import Records
 from shoestring.federated.round import Objective
-from shoestring.processes.job_of_task import fresh_model
+from shoestring.runs.initial_weights import fresh_model
 
 
 @dataclass(frozen=True)
@@ -85,10 +85,11 @@ def load(layout: Layout, model: nn.Module, row: Tensor, beside: dict[str, Tensor
             found[name].copy_(value)
 
 
-def local_optimizer(job: Job, local: Local, model: nn.Module) -> torch.optim.Optimizer:
+def local_optimizer(job: Job, local: Local, model: nn.Module) -> Optimizer:
     """A new optimizer for one device's work."""
-    make: Callable[..., Any] = local.optimizer or (lambda parameters: torch.optim.SGD(parameters, lr=local.lr))
-    return made_optimizer(replace(job, optimizer=make), model)
+    if local.optimizer is None:
+        return Sgd((one for one in model.parameters() if one.requires_grad), local.lr)
+    return made_optimizer(replace(job, optimizer=local.optimizer), model)
 
 
 def pull_of(layout: Layout, model: nn.Module, objective: Objective, place: int) -> Callable[[], None]:

@@ -24,6 +24,7 @@ from shoestring.core.job import Job, default_loss
 from shoestring.federated.cohort.packed import Packed, packed
 from shoestring.federated.cohort.recorded import Gradients, Weights, laid_out_like
 from shoestring.federated.cohort.sequential import Sequential, load, local_optimizer
+from shoestring.federated.cohort.sgd import Optimizer, Sgd
 from shoestring.federated.cohort.way import Moved, Unsuitable
 from shoestring.federated.layout import Layout
 from shoestring.federated.records import Records
@@ -195,10 +196,10 @@ def gathered(records: Sequence[Records], table: Packed) -> tuple[Batch, Tensor]:
     return mapped(lambda leaf: next(joined), wholes[0]), torch.stack(shifted)
 
 
-def stacked_optimizer(job: Job, objective: Objective, model: nn.Module, weights: Weights) -> torch.optim.Optimizer:
+def stacked_optimizer(job: Job, objective: Objective, model: nn.Module, weights: Weights) -> Optimizer:
     """The device's optimizer, with stacked weights in the place of the model's: its groups are those that it made of one model."""
     optimizer = local_optimizer(job, objective.local, model)
-    if type(optimizer) not in OPTIMIZERS:
+    if type(optimizer) not in (Sgd, *OPTIMIZERS):
         raise Unsuitable(f"{type(optimizer).__name__} may treat the numbers of a weight together")
     names = {id(one): name for name, one in model.named_parameters()}
     for group in optimizer.param_groups:

@@ -1,0 +1,41 @@
+"""Plain SGD, the same bits as torch.optim.SGD's. The first optimizer of torch that is made imports torch's compiler, which takes longer
+than all else before the first round of a small federation.
+
+    w  <-  w - rate gradient
+"""
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+
+class Optimizer(Protocol):
+    """What devices' work needs of an optimizer."""
+
+    param_groups: list[dict[str, Any]]
+    state: defaultdict[Any, Any]
+
+    def zero_grad(self, set_to_none: bool = True) -> None: ...
+
+    def step(self) -> Any: ...
+
+
+class Sgd:
+    def __init__(self, weights: Iterable[Tensor], rate: float) -> None:
+        self.rate = rate
+        self.param_groups: list[dict[str, Any]] = [{"params": list(weights)}]
+        self.state: defaultdict[Any, Any] = defaultdict(dict)   # it has none
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for weight in self.param_groups[0]["params"]:
+            weight.grad = None
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for weight in self.param_groups[0]["params"]:
+            if weight.grad is not None:
+                weight.add_(weight.grad, alpha=-self.rate)
