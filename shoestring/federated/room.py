@@ -54,16 +54,16 @@ class FederatedRoom(Room[FederatedTechnique, RoundCost, FederatedPlan]):
     subject: ClassVar[str] = "this federation"
     phrases: ClassVar[Mapping[str, str]] = {"up_bytes": "{} up", "down_bytes": "{} down", "epsilon": "epsilon {}", "error": "error {}"}
 
-    def __init__(self, given: Prepared) -> None:
-        self.given = given
+    def __init__(self, given: Prepared, plain: RoundCost) -> None:
+        assert plain.evidence is not None, "the plain cost has some"
+        self.given, self.evidence = given, plain.evidence   # as a device found it: techniques' costs have what they made of it
 
     def sketched(self, one: Candidate[FederatedTechnique, RoundCost]) -> FederatedPlan:
         return FederatedPlan(one.techniques, one.exactness, one.known)
 
     def confirmed(self, one: Candidate[FederatedTechnique, RoundCost]) -> FederatedPlan:
         """What a device that really works under these techniques is given and sends."""
-        assert one.cost.evidence is not None, "the plain cost has some"
-        up, down = traffic(self.given, one.techniques, one.cost.evidence)
+        up, down = traffic(self.given, one.techniques, self.evidence)
         return FederatedPlan(one.techniques, one.exactness, {**one.known, "up_bytes": up, "down_bytes": down})
 
     def clash(self, one: FederatedTechnique, other: FederatedTechnique) -> str:
@@ -118,7 +118,8 @@ class FederatedOutcome:
 
 def planned(given: Prepared, budget: Budget, use: Sequence[str] | None = None) -> FederatedOutcome:
     """The plan with the least error within the budget, or exactly the techniques that are asked for."""
-    room, cost = FederatedRoom(given), plain_cost(given)
+    cost = plain_cost(given)
+    room = FederatedRoom(given, cost)
     plain = room.confirmed(asked_for((), cost))
     if use is None:
         choice = Chooser(room, cost).choice(budget, (Exactness.CHANGED,), known=(plain,))

@@ -67,6 +67,14 @@ def test_the_json_has_what_was_promised_and_the_same_seed_gives_the_same_bits(jo
     assert told(job, "--run", "a")["weights_sha256"] == first["weights_sha256"], "a finished run is told again"
 
 
+def test_a_plan_sends_what_was_predicted(job: Path) -> None:
+    for number, words in enumerate((["--use", "TopK(share=0.2)", "--use", "Quantize()"], ["--upload", "200B"], ["--upload", "70B", "--download", "200B"],
+                                    ["--upload", "300B", "--epsilon", "50", "--delta", "1e-2"])):
+        found = told(job, "--per-round", "6", "--rounds", "2", "--run", f"run {number}", *words)
+        assert found["techniques"] and found["predicted"]["up_bytes"] == found["measured"]["up_bytes"], words
+        assert found["predicted"]["down_bytes"] == found["measured"]["down_bytes"]
+
+
 def test_budgets_are_met_by_choosing_and_the_choice_is_explained(job: Path) -> None:
     plan = told(job, "--per-round", "6", "--upload", "200B", "--download", "300B", "--plan-only")
     assert plan["chosen"]["up_bytes"] <= 200 and plan["chosen"]["down_bytes"] <= 300 and plan["plain"]["up_bytes"] > 300

@@ -15,6 +15,7 @@ from shoestring.core.exactness import Exactness
 from shoestring.core.technique import in_order, parsed, text
 from shoestring.federated.catalogue import CATALOGUE, clash, lacking
 from shoestring.federated.prepare import Prepared, parts_of, plain_cost
+from shoestring.federated.room import FederatedRoom
 from shoestring.federated.round import Played, play
 from shoestring.federated.technique import FederatedTechnique, RoundCost
 from shoestring.planning.choose import asked_for
@@ -76,7 +77,9 @@ def rounds(techniques: tuple[FederatedTechnique, ...], count: int = 2, processes
 
 def check(techniques: tuple[FederatedTechnique, ...], private: bool) -> Tensor:
     """It runs, nobody is rejected, and every byte is predicted."""
-    predicted = asked_for(techniques, cost(private)).cost
+    candidate = asked_for(techniques, cost(private))
+    predicted, confirmed = candidate.cost, FederatedRoom(given(), cost(private)).confirmed(candidate).known
+    assert (confirmed["up_bytes"], confirmed["down_bytes"]) == (predicted.up, predicted.down), techniques
     for played in rounds(techniques):
         assert not played.rejected, (techniques, played.rejected)
         assert played.up == predicted.up * played.senders, (techniques, played.up / max(played.senders, 1), predicted.up)
