@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader
 from shoestring import Job
 from shoestring.data.clients import clients_of
 from shoestring.federated.records import Records, records_of
-from shoestring.jobfile import job_path, loaded_job
+from shoestring.jobfile import job_path, loaded_job, parsed_flags
 
 HERE = Path(__file__).parent
 KEPT, README = HERE / "measured.json", HERE / "README.md"
@@ -113,8 +113,8 @@ def federated(data: Data, setting: Setting) -> dict[str, Any]:
 
 
 def made_job(data: Data) -> Job:
-    words = dict(zip((word.removeprefix("--") for word in data.words[::2]), data.words[1::2], strict=True))
-    return loaded_job(job_path(str(HERE / f"{data.name}.py")), words)
+    file = job_path(str(HERE / f"{data.name}.py"))
+    return loaded_job(file, parsed_flags(file, list(data.words)))
 
 
 def all_records(job: Job, data: Data) -> list[Records]:

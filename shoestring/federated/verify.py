@@ -1,6 +1,7 @@
 """A few rounds beside the plain sequential round: does what is promised hold for this job?
 
-    how devices work    in chunks, against one after the other, with the same techniques: to rounding, 1e-5 of the way that the weights went
+    how devices work    in chunks, against one after the other, with the same techniques: to rounding, 1e-5 of the way that the weights
+                        went; models with dropout draw other numbers, of which a few rounds show nothing
     processes           several against one: the same bits
     the plan            against the plain round: what the techniques state. Of `changed` nothing is promised that a few rounds could show
 """
@@ -55,7 +56,7 @@ def verified(given: Prepared, plan: FederatedPlan, rounds: int = ROUNDS) -> Veri
     ours, losses = played(given, plan.techniques, rounds)
     one_by_one, _ = played(alone, plan.techniques, rounds) if plan.techniques else (plain, plain_losses)
     way = f"devices work {given.how.kind}, {given.how.chunk} at once, against one after the other"
-    verdicts = [verdict(way, Exactness.BITS if given.how.kind == SEQUENTIAL.kind else Exactness.ROUNDING, one_by_one, ours, given.row)]
+    verdicts = [verdict(way, given.how.exactness, one_by_one, ours, given.row)]
     if given.processes > 1:
         single, _ = played(replace(given, processes=1), plan.techniques, rounds)
         verdicts.append(verdict(f"{given.processes} processes against one", Exactness.BITS, single, ours, given.row))

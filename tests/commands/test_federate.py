@@ -68,7 +68,8 @@ def test_the_json_has_what_was_promised_and_the_same_seed_gives_the_same_bits(jo
 
 
 def test_a_plan_sends_what_was_predicted(job: Path) -> None:
-    for number, words in enumerate((["--use", "TopK(share=0.2)", "--use", "Quantize()"], ["--upload", "200B"], ["--upload", "70B", "--download", "200B"],
+    for number, words in enumerate((["--use", "TopK(share=0.2)", "--use", "Quantize()"], ["--upload", "200B"],
+                                    ["--upload", "70B", "--download", "200B"],
                                     ["--upload", "300B", "--epsilon", "50", "--delta", "1e-2"])):
         found = told(job, "--per-round", "6", "--rounds", "2", "--run", f"run {number}", *words)
         assert found["techniques"] and found["predicted"]["up_bytes"] == found["measured"]["up_bytes"], words

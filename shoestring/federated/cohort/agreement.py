@@ -16,6 +16,7 @@ from shoestring.federated.cohort.sequential import Sequential, load
 from shoestring.federated.cohort.way import Moved, Unsuitable, Way
 from shoestring.federated.records import Records
 from shoestring.federated.round import Objective
+from shoestring.memory.block_state import FrozenTensor
 
 CLOSE = 1e-5      # largest difference, relative to the size of a device's update
 EPS = torch.finfo(torch.float32).eps
@@ -28,8 +29,8 @@ DROPOUTS = {nn.functional.dropout, nn.functional.dropout1d, nn.functional.dropou
 
 
 class Said(NamedTuple):
-    reason: str = ""   # why the way can't be used; empty: it can
-    note: str = ""     # what is to be known if it is
+    reason: str = ""      # why the way can't be used; empty: it can
+    draws: bool = False   # it draws other random numbers than the plain loop
 
 
 class NoDropout(TorchFunctionMode):
@@ -49,6 +50,8 @@ def agreement(way: Way, plain: Sequential, devices: Sequence[Records]) -> Said:
     if not devices:
         return Said("there is no device to try it on")
     some = [smaller(one, plain.job.local.batch) for one in devices]
+    if keeps_something(plain, some[0]):
+        return Said("the model keeps something from one call to the next, and many devices at once would make other calls")
     drawing = draws(plain, some[0])
     with NoDropout() if drawing else nullcontext():
         if drawing and draws(plain, some[0]):
@@ -64,7 +67,7 @@ def agreement(way: Way, plain: Sequential, devices: Sequence[Records]) -> Said:
             return Said(f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:200]}")
     if not apart <= CLOSE:
         return Said(f"its updates differ from the plain loop's by {apart:.1g} of their size")
-    return Said(note=" (dropout draws other numbers than the plain loop would, of the same distribution)" if drawing else "")
+    return Said(draws=drawing)
 
 
 def tried(way: Way, plain: Sequential, devices: Sequence[Records], attempt: int) -> Moved:
@@ -85,14 +88,28 @@ def smaller(records: Records, batch: int) -> Records:
     return replace(records, trained=records.trained[:most])
 
 
+def try_forward(plain: Sequential, records: Records) -> None:
+    """A forward in training."""
+    load(plain.layout, plain.model, plain.layout.row(plain.model), plain.beside)
+    plain.model.train()
+    batch = records.batch(records.trained[:2])
+    with torch.no_grad():
+        plain.job.loss(plain.job.forward(plain.model, batch), batch)
+
+
+def keeps_something(plain: Sequential, records: Records) -> bool:
+    """Whether a forward leaves the model other than it was; of a batch norm's statistics others know."""
+    with random_state.kept():
+        try_forward(plain, records)
+    inside = {id(one) for one in plain.model.buffers()}
+    return any(not one.same() for one in plain.beside.picture if not (isinstance(one, FrozenTensor) and id(one.tensor) in inside))
+
+
 def draws(plain: Sequential, records: Records) -> bool:
     """Whether a forward in training draws random numbers."""
-    with random_state.kept(), torch.no_grad():
-        load(plain.layout, plain.model, plain.layout.row(plain.model), plain.beside)
-        plain.model.train()
-        batch = records.batch(records.trained[:2])
+    with random_state.kept():
         before = torch.get_rng_state(), random.getstate()
-        plain.job.loss(plain.job.forward(plain.model, batch), batch)
+        try_forward(plain, records)
         return not torch.equal(before[0], torch.get_rng_state()) or before[1] != random.getstate()
 
 

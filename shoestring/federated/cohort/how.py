@@ -4,6 +4,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from shoestring.core.exactness import Exactness
 from shoestring.core.job import Job, default_forward, default_loss
 from shoestring.federated.cohort.agreement import Said, agreement
 from shoestring.federated.cohort.dense import dense_layers
@@ -29,6 +30,12 @@ class How:
     chunk: int    # devices at once
     why: str      # for people: which way, and why not a faster one
     masks: bool = False   # stacked: batches of fewer samples than others are filled up with samples that have no share in the loss
+    draws: bool = False   # dropout draws other numbers than it does one device after the other
+
+    @property
+    def exactness(self) -> Exactness:
+        """Against one device after the other."""
+        return Exactness.BITS if self.kind == SEQUENTIAL else Exactness.DRAWS if self.draws else Exactness.ROUNDING
 
 
 def how_to_work(job: Job, layout: Layout, sample: Sequence[Records]) -> How:
@@ -43,7 +50,8 @@ def how_to_work(job: Job, layout: Layout, sample: Sequence[Records]) -> How:
         except Unsuitable as why:
             said = Said(str(why))
         if not said.reason:
-            return replace(how, why="; ".join([WORDS[kind] + said.note, *reasons]))
+            note = " (dropout draws other numbers than it would alone, of the same distribution)" if said.draws else ""
+            return replace(how, why="; ".join([WORDS[kind] + note, *reasons]), draws=said.draws)
         if not masks:
             reasons.append(f"not {kind}: {said.reason}")
     return How(SEQUENTIAL, 1, "; ".join([WORDS[SEQUENTIAL], *reasons]))

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from shoestring.core import random_state
 from shoestring.core.job import Job
-from shoestring.federated.cohort.sequential import load
+from shoestring.federated.cohort.sequential import Beside, load
 from shoestring.federated.layout import Layout
 from shoestring.federated.records import Records
 from shoestring.federated.round import Sums
@@ -17,15 +17,13 @@ LOSS = "loss"     # the metric that is always there
 AT_ONCE = 256     # samples of a forward
 
 
-def judged(job: Job, layout: Layout, model: nn.Module, beside: dict[str, Tensor], rows: Tensor, records: Sequence[Records]
-           ) -> tuple[Sums, ...]:
+def judged(job: Job, layout: Layout, model: nn.Module, beside: Beside, rows: Tensor, records: Sequence[Records]) -> tuple[Sums, ...]:
     """Of every device, the metrics of one row for all of them or of a row each; nothing for a device that holds out nothing."""
     found: list[Sums] = []
     with random_state.kept(), torch.no_grad():
         for place, one in enumerate(records):
-            if place == 0 or rows.dim() == 2:
-                load(layout, model, rows if rows.dim() == 1 else rows[place], beside)
-                model.eval()
+            load(layout, model, rows if rows.dim() == 1 else rows[place], beside)
+            model.eval()
             found.append(device_sums(job, model, one))
     model.train()
     return tuple(found)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,15 @@ from shoestring.federated.cohort.way import Moved
 from shoestring.federated.layout import Layout, tensors_of
 from shoestring.federated.records import Records
 from shoestring.federated.round import Objective
+from shoestring.memory.block_state import BlockState, Frozen, put_back
 from shoestring.runs.initial_weights import fresh_model
+
+
+class Beside(NamedTuple):
+    """What a model has beside its row, as it was made."""
+
+    tensors: dict[str, Tensor]   # counters of a batch norm, frozen weights
+    picture: list[Frozen]        # what it keeps from one call to the next: attributes, lists, generators
 
 
 @dataclass(frozen=True)
@@ -28,7 +37,7 @@ class Sequential:
     job: Job
     layout: Layout
     model: nn.Module
-    beside: dict[str, Tensor]   # what the model has beside its row, as it was made: counters of a batch norm, frozen weights
+    beside: Beside
 
     def moved(self, start: Tensor, records: Sequence[Records], objective: Objective, seeds: Sequence[int]) -> Moved:
         rows = torch.empty(len(records), self.layout.size)
@@ -71,17 +80,20 @@ def sequential(job: Job, layout: Layout, model: nn.Module) -> Sequential:
     return Sequential(job, layout, model, beside_row(layout, model))
 
 
-def beside_row(layout: Layout, model: nn.Module) -> dict[str, Tensor]:
+def beside_row(layout: Layout, model: nn.Module) -> Beside:
     """A copy of what is in no row: it is the same for every device."""
     inside = {entry.name for entry in layout.entries}
-    return {name: one.detach().clone() for name, one in tensors_of(model).items() if name not in inside}
+    return Beside({name: one.detach().clone() for name, one in tensors_of(model).items() if name not in inside},
+                  BlockState(model).picture())
 
 
-def load(layout: Layout, model: nn.Module, row: Tensor, beside: dict[str, Tensor]) -> None:
+def load(layout: Layout, model: nn.Module, row: Tensor, beside: Beside) -> None:
+    """Make a model what it is on a device that begins: with this row, and all else as it was made."""
+    put_back(beside.picture)
     layout.load(model, row)
     found = tensors_of(model)
     with torch.no_grad():
-        for name, value in beside.items():
+        for name, value in beside.tensors.items():
             found[name].copy_(value)
 
 

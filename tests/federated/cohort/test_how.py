@@ -36,7 +36,7 @@ class Own(nn.Module):
     (cnn, "stacked", "not fused: it has a Conv2d"),
     (lambda: nn.Sequential(nn.Flatten(), nn.Linear(144, 6), nn.BatchNorm1d(6), nn.Linear(6, 5)), "sequential", "statistics"),
     (lambda: nn.Sequential(nn.Flatten(), nn.Linear(144, 6), nn.Dropout(0.5), nn.Linear(6, 5)), "stacked", "other numbers"),
-    (Own, "sequential", "differ from the plain loop"),
+    (Own, "sequential", "keeps something from one call to the next"),
 ])
 def test_the_fastest_way_that_is_right_is_chosen_and_said(model: Callable[[], nn.Module], kind: str, said: str) -> None:
     found = how(model)
