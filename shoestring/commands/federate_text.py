@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from shoestring.runs.event import Event, Rounded, Stepped
     from shoestring.show.terminal import Screen
 
+MUCH = 1.0   # error of a round's update from which on it is worth a word: as large as the update itself
 VERDICTS = {True: "kept", False: "NOT KEPT", None: "nothing is promised"}
 
 
@@ -32,6 +33,9 @@ def outcome_text(outcome: FederatedOutcome, screen: Screen) -> str:
     lines += [f"  {type(one).__name__}: {one.why}" for one in outcome.chosen.techniques]
     if choice and choice.refused:
         lines += ["not used:", *(f"  {name}: {why}" for name, why in choice.refused)]
+    error = outcome.chosen.numbers()["error"]
+    lines += [f"note: what comes out of a round is expected to be off by {error:.2g} times what devices find (squared), so little may be "
+              f"learned: more devices a round, fewer rounds or larger budgets would help"] * (error >= MUCH)
     lines.append(f"{given.population.count:,} clients, {given.population.per_round:,} a round, {given.rounds:,} rounds; "
                  f"{given.layout.size:,} numbers are sent each way")
     lines.append(f"devices: {given.how.kind}, {given.how.chunk} at once in {given.processes} process{'es' * (given.processes > 1)}: "

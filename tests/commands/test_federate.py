@@ -76,6 +76,13 @@ def test_a_plan_sends_what_was_predicted(job: Path) -> None:
         assert found["predicted"]["down_bytes"] == found["measured"]["down_bytes"]
 
 
+def test_nothing_is_left_out_of_updates_for_the_sake_of_noise_alone(job: Path) -> None:
+    """Where noise is much larger than the update, leaving some of it out looks like less error if the clip is rounded luckily."""
+    for seed in ("3", "4", "5"):
+        plan = told(job, "--per-round", "3", "--epsilon", "0.5", "--delta", "1e-4", "--seed", seed, "--plan-only")
+        assert [one["name"] for one in plan["chosen"]["techniques"]] == ["Clip", "GaussianNoise"]
+
+
 def test_budgets_are_met_by_choosing_and_the_choice_is_explained(job: Path) -> None:
     plan = told(job, "--per-round", "6", "--upload", "200B", "--download", "300B", "--plan-only")
     assert plan["chosen"]["up_bytes"] <= 200 and plan["chosen"]["down_bytes"] <= 300 and plan["plain"]["up_bytes"] > 300

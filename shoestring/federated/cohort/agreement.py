@@ -16,7 +16,7 @@ from shoestring.federated.cohort.sequential import Sequential, load
 from shoestring.federated.cohort.way import Moved, Unsuitable, Way
 from shoestring.federated.records import Records
 from shoestring.federated.round import Objective
-from shoestring.memory.block_state import FrozenTensor
+from shoestring.memory.block_state import BlockState, FrozenTensor
 
 CLOSE = 1e-5      # largest difference, relative to the size of a device's update
 EPS = torch.finfo(torch.float32).eps
@@ -90,24 +90,31 @@ def smaller(records: Records, batch: int) -> Records:
 
 def try_forward(plain: Sequential, records: Records) -> None:
     """A forward in training."""
-    load(plain.layout, plain.model, plain.layout.row(plain.model), plain.beside)
-    plain.model.train()
     batch = records.batch(records.trained[:2])
     with torch.no_grad():
         plain.job.loss(plain.job.forward(plain.model, batch), batch)
 
 
+def begin(plain: Sequential) -> None:
+    load(plain.layout, plain.model, plain.layout.row(plain.model), plain.beside)
+    plain.model.train()
+
+
 def keeps_something(plain: Sequential, records: Records) -> bool:
-    """Whether a forward leaves the model other than it was; of a batch norm's statistics others know."""
-    with random_state.kept():
-        try_forward(plain, records)
+    """Whether a second forward leaves the model other than the first did; of a batch norm's statistics others know."""
     inside = {id(one) for one in plain.model.buffers()}
-    return any(not one.same() for one in plain.beside.picture if not (isinstance(one, FrozenTensor) and id(one.tensor) in inside))
+    with random_state.kept():
+        begin(plain)
+        try_forward(plain, records)
+        before = BlockState(plain.model).picture()
+        try_forward(plain, records)
+    return any(not one.same() for one in before if not (isinstance(one, FrozenTensor) and id(one.tensor) in inside))
 
 
 def draws(plain: Sequential, records: Records) -> bool:
     """Whether a forward in training draws random numbers."""
     with random_state.kept():
+        begin(plain)
         before = torch.get_rng_state(), random.getstate()
         try_forward(plain, records)
         return not torch.equal(before[0], torch.get_rng_state()) or before[1] != random.getstate()

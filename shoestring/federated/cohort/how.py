@@ -11,8 +11,8 @@ from shoestring.federated.cohort.dense import dense_layers
 from shoestring.federated.cohort.fused import Fused
 from shoestring.federated.cohort.grids import grid_outputs
 from shoestring.federated.cohort.sequential import Sequential, made_model, sequential
-from shoestring.federated.cohort.stacked import Outputs, Stacked
-from shoestring.federated.cohort.vmapped import vmapped
+from shoestring.federated.cohort.stacked import Stacked
+from shoestring.federated.cohort.vmapped import vmapped, vmapped_losses
 from shoestring.federated.cohort.way import Unsuitable, Way
 from shoestring.federated.layout import Layout
 from shoestring.federated.records import Records
@@ -70,7 +70,7 @@ def chunk_of(kind: str, plain: Sequential) -> int:
 def way_of(how: How, plain: Sequential) -> Way:
     if how.kind == FUSED:
         return fused(plain)
-    return Stacked(plain, stacked_outputs(plain), how.masks) if how.kind == STACKED else plain
+    return stacked(plain, how.masks) if how.kind == STACKED else plain
 
 
 def fused(plain: Sequential) -> Fused:
@@ -80,10 +80,10 @@ def fused(plain: Sequential) -> Fused:
     return Fused(plain.layout, dense_layers(plain.model, plain.layout))
 
 
-def stacked_outputs(plain: Sequential) -> Outputs:
+def stacked(plain: Sequential, masks: bool) -> Stacked:
     if any(not entry.trained for entry in plain.layout.entries):
         raise Unsuitable("the model keeps statistics (a batch norm's), which a stacked forward would not bring up to date")
     try:
-        return grid_outputs(plain.job, plain.model)
+        return Stacked(plain, grid_outputs(plain.job, plain.model), masks)
     except Unsuitable:
-        return vmapped(plain.job, plain.model)
+        return Stacked(plain, vmapped(plain.job, plain.model), masks, None if masks else vmapped_losses(plain.job, plain.model))

@@ -43,6 +43,7 @@ class Stacked:
     plain: Sequential
     outputs: Outputs
     masks: bool = True     # short batches are filled up
+    whole: Callable[[Weights, Batch], Tensor] | None = None   # (k): devices' losses at once, where batches are not filled up
 
     @cached_property
     def gradients(self) -> Gradients:
@@ -55,6 +56,8 @@ class Stacked:
 
     def losses(self, weights: Weights, batch: Batch, shares: Tensor | None, classes: bool = False) -> Tensor:
         """(k): every device's loss. `shares`, (k, batch): of every sample in it; None: all are alike."""
+        if self.whole is not None and shares is None and not classes:
+            return self.whole(weights, batch)
         loss, found = self.plain.job.loss, self.outputs(weights, batch)
         if classes and isinstance(found, Tensor) and found.dim() == 3:
             each = nn.functional.cross_entropy(found.flatten(0, 1), batch[1].flatten(), reduction="none").view(found.shape[:2])

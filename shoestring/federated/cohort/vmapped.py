@@ -5,6 +5,7 @@ through memory than they need. The functions below stand in for them while the m
 """
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,8 +20,15 @@ from shoestring.federated.cohort.stacked import Outputs
 
 
 def vmapped(job: Job, model: nn.Module) -> Outputs:
-    called = Called(job, model)
+    return over_devices(Called(job, model))
 
+
+def vmapped_losses(job: Job, model: nn.Module) -> Callable[[Weights, Batch], Tensor]:
+    """(k): every device's loss, of models that give more than tensors (a cache, say), which can't leave vmap."""
+    return over_devices(Called(job, model, with_loss=True))
+
+
+def over_devices(called: Called) -> Callable[[Weights, Batch], Any]:
     def one(weights: Weights, batch: Batch) -> Any:
         with FasterRules():
             return torch.func.functional_call(called, {f"model.{name}": value for name, value in weights.items()}, (batch,))
@@ -29,14 +37,15 @@ def vmapped(job: Job, model: nn.Module) -> Outputs:
 
 
 class Called(nn.Module):
-    """The job's forward as a module, which functional_call can put weights into."""
+    """The job's forward, or its loss, as a module, which functional_call can put weights into."""
 
-    def __init__(self, job: Job, model: nn.Module) -> None:
+    def __init__(self, job: Job, model: nn.Module, with_loss: bool = False) -> None:
         super().__init__()
-        self.job, self.model = job, model
+        self.job, self.model, self.with_loss = job, model, with_loss
 
     def forward(self, batch: Batch) -> Any:
-        return self.job.forward(self.model, batch)
+        output = self.job.forward(self.model, batch)
+        return self.job.loss(output, batch) if self.with_loss else output
 
 
 class Rule(torch.autograd.Function):

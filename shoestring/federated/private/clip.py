@@ -36,10 +36,10 @@ class Clip(FederatedTechnique):
 
     @classmethod
     def choices(cls, cost: RoundCost, /) -> tuple[Clip, ...]:
-        """The usual length of an update, if noise is wanted."""
+        """The usual length of an update, if noise is wanted; to four digits, or where noise is large the luck of rounding would choose."""
         if cost.wanted == inf or cost.evidence is None or cost.clip:
             return ()
-        found = float(f"{float(norms(cost.evidence.update[None])[0]):.2g}")
+        found = float(f"{float(norms(cost.evidence.update[None])[0]):.4g}")
         return (cls(found),) if 0 < found < inf else ()
 
     def drift(self, cost: RoundCost, /) -> float:

@@ -95,3 +95,27 @@ def test_an_objective_with_an_optimizer_of_its_own_is_not_trained_by_plain_sgd()
     found, plain = (Engine(job, layout, How(kind, 8, "")).trained(row.expand(2, -1), records, objective, range(2)).rows
                     for kind in ("fused", "sequential"))
     assert torch.equal(found, plain)
+
+
+def test_a_language_model_of_transformers_is_stacked_although_it_gives_a_cache() -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(vocab_size=11, n_embd=8, n_layer=1, n_head=2, n_positions=8, bos_token_id=0, eos_token_id=0, resid_pdrop=0.0,
+                        embd_pdrop=0.0, attn_pdrop=0.0)
+    job = job_of(lambda: GPT2LMHeadModel(config), Local(batch=5), forward=lambda model, batch: model(input_ids=batch[0], labels=batch[0]),
+                 loss=lambda output, batch: output.loss)
+    found = how_to_work(job, started(job)[0], devices_of(job, data=tokens))
+    assert found.kind == "stacked" and not found.masks, found.why
+
+
+def test_what_settles_in_the_first_call_does_not_count_as_kept() -> None:
+    class Settling(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inside, self.kind = mlp(), ""
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.kind = self.kind or "classes"
+            return self.inside(x)  # type: ignore[no-any-return]
+
+    assert how(Settling).kind == "stacked"
