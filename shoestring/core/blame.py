@@ -65,7 +65,7 @@ SEAMS: dict[tuple[str, str], str] = {
     ("planning/evidence/held_out.py", "rehearse_validation"): "weight",
     ("jobfile.py", "loaded_job"): "file",
     ("runs/initial_weights.py", "initialise"): "model",
-    ("processes/job_of_task.py", "fresh_model"): "model",
+    ("runs/initial_weights.py", "fresh_model"): "model",
     ("processes/training.py", "trained_model"): "show",
     ("parallel/tensor_parts.py", "product"): "model",
     ("parallel/split_vocabulary.py", ""): "model or loss",
