@@ -77,6 +77,8 @@ def settings(data: Data) -> Iterator[Setting]:
         yield Setting("private", f"epsilon {epsilon}, {of}", ("--epsilon", str(epsilon), "--delta", DELTA), cohort, clients)
     worst = int(MALICIOUS * data.per_round) + 2   # a round may have more than the share of all devices
     weights, norm = size_and_norm(data)
+    for factor in (10, 100):
+        yield Setting("compressed", f"{factor}x", ("--upload", f"{4 * weights // factor}B"))
     for attack in data.attacks:
         for name, use in (("FedAvg", ""), ("median", "CoordinateMedian()"),
                           ("trimmed mean", f"TrimmedMean(share={worst / data.per_round})"), ("Krum", f"Krum(malicious={worst})"),
@@ -84,8 +86,6 @@ def settings(data: Data) -> Iterator[Setting]:
                           ("norm bound", f"NormBound(norm={norm:.2f})")):
             bad = ("--use", f"Malicious(share={MALICIOUS}, attack='{attack}')")
             yield Setting("malicious", f"{attack}, {name}", (*bad, *(("--use", use) if use else ())))
-    for factor in (10, 100):
-        yield Setting("compressed", f"{factor}x", ("--upload", f"{4 * weights // factor}B"))
 
 
 def size_and_norm(data: Data) -> tuple[int, float]:

@@ -3,10 +3,11 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+GROUPS = ("central", "alone", "plain", "private", "compressed", "malicious")
 TITLES = {"private": "private (delta 1e-5)", "malicious": "20 % malicious", "compressed": "compressed"}
 
 
@@ -15,6 +16,7 @@ def write(kept: Mapping[str, Any], data: Iterable[Any], readme: Path) -> None:
     for one in data:
         found = {key.split(" | ")[1]: value for key, value in kept.items()
                  if key.startswith(f"{one.name} | ") and key.endswith(f"| {one.rounds} rounds")}
+        found = dict(sorted(found.items(), key=lambda item: GROUPS.index(item[0].partition(":")[0])))   # stable
         if found:
             parts += [f"\n### {one.title}, {one.rounds} rounds\n", table(one, found), f"\n![]({one.name}.png)\n",
                       "Measured on " + next(iter(found.values()))["machine"] + ".\n"]
@@ -69,23 +71,42 @@ def size(value: int | None) -> str:
 
 
 def plot(data: Any, found: Mapping[str, Any], path: Path) -> None:
-    """Training loss by round, of everything that has rounds; bars of the metric beside it."""
+    """Training loss by round, the settings of a group together beside plain FedAvg; and bars of the metric."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(12, 5))
+    figure, axes = pyplot.subplots(2, 2, figsize=(13, 9))
     good = {name: result for name, result in found.items() if "failed" not in result and data.metric in result["metrics"]}
-    for name, result in good.items():
-        if "losses" in result:
-            left.plot(range(1, len(result["losses"]) + 1), result["losses"], label=called(name), linewidth=1)
-    left.set(xlabel="round", ylabel="training loss of the devices", yscale="log")
-    left.legend(fontsize=7)
-    names = list(good)[::-1]
-    right.barh([called(name) for name in names], [good[name]["metrics"][data.metric] for name in names], color="#4477aa")
-    right.set(xlabel=data.metric.replace("_", " ") + (" (more is better)" if data.most else " (less is better)"))
-    right.tick_params(axis="y", labelsize=7)
+    worst = max(good.get("plain: FedAvg", {}).get("losses", [1.0]))
+    for axis, group in zip(axes.flat, ("private", "compressed", "malicious"), strict=False):
+        for name, result in good.items():
+            if name.startswith((f"{group}:", "plain:")) and "losses" in result:
+                plain = name.startswith("plain:")
+                losses = smoothed(result["losses"])
+                axis.plot(range(1, len(losses) + 1), losses, label=called(name).partition(": ")[2] or called(name), linewidth=1.2,
+                          color="black" if plain else None, linestyle="--" if "sign-flip" in name else "-")
+        axis.set(xlabel="round", title=TITLES[group], ylabel="training loss of devices, mean of 5 rounds", ylim=(0, 1.2 * worst))
+        axis.legend(fontsize=7)
+    bars(axes[1][1], data, good)
     figure.tight_layout()
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=110)
     pyplot.close(figure)
+
+
+def smoothed(values: Sequence[float], over: int = 5) -> list[float]:
+    """The mean of the last few, from the first on."""
+    windows = [values[max(0, place - over + 1):place + 1] for place in range(len(values))]
+    return [sum(window) / len(window) for window in windows]
+
+
+def bars(axis: Any, data: Any, good: Mapping[str, Any]) -> None:
+    """The metric of everything, with its number; what is beyond three times the best is cut off."""
+    names, values = list(good)[::-1], [good[name]["metrics"][data.metric] for name in reversed(good)]
+    most = max(values) if data.most else 3 * min(values)
+    axis.barh([called(name) for name in names], [min(value, most) for value in values], color="#4477aa")
+    for place, value in enumerate(values):
+        axis.text(min(value, most), place, f" {value:.3g}", va="center", fontsize=7)
+    axis.set(xlabel=data.metric.replace("_", " ") + (" (more is better)" if data.most else " (less is better)"), xlim=(0, 1.12 * most))
+    axis.tick_params(axis="y", labelsize=7)
