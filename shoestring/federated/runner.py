@@ -250,10 +250,20 @@ class Runner:
         if why == BUDGET:
             self.say(Warned(f"epsilon {self.release and self.release.budget:g} is spent after round {self.round}: the next round would "
                             f"exceed it, so there is none"))
-        self.say(Finished(self.round, "steps" if why == "rounds" else why))
         self.given.layout.load(self.model, self.server.weights)
-        shown = self.given.job.show(self.model) if self.given.job.show is not None else ""
+        shown = self.shown()
+        self.say(Finished(self.round, "steps" if why == "rounds" else why))
         return Ended(self.round, why, weights_sha256(self.model.state_dict()), shown=shown)
+
+
+    def shown(self) -> str:
+        """What the job shows of its model. If that fails (of a model that diverged, say), the run is no less finished."""
+        try:
+            return self.given.job.show(self.model) if self.given.job.show is not None else ""
+        except Exception as error:
+            said = (str(error).strip().splitlines() or [""])[0]
+            self.say(Warned(f"the job's `show` failed: {type(error).__name__}: {said}; the weights are saved"))
+            return ""
 
 
 def grown(before: Tensors, after: Tensors, word: str) -> dict[str, float]:

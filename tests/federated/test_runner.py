@@ -65,3 +65,12 @@ def test_what_fails_in_the_job_is_told_with_its_place() -> None:
 
     with pytest.raises(shoestring.Mistake, match=r"the job failed in test_runner.py line \d+: KeyError"):
         shoestring.federate(toy_job(clients=broken), processes=1)
+
+
+def test_a_show_that_fails_does_not_cost_the_report() -> None:
+    def show(model: object) -> str:
+        raise RuntimeError("probability tensor contains nan")
+
+    done, events = told(job=toy_job(show=show), rounds=1, per_round=3)
+    assert len(done.losses) == 1 and done.report["shown"] == ""
+    assert any(isinstance(one, Warned) and "show` failed: RuntimeError: probability" in one.text for one in events)
