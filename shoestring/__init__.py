@@ -6,6 +6,7 @@
     train(job, plan)                            train in this process, step by step
     verify(job, plan)                           plain training and the plan side by side: the same weights?
     federate(job, rounds=20, epsilon=4, ...)    train where the records lie, on simulated devices
+    compress(job, "small", size="16MB", ...)    a smaller or faster model in a folder; load("small") gives it back
     Local, Dirichlet, Iid, ByColumn, ...        of a federated job: what a device does, and how data are divided among devices
     Mistake, OverBudget                         what they raise: something can't work, or nothing fits
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from shoestring.api import Fitted, Step, fit, plan, train, verify
+    from shoestring.compression.library import Smaller, compress
+    from shoestring.compression.load import load
     from shoestring.core.clients import Numbered
     from shoestring.core.errors import Mistake, OverBudget
     from shoestring.core.job import Job
@@ -32,14 +35,15 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = ["ByColumn", "Dirichlet", "Federated", "Fitted", "Iid", "Job", "Lamb", "Lars", "Local", "Mistake", "Numbered", "Outcome",
-           "OverBudget", "PerEpoch", "Plan", "QuantitySkew", "Step", "Weights", "__version__", "decay_groups", "federate", "fit", "plan",
-           "train", "verify", "warmup_cosine", "warmup_linear"]
+           "OverBudget", "PerEpoch", "Plan", "QuantitySkew", "Smaller", "Step", "Weights", "__version__", "compress", "decay_groups",
+           "federate", "fit", "load", "plan", "train", "verify", "warmup_cosine", "warmup_linear"]
 
 HOMES = {"ByColumn": "data.partition", "Dirichlet": "data.partition", "Iid": "data.partition", "QuantitySkew": "data.partition",
          "Federated": "federated.library", "federate": "federated.library", "Local": "core.local", "Numbered": "core.clients",
          "Job": "core.job", "Lamb": "optimizers", "Lars": "optimizers", "Mistake": "core.errors", "OverBudget": "core.errors",
          "Outcome": "planning.outcome", "PerEpoch": "core.schedule", "Plan": "planning.plan", "Step": "api", "Fitted": "api",
-         "Weights": "core.weights", "decay_groups": "optimizers", "fit": "api", "plan": "api", "train": "api", "verify": "api",
+         "Weights": "core.weights", "Smaller": "compression.library", "compress": "compression.library", "load": "compression.load",
+         "decay_groups": "optimizers", "fit": "api", "plan": "api", "train": "api", "verify": "api",
          "warmup_cosine": "core.schedule", "warmup_linear": "core.schedule"}
 
 

@@ -13,7 +13,21 @@ from __future__ import annotations
 
 import sys
 
-from shoestring.commands import FAULT, MISTAKE, OVER_BUDGET, STOPPED, doctor, export, federate, plan, train, verify, watch
+from shoestring.commands import (
+    FAULT,
+    MISTAKE,
+    OVER_BUDGET,
+    STOPPED,
+    compress,
+    distill,
+    doctor,
+    export,
+    federate,
+    plan,
+    train,
+    verify,
+    watch,
+)
 from shoestring.commands.output import speak_plainly
 from shoestring.commands.parser import Parser
 from shoestring.core.errors import Mistake, OverBudget, system_text
@@ -33,7 +47,7 @@ if TYPE_CHECKING:
         def flags(self, parser: ArgumentParser, /) -> None: ...
         def run(self, options: Namespace, /) -> int: ...
 
-BUILT_IN: tuple[Command, ...] = (plan, train, federate, verify, watch, export, doctor)
+BUILT_IN: tuple[Command, ...] = (plan, train, distill, federate, compress, verify, watch, export, doctor)
 GROUP = "shoestring.commands"
 
 
@@ -58,7 +72,7 @@ def run(words: list[str]) -> int:
         print("\nstopped", file=sys.stderr)
         return STOPPED
     except OSError as error:
-        where = " (--run DIR says where a run is kept)" if words[:1] in (["train"], ["federate"]) else ""
+        where = " (--run DIR says where a run is kept)" if words[:1] in (["train"], ["distill"], ["federate"]) else ""
         return failed(error, MISTAKE, shown, f"{system_text(error)}{where}")
     except Exception as error:
         return failed(error, FAULT, shown)

@@ -81,7 +81,7 @@ def add_job_flags(parser: Parser, job: str) -> None:
     for flag in flags:
         name = f"--{flag.name.replace('_', '-')}"
         usual = "" if flag.default is None else f" (default {flag.default if flag.default != '' else 'empty'})".replace("%", "%%")
-        if flag.name in OF_EVERY_JOB:
+        if flag.name in OF_EVERY_JOB and name in parser.known:
             parser.known[name].help = f"an argument of this job, {WORDS[flag.kind]}{usual}"
         elif name in parser.known:
             hidden.append(name)

@@ -161,6 +161,23 @@ def own_parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:
     return module._parameters
 
 
+def collect_recurrent(module: nn.RNNBase, keep: bool = True) -> None:
+    """Let a recurrent layer, which keeps a list of its weights, look them up anew, or forget them."""
+    module._flat_weights = [getattr(module, name, None) for name in module._flat_weights_names] if keep else []
+    # A call compares these, where they are not None, with the weights that the layer has, and looks all up again if one differs
+    module._flat_weight_refs = [None] * len(module._flat_weights_names)
+
+
+@contextmanager
+def recurrent_weights(module: nn.RNNBase) -> Iterator[None]:
+    """While inside, a recurrent layer has its weights."""
+    collect_recurrent(module)
+    try:
+        yield
+    finally:
+        collect_recurrent(module, keep=False)
+
+
 def own_buffers(module: nn.Module) -> dict[str, Tensor | None]:
     """The buffers of a module without those of its submodules, by name; what is put into this dict is the module's."""
     return module._buffers

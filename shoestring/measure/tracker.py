@@ -212,7 +212,7 @@ class Tracker(DispatchMode):
             if isinstance(leaf, Tensor):
                 for part in dense_parts(leaf):
                     self.see(part)
-        if func in WORKSPACES:
+        if func in WORKSPACES and out[WORKSPACES[func]] is not None:   # in evaluation there is none
             self.workspace(out[WORKSPACES[func]])
         count = flop_registry.get(operation_of(func))
         if self.moment.phase == VALIDATE:

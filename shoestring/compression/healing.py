@@ -1,0 +1,132 @@
+"""Healing: the packed model learns what the original says, by the ordinary training loop, and is packed again in the same bytes.
+
+    plan -> forms -> latent forms (trainable) -> a run beside the folder: NAME-healing -> forms -> folder
+
+It needs no labels: the loss is the damage itself. The run is kept in a folder of its own, so that a healing that was killed goes on when
+the same command is given again; `shoestring watch` shows it meanwhile.
+"""
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from shoestring.compression.allocate import Option
+from shoestring.compression.distil.heal import falling, healing_job
+from shoestring.compression.fidelity import fidelity, outputs
+from shoestring.compression.forms.form import Form
+from shoestring.compression.latent import Latent, latent_forms
+from shoestring.compression.place import SUFFIX, forms_of, placed
+from shoestring.compression.room import CompressOutcome, CompressPlan
+from shoestring.compression.session import Session
+from shoestring.compression.study import Way
+from shoestring.compression.technique import Offer
+from shoestring.core.errors import Mistake
+from shoestring.core.files import write_whole
+from shoestring.core.job import Job
+from shoestring.core.regular import read_regular
+from shoestring.core.seal import Damaged, sealed, unsealed
+from shoestring.core.units import parse_seconds
+
+OBJECTIVES = {"cosine": "cosine", "kl": "kl"}   # damage -> what the distillation calls it
+STEPS = "steps.json"
+Train = Callable[..., Iterable[Any]]
+
+
+@dataclass(frozen=True)
+class Healed:
+    """What healing did, on the batches that plans are confirmed with."""
+
+    seconds: float
+    steps: int
+    before: float       # fidelity
+    after: float
+    run: str            # its folder
+
+    def as_json(self) -> dict[str, Any]:
+        return vars(self).copy()
+
+
+def healed(session: Session, time: str, folder: Path, train: Train) -> Session:
+    """The session with weights that have learned from the original for so long. `train`: the library's, which is above this room."""
+    seconds = parse_seconds(time)
+    plan = session.plan
+    forms = {name: one.what.way.form for name, one in plan.allocation.items()}
+    originals = plan.cost.study.values
+    fixed = [name for name, form in forms.items() if name not in latent_forms({name: form}, originals)]
+    if len(fixed) == len(forms):
+        raise Mistake(f"--heal trains numbers on grids and plain ones, and {plan} has none of them: heal before it, or leave --heal out")
+    student = student_of(session, forms)
+    job = job_for(session, student, seconds, folder)
+    model = student()
+    for _ in train(job, (), model, run=folder / "run", save_every="30s"):
+        pass
+    learned = {name: one.packed() if isinstance(one, Latent) else one for name, one in forms_of(model).items()}
+    return with_forms(session, learned, seconds, job.steps, folder)
+
+
+def student_of(session: Session, forms: dict[str, Form]) -> Callable[[], nn.Module]:
+    """A factory of the trainable model: always the same one, because a run that goes on makes it anew."""
+    study = session.plan.cost.study
+    base = copy.deepcopy(study.model)
+
+    def made() -> nn.Module:
+        trainable = latent_forms(forms, study.values)
+        model = placed(copy.deepcopy(base), {**{name: copy.deepcopy(form) for name, form in forms.items()}, **trainable})
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(name.rpartition(".")[0].endswith(SUFFIX))
+        return model
+
+    return made
+
+
+def job_for(session: Session, student: Callable[[], nn.Module], seconds: float, folder: Path) -> Job:
+    source = session.source
+    rates = {f"{name}{SUFFIX}.{part}": rate for name, form in forms_of(student()).items() if isinstance(form, Latent)
+             for part, rate in form.rate().items()}
+
+    def optimizer(named_parameters: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
+        groups = [{"params": [one], "lr": rates[name]} for name, one in named_parameters]
+        return torch.optim.Adam(groups, betas=(0.9, 0.98))
+
+    steps = kept_steps(folder)
+    job = healing_job(source.job, lambda: source.model, student, objective=OBJECTIVES[session.asked.measure], lr=1e-4, steps=steps,
+                      seconds=0.0 if steps else seconds)
+    write_whole(folder / STEPS, sealed({"steps": job.steps}))
+    return replace(job, optimizer=optimizer, schedule=falling, held_out=None, metrics=None, validate=None, goal="min loss", origin=None)
+
+
+def kept_steps(folder: Path) -> int:
+    """The steps that a healing was begun with, 0 if it was not: another timing would give others, and end with other weights."""
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        return int(unsealed(read_regular(folder / STEPS))[0]["steps"])
+    except FileNotFoundError:
+        return 0
+    except (Damaged, KeyError, TypeError, ValueError) as error:
+        raise Mistake(f"{folder / STEPS} is damaged ({error}): remove {folder} to heal anew") from error
+
+
+def with_forms(session: Session, learned: dict[str, Form], seconds: float, steps: int, folder: Path) -> Session:
+    """The session with other numbers in the same forms."""
+    plan, given = session.plan, session.given
+    allocation: dict[str, Option[Offer]] = {
+        name: replace(one, what=replace(one.what, way=Way(one.what.stored, 0.0, partial(learned.__getitem__, name))))
+        for name, one in plan.allocation.items()}
+    cost = copy.copy(plan.cost)
+    cost.__dict__["allocation"] = allocation
+    cost.__dict__["healed"] = True
+    made = placed(copy.deepcopy(plan.cost.study.model), learned)
+    forward = session.source.job.forward
+    found = fidelity(outputs(made, forward, given.checked), outputs(session.source.model, forward, given.checked), session.asked.measure)
+    before = plan.checked.mean if plan.checked is not None else plan.known["quality"]
+    known = {**plan.known, "quality": found.mean, "damage": found.damage}
+    chosen = CompressPlan(plan.techniques, plan.exactness, known, cost, plan.first, found)
+    return replace(session, outcome=CompressOutcome(chosen, session.outcome.plain, session.outcome.choice),
+                   healed=Healed(seconds, steps, before, found.mean, str(folder)))

@@ -1,0 +1,109 @@
+"""Packed weights that can be trained: what is packed again afterwards is what the training saw.
+
+A latent number w stands behind every code; the model computes with the rounded one, and the gradient goes past the rounding as if it were
+not there (straight-through estimator: Bengio, Léonard, Courville 2013, arXiv 1308.3432). The scale of a group learns too (Esser et al.
+2020,
+"Learned Step Size Quantization", arXiv 1902.08153):
+
+    q(w) = s (clamp(round(w / s) + z, 0, 2^b - 1) - z),    dq/dw = 1 inside the grid, 0 outside;   dq/ds = round(w / s) - w / s inside
+
+Latent numbers begin as close to the original weight as the code allows, so that the first step computes what was packed.
+"""
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from shoestring.compression.forms.form import Form, Part, Plain, Settings, Shape
+from shoestring.compression.forms.grid import Grid, matrix_shape
+from shoestring.compression.rounding import LEAST_SCALE, spread
+
+INSIDE = 0.499    # of a step, that a latent number is at most away from its code
+
+
+class Latent(Form):
+    """A form while it is trained. It is never stored."""
+
+    kind = "latent"
+    zeros: Tensor
+
+    def __init__(self, form: Form, original: Tensor) -> None:
+        nn.Module.__init__(self)
+        self.shape, self.dtype, self.settings, self.packed_kind = form.shape, form.dtype, dict(form.settings), form.kind
+        dense = form.dense()
+        if isinstance(form, Grid):
+            rows, columns = matrix_shape(form.shape)
+            self.scales = nn.Parameter(form.scales.float())
+            self.register_buffer("zeros", form.zero_points().float())
+            steps = self.wide(self.scales.detach())
+            near = original.detach().float().reshape(rows, columns)
+            dense = dense.float().reshape(rows, columns)
+            # An original beyond the grid's end stays beyond it: it is clamped to the same code
+            lowest, highest = dense - INSIDE * steps, dense + INSIDE * steps
+            self.values = nn.Parameter(torch.minimum(torch.maximum(near, lowest), highest))
+        else:
+            self.values = nn.Parameter(dense.clone())
+
+    @classmethod
+    def layout(cls, shape: Shape, dtype: torch.dtype, settings: Settings) -> dict[str, Part]:
+        raise AssertionError("what is trained is not stored")
+
+    def wide(self, values: Tensor) -> Tensor:
+        return spread(values, int(self.settings["group"]), matrix_shape(self.shape)[1])
+
+    @property
+    def top(self) -> int:
+        return (1 << int(self.settings["bits"])) - 1
+
+    def dense(self) -> Tensor:
+        if self.packed_kind != Grid.kind:
+            return self.values
+        return self.on_grid(self.values, self.wide(self.stored_scales), self.wide(self.zeros)).view(self.shape).to(self.dtype)
+
+    def rows(self, index: Tensor) -> Tensor:
+        if self.packed_kind != Grid.kind:
+            return torch.nn.functional.embedding(index, self.values)
+        wanted, back = index.reshape(-1).unique(return_inverse=True)
+        scales, zeros = self.wide(self.stored_scales[wanted]), self.wide(self.zeros[wanted])
+        found = self.on_grid(self.values[wanted], scales, zeros)
+        return found[back].view(*index.shape, *self.shape[1:]).to(self.dtype)
+
+    @property
+    def stored_scales(self) -> Tensor:
+        """As they will be stored, in float16; the gradient goes past that."""
+        kept = self.scales.detach().clamp(min=LEAST_SCALE).half().float()
+        return self.scales + (kept - self.scales.detach())
+
+    def on_grid(self, values: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
+        share = values / scales
+        inside = torch.minimum(torch.maximum(share, -zeros), self.top - zeros)
+        return (inside + (inside.detach().round() - inside.detach())) * scales
+
+    def packed(self) -> Form:
+        """The form again, with what was learned."""
+        if self.packed_kind != Grid.kind:
+            return Plain.of(self.values.detach().to(self.dtype), str(self.settings.get("stored", "")))
+        scales = self.stored_scales.detach()
+        wide, zeros = self.wide(scales), self.wide(self.zeros)
+        inside = torch.minimum(torch.maximum(self.values.detach() / wide, -zeros), self.top - zeros)
+        bits, group = int(self.settings["bits"]), int(self.settings["group"])
+        return Grid.of((inside.round() + zeros).to(torch.uint8), scales, self.zeros.to(torch.uint8), bits, group, self.shape, self.dtype)
+
+    def rate(self) -> dict[str, float]:
+        """By how much one step of Adam should move its numbers: a small part of a step of the grid, or of their usual size."""
+        if self.packed_kind == Grid.kind:
+            step = float(self.scales.detach().mean())
+            return {"values": STEP * step, "scales": STEP * STEP * step}
+        size = float(self.values.detach().square().mean().sqrt()) or 1e-3
+        return {"values": PLAIN * size}
+
+
+STEP = 0.03     # of a grid's step, that a latent number moves in a step of training at the first rate
+PLAIN = 0.002   # of the usual size of numbers that are not on a grid
+
+
+def latent_forms(forms: Mapping[str, Form], originals: Mapping[str, Tensor]) -> dict[str, Latent]:
+    """Trainable forms of those that can be trained: grids and plain numbers."""
+    return {name: Latent(form, originals[name]) for name, form in forms.items() if isinstance(form, (Grid, Plain))}

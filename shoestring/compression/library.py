@@ -1,0 +1,66 @@
+"""The library's door to compression: `shoestring.compress` and `shoestring.load`."""
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from shoestring.compression.load import load
+from shoestring.compression.metric import floor
+from shoestring.compression.session import Asked, begun
+from shoestring.compression.source import Source, about, opened, prepared
+from shoestring.compression.technique import CompressTechnique
+from shoestring.core.budget import Budget
+from shoestring.core.job import Job
+from shoestring.core.options import speaking_of_arguments
+from shoestring.runs.initial_weights import fresh_model
+
+__all__ = ["Smaller", "compress", "load"]
+
+
+@dataclass(frozen=True)
+class Smaller:
+    """A model that was compressed."""
+
+    model: nn.Module = field(repr=False)            # computes from the packed weights, as `shoestring.load(folder)` gives it
+    folder: Path
+    report: Mapping[str, Any] = field(repr=False)   # everything, as `shoestring compress --json` prints it
+
+
+@speaking_of_arguments()
+def compress(job: Job | str | Path, out: str | Path, *, size: str | int | None = None, latency: str | float | None = None,
+             keep: float | None = None, metric: str | None = None, use: Iterable[str | CompressTechnique] | None = None,
+             fidelity: str = "cosine", samples: int = 1024, model: nn.Module | None = None, **flags: Any) -> Smaller:
+    """A smaller or faster model, within a size, a latency and a quality floor at once, written to the folder `out`.
+
+        small = shoestring.compress(job, "small", size="16MB", keep=0.998, model=trained)
+        print(small.report["fidelity"]["mean"])
+
+    job         a Job, the path of a job file, the name of a built-in one, or the folder of a run; `flags` are the file's own
+    size, latency, keep    budgets: bytes on disk, time of an answer to one sample (99 of 100), least fidelity on unseen data
+    metric      what a metric of the job must be: "accuracy>=0.91"
+    use         exactly these techniques instead of choosing: ["Quantize(bits=4)"]
+    fidelity    "cosine", or "kl" for models that give logits
+    samples     that the report is measured on, and nothing was chosen by
+    model       the trained model, if it is not the one that the job makes; it stays as it is
+
+    Raises Mistake if something can't work, and OverBudget if nothing fits.
+    """
+    names = None if use is None else tuple(use)
+    asked = Asked(Budget.parsed(size=size, latency=latency, quality=keep), floor(metric) if metric else None, names, fidelity, samples)
+    session = begun(source_of(job, model, flags), asked)
+    measured = session.packed(Path(out))
+    return Smaller(session.loaded_model(Path(out)), Path(out), session.report(measured, Path(out)))
+
+
+def source_of(job: Job | str | Path, model: nn.Module | None, flags: Mapping[str, Any]) -> Source:
+    if not isinstance(job, Job):
+        found = opened(str(job), flags)
+        return found if model is None else replace(found, model=prepared(model), notes=())
+    made = fresh_model(job) if model is None else model
+    origin = job.origin
+    how = about(Path(origin.file), dict(origin.flags)) if origin is not None else {"job": None, "edits": [], "decoded": False}
+    return Source(job, prepared(made), how, (), "model")

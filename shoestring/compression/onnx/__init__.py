@@ -1,0 +1,1 @@
+"""Compressed models as ONNX: the same packed weights, for onnxruntime."""

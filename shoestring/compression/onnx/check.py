@@ -1,0 +1,84 @@
+"""Whether an ONNX file computes what the model does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import torch
+from torch import Tensor, nn
+
+from shoestring.compression.onnx.export import filled, flat_inputs, outputs_of, reason
+from shoestring.core.batch import Batch
+from shoestring.core.errors import Mistake
+
+
+def session(path: Path | bytes, threads: int = 1) -> onnxruntime.InferenceSession:
+    """onnxruntime on the processor, with so many threads."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads, options.log_severity_level = threads, 1, 3
+    return onnxruntime.InferenceSession(path if isinstance(path, bytes) else str(path), options, providers=["CPUExecutionProvider"])
+
+
+def ran(runner: onnxruntime.InferenceSession, tensors: Mapping[str, Tensor]) -> list[Any]:
+    """The outputs for inputs by name; inputs that the model never looked at are not in the file."""
+    wanted = {one.name for one in runner.get_inputs()}
+    found: list[Any] = runner.run(None, {name: tensor.detach().numpy() for name, tensor in tensors.items() if name in wanted})
+    return found
+
+
+def compared(
+    path: Path,
+    model: nn.Module,
+    forward: Callable[[nn.Module, Any], Any],
+    batch: Batch,
+    opened: Mapping[str, tuple[int, ...]],
+    norm: bool = False,
+) -> float:
+    """How far the outputs are from the model's: on the batch, and with every size that the file says is open changed."""
+    try:
+        runner = session(path)
+        batches = [batch, *varied(batch, opened)]
+        results = [ran(runner, flat_inputs(one)) for one in batches]
+    except Exception as error:
+        raise Mistake(f"onnxruntime can't run what was exported: {reason(error)}; keep the packed folder, which needs no export") from error
+    try:
+        with torch.no_grad():
+            expected = [outputs_of(forward(model, one)) for one in batches]
+    except Exception as error:
+        told = f"the model can't take other sizes, which its ONNX file leaves open ({reason(error)}): export with dynamic=False"
+        raise Mistake(told) from error
+    return max(difference(one, found, norm) for one, found in zip(expected, results, strict=True))
+
+
+def varied(batch: Batch, opened: Mapping[str, tuple[int, ...]]) -> Iterator[Batch]:
+    """The batch twice where the number of samples is open, and without its last position where the length is."""
+    tensors = flat_inputs(batch)
+    if any(0 in dims for dims in opened.values()):
+        yield filled(batch, [torch.cat([one, one]) if one.ndim and 0 in opened.get(name, (0,)) else one for name, one in tensors.items()])
+    long = {name for name, one in tensors.items() if 1 in opened.get(name, ()) and one.shape[1] > 2}
+    if long:
+        yield filled(batch, [one[:, :-1].contiguous() if name in long else one for name, one in tensors.items()])
+
+
+def difference(expected: Mapping[str, Tensor], found: list[Any], norm: bool = False) -> float:
+    """Of the output that differs most: its largest difference by its largest number; or the norm of its difference by its norm."""
+    worst = 0.0
+    for (name, one), other in zip(expected.items(), found, strict=True):
+        if tuple(one.shape) != other.shape:
+            raise Mistake(
+                f"output {name} has the shape {list(one.shape)} in torch and {list(other.shape)} in onnxruntime: export with dynamic=False"
+            )
+        first, second = one.detach().double().numpy(), np.asarray(other, np.float64)
+        if not first.size:
+            continue
+        if not np.array_equal(np.isfinite(first), np.isfinite(second)):
+            return float("inf")
+        finite = np.isfinite(first)
+        measure = np.linalg.norm if norm else lambda values: np.abs(values).max(initial=0.0)
+        size = float(measure(first[finite])) or 1.0
+        worst = max(worst, float(measure(first[finite] - second[finite])) / size)
+    return worst

@@ -1,0 +1,262 @@
+"""How a form's numbers stand in an ONNX graph: packed, with the arithmetic that gives the weight beside them.
+
+    where the weight is used                grid                                    codebook                 float16
+    an embedding's lookup                   GatherBlockQuantized, or Gather of      Gather of codes, then    Gather, Cast
+                                            codes, then scale (code - zero)         of the table
+    a linear layer (blocks 16 ... 256)      MatMulNBits                             as elsewhere             as elsewhere
+    elsewhere                               DequantizeLinear in blocks              Gather of the table      Cast
+
+ONNX has numbers of 4 and 8 bits: 2 and 3 are stored in 4, 5 to 7 in 8. Other forms are written dense in float32, and told.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+import onnx
+import torch
+from onnx import TensorProto
+
+from shoestring.compression.forms.bits import unpacked
+from shoestring.compression.forms.codebook import Codebook
+from shoestring.compression.forms.form import Form, Plain
+from shoestring.compression.forms.grid import Grid, matrix_shape
+from shoestring.compression.onnx.graph import CONTRIB, Array, Graph, made, nibble_stream
+
+BLOCKS = (16, 32, 64, 128, 256)  # that onnxruntime's operators for blocks take
+
+
+def emit(graph: Graph, name: str, form: Form | torch.Tensor) -> list[str]:
+    """Give the tensor `name` of the graph its numbers. What takes more bytes than the form did is told."""
+    if isinstance(form, torch.Tensor) or (isinstance(form, Plain) and not form.settings.get("stored")):
+        graph.constant(name, (form if isinstance(form, torch.Tensor) else form.get_buffer("values")).numpy())
+        return []
+    if form.dtype != torch.float32 or not isinstance(form, (Plain, Grid, Codebook)):
+        dense = form.dense().float().numpy()
+        graph.constant(name, dense)
+        return [
+            f"{name}: a form of kind {form.kind} ({form.dtype}) has no operator in ONNX: written dense, "
+            f"{dense.nbytes:,} bytes instead of {form.stored_bytes:,}"
+        ]
+    before = sum(len(one.raw_data) for one in graph.constants.values())
+    for node in graph.users(name):
+        if node.op_type == "Gather" and node.input[0] == name and axis_of(node) == 0 and len(form.shape) == 2:
+            rows(graph, name, form, node)
+        elif isinstance(form, Grid) and in_blocks(form):
+            linear(graph, name, form, node)
+    if graph.users(name) or graph.is_output(name):
+        graph.instead(None, dense_nodes(graph, name, form))
+    took = sum(len(one.raw_data) for one in graph.constants.values()) - before
+    more = took > 1.02 * form.stored_bytes + 256
+    return [f"{name}: {took:,} bytes instead of {form.stored_bytes:,} ({form.extra_repr()}; ONNX has 4 and 8 bits)"] if more else []
+
+
+def axis_of(node: onnx.NodeProto) -> int:
+    return next((one.i for one in node.attribute if one.name == "axis"), 0)
+
+
+def in_blocks(form: Grid) -> bool:
+    return len(form.shape) == 2 and int(form.settings["group"]) in BLOCKS and matrix_shape(form.shape)[1] % int(form.settings["group"]) == 0
+
+
+def wide(bits: int) -> int:
+    """Bits that ONNX has for numbers of so many."""
+    return 4 if bits <= 4 else 8
+
+
+# What is stored
+
+
+def codes_of(form: Grid | Codebook) -> Array:
+    rows, columns = matrix_shape(form.shape)
+    return unpacked(form.get_buffer("codes"), int(form.settings["bits"]), rows * columns).view(rows, columns).numpy()
+
+
+def stored_codes(graph: Graph, name: str, form: Grid | Codebook) -> str:
+    """The codes (rows, columns), in 4 or 8 bits."""
+    codes = codes_of(form)
+    if wide(int(form.settings["bits"])) == 4:
+        return graph.nibbles(f"{name}_codes4", nibble_stream(codes), codes.shape)
+    return graph.constant(f"{name}_codes", codes)
+
+
+def stored_bytes(graph: Graph, name: str, codes: Array, bits: int) -> str:
+    """Numbers (rows, columns) with each row in bytes of its own."""
+    if wide(bits) == 8:
+        return graph.constant(name, codes)
+    even = np.zeros((len(codes), codes.shape[1] + codes.shape[1] % 2), np.uint8)
+    even[:, : codes.shape[1]] = codes
+    return graph.constant(name, even[:, 0::2] | (even[:, 1::2] << 4))
+
+
+def scales_in_float(graph: Graph, name: str, form: Grid | Codebook) -> tuple[str, list[onnx.NodeProto]]:
+    graph.constant(f"{name}_scales", form.get_buffer("scales").numpy())
+    cast = f"{name}_scales_float"
+    return cast, [] if graph.maker(cast) else [made("Cast", [f"{name}_scales"], cast, to=TensorProto.FLOAT)]
+
+
+# A linear layer, and an embedding's lookup
+
+
+def linear(graph: Graph, name: str, form: Grid, node: onnx.NodeProto) -> None:
+    """MatMul(x, Transpose(weight)) or Gemm(x, weight, bias) as MatMulNBits."""
+    if node.op_type == "Transpose" and all(
+        one.op_type == "MatMul" and one.input[1] == node.output[0] for one in graph.users(node.output[0])
+    ):
+        for user in graph.users(node.output[0]):
+            graph.instead(user, nbits(graph, name, form, user.input[0], "", user.output[0]))
+        graph.nodes = [one for one in graph.nodes if one is not node]
+    elif node.op_type == "Gemm" and node.input[1] == name and name not in (node.input[0], *node.input[2:]) and plain_gemm(node):
+        bias = node.input[2] if len(node.input) > 2 else ""
+        graph.instead(node, nbits(graph, name, form, node.input[0], bias, node.output[0]))
+
+
+def plain_gemm(node: onnx.NodeProto) -> bool:
+    """x W^T + b and nothing else."""
+    found = {one.name: one.f if one.type == onnx.AttributeProto.FLOAT else one.i for one in node.attribute}
+    return (found.get("transB", 0), found.get("transA", 0), found.get("alpha", 1.0), found.get("beta", 1.0)) == (1, 0, 1.0, 1.0)
+
+
+def nbits(graph: Graph, name: str, form: Grid, x: str, bias: str, output: str) -> list[onnx.NodeProto]:
+    rows, columns = matrix_shape(form.shape)
+    bits, group = wide(int(form.settings["bits"])), int(form.settings["group"])
+    blocks = columns // group
+    codes = stored_bytes(graph, f"{name}_bytes", codes_of(form), bits)
+    zeros = stored_bytes(graph, f"{name}_zeros_bytes", form.zero_points().numpy(), bits)
+    scales, before = scales_in_float(graph, name, form)
+    shape = graph.constant(f"{name}_blocks", np.array([rows, blocks, group * bits // 8], np.int64))
+    flat = graph.constant("shape_of_a_vector", np.array([-1], np.int64))
+    nodes = [
+        *before,
+        made("Reshape", [codes, shape], f"{output}_codes"),
+        made("Reshape", [scales, flat], f"{output}_scales"),
+        made("Reshape", [zeros, flat], f"{output}_zeros"),
+        made(
+            "MatMulNBits",
+            [x, f"{output}_codes", f"{output}_scales", f"{output}_zeros"],
+            f"{output}_product" if bias else output,
+            CONTRIB,
+            K=columns,
+            N=rows,
+            bits=bits,
+            block_size=group,
+        ),
+    ]
+    return [*nodes, made("Add", [f"{output}_product", bias], output)] if bias else nodes
+
+
+def rows(graph: Graph, name: str, form: Grid | Codebook | Plain, node: onnx.NodeProto) -> None:
+    index, output = node.input[1], node.output[0]
+    if isinstance(form, Plain):
+        graph.constant(f"{name}_stored", half(form))
+        nodes = [
+            made("Gather", [f"{name}_stored", index], f"{output}_stored", axis=0),
+            made("Cast", [f"{output}_stored"], output, to=TensorProto.FLOAT),
+        ]
+    elif isinstance(form, Grid) and in_blocks(form):
+        bits = int(form.settings["bits"])
+        codes = stored_bytes(graph, f"{name}_bytes", codes_of(form), bits)
+        zeros = stored_bytes(graph, f"{name}_zeros_bytes", form.zero_points().numpy(), bits)
+        scales, before = scales_in_float(graph, name, form)
+        nodes = [
+            *before,
+            made(
+                "GatherBlockQuantized",
+                [codes, index, scales, zeros],
+                output,
+                CONTRIB,
+                bits=wide(bits),
+                gather_axis=0,
+                quantize_axis=1,
+                block_size=int(form.settings["group"]),
+            ),
+        ]
+    else:
+        nodes = looked_up(graph, name, form, index, output)
+    graph.instead(node, nodes)
+
+
+def looked_up(graph: Graph, name: str, form: Grid | Codebook, index: str, output: str) -> list[onnx.NodeProto]:
+    """Rows of codes, and what they mean; a byte for each, since rows of half bytes can't be gathered."""
+    graph.constant(f"{name}_codes", codes_of(form))
+    nodes = [made("Gather", [f"{name}_codes", index], f"{output}_codes", axis=0)]
+    value = f"{output}_values"
+    if isinstance(form, Codebook):
+        nodes += [
+            made("Cast", [f"{output}_codes"], f"{output}_index", to=TensorProto.INT32),
+            *table(graph, name, form, f"{output}_index", value),
+        ]
+    else:
+        graph.constant(f"{name}_zeros", form.zero_points().numpy())
+        nodes += [
+            made("Gather", [f"{name}_zeros", index], f"{output}_zeros", axis=0),
+            *spread(graph, form, f"{output}_zeros", f"{output}_zeros_wide"),
+            made("Cast", [f"{output}_zeros_wide"], f"{output}_zeros_float", to=TensorProto.FLOAT),
+            made("Cast", [f"{output}_codes"], f"{output}_float", to=TensorProto.FLOAT),
+            made("Sub", [f"{output}_float", f"{output}_zeros_float"], value),
+        ]
+    if "scales" not in form.tensors():
+        return [*nodes, made("Identity", [value], output)]
+    graph.constant(f"{name}_scales", form.get_buffer("scales").numpy())
+    return [
+        *nodes,
+        made("Gather", [f"{name}_scales", index], f"{output}_scales", axis=0),
+        made("Cast", [f"{output}_scales"], f"{output}_scales_float", to=TensorProto.FLOAT),
+        *spread(graph, form, f"{output}_scales_float", f"{output}_scales_wide"),
+        made("Mul", [value, f"{output}_scales_wide"], output),
+    ]
+
+
+def spread(graph: Graph, form: Form, groups: str, output: str) -> list[onnx.NodeProto]:
+    """One number a group as one a column."""
+    columns, group = matrix_shape(form.shape)[1], int(form.settings["group"])
+    place = graph.constant(f"group_of_{columns}_by_{group}", np.arange(columns, dtype=np.int64) // group)
+    return [made("Gather", [groups, place], output, axis=-1)]
+
+
+def table(graph: Graph, name: str, form: Codebook, index: str, output: str) -> list[onnx.NodeProto]:
+    graph.constant(f"{name}_table", form.get_buffer("values").numpy())
+    return [
+        made("Cast", [f"{name}_table"], f"{output}_table", to=TensorProto.FLOAT),
+        made("Gather", [f"{output}_table", index], output, axis=0),
+    ]
+
+
+def half(form: Plain) -> Array:
+    """Values in a type that numpy has: bfloat16 has no place in it, and every one of its numbers is one of float32."""
+    values = form.get_buffer("values")
+    return (values.float() if values.dtype == torch.bfloat16 else values).numpy()
+
+
+# Anywhere else
+
+
+def dense_nodes(graph: Graph, name: str, form: Grid | Codebook | Plain) -> list[onnx.NodeProto]:
+    """Nodes that compute the whole weight."""
+    if isinstance(form, Plain):
+        graph.constant(f"{name}_stored", half(form))
+        return [made("Cast", [f"{name}_stored"], name, to=TensorProto.FLOAT)]
+    flat, rows_, columns = f"{name}_matrix", *matrix_shape(form.shape)
+    shape = graph.constant(f"{name}_shape", np.array(form.shape, np.int64))
+    codes = stored_codes(graph, name, form)
+    if isinstance(form, Grid):
+        group = min(int(form.settings["group"]), columns)
+        scales, nodes = scales_in_float(graph, name, form)
+        points = form.zero_points().numpy()
+        four = wide(int(form.settings["bits"])) == 4
+        zeros = graph.nibbles(f"{name}_zeros4", nibble_stream(points), points.shape) if four else graph.constant(f"{name}_zeros", points)
+        nodes = [*nodes, made("DequantizeLinear", [codes, scales, zeros], flat, axis=1, block_size=group)]
+    else:
+        nodes = [made("Cast", [codes], f"{name}_index", to=TensorProto.INT32), *table(graph, name, form, f"{name}_index", f"{name}_values")]
+        if "scales" in form.tensors():
+            scales, before = scales_in_float(graph, name, form)
+            nodes += [
+                *before,
+                *spread(graph, form, scales, f"{name}_scales_wide"),
+                made("Mul", [f"{name}_values", f"{name}_scales_wide"], flat),
+            ]
+        else:
+            nodes.append(made("Identity", [f"{name}_values"], flat))
+    assert prod(form.shape) == rows_ * columns
+    return [*nodes, made("Reshape", [flat, shape], name)]

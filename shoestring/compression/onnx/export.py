@@ -1,0 +1,288 @@
+"""Export: a model as it stands, packed weights included, as one ONNX file that onnxruntime runs.
+
+The weights are inputs of the program that torch traces, so that no step of it can fold them into dense constants; afterwards each is given
+its numbers in the form that it has (`emit`). The file is run in onnxruntime before it gets its name, and compared with the model.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shoestring.compression.forms.form import Form
+from shoestring.compression.place import decoded, forms_of
+from shoestring.core.batch import Batch, mapped
+from shoestring.core.errors import Mistake
+from shoestring.core.files import drafted
+from shoestring.core.private import recurrent_weights
+
+Forward = Callable[[nn.Module, Any], Any]
+OPSET = 21  # the first with numbers of 4 bits and scales in blocks
+TOLERANCE = 1e-4  # of the largest output, where all is computed in float32
+LARGEST = 2_000_000_000  # bytes that one ONNX file can hold
+NEEDED = ("onnx", "onnxscript", "onnxruntime")
+
+
+@dataclass(frozen=True)
+class Exported:
+    path: Path
+    bytes: int
+    tolerance: float  # what was promised of the difference
+    largest_difference: float  # on the batch, on it twice and on shorter sequences: by the largest output; of `fast`: of norms
+    notes: tuple[str, ...] = ()
+
+
+def exported(
+    model: nn.Module,
+    forward: Forward,
+    batch: Batch,
+    target: Path,
+    *,
+    dynamic: bool = True,
+    fast: bool = False,
+    calibration: Sequence[Batch] = (),
+) -> Exported:
+    """Write a model as ONNX. `forward(model, batch)` is how the job calls it: the batch's tensors are the inputs, all tensors in what
+    comes out the outputs. `dynamic`: the number of samples and the lengths stay open where the model allows it. `fast`: linear layers
+    compute in int8, smoothed with what `calibration` (or the batch) shows (see `fast.py`)."""
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
+        raise Mistake(f"ONNX is written and checked with packages that are not here ({', '.join(missing)}): pip install 'shoestring[onnx]'")
+    from shoestring.compression.onnx.check import compared
+    from shoestring.compression.onnx.fast import TOLERANCE as FAST_TOLERANCE
+    from shoestring.compression.onnx.fast import accelerated
+
+    named = dict(named_tensors(batch))
+    if not named:
+        raise Mistake("the batch holds no tensor, and only tensors can be inputs of an ONNX file: give a batch with a tensor in it")
+    model = model.eval()
+    graph, notes = traced(model, forward, batch, dynamic, dense=fast)
+    feeds = [flat_inputs(one) for one in (calibration or (batch,))]
+    tolerance = TOLERANCE
+    if fast:
+        graph, more = accelerated(graph, feeds)
+        tolerance, notes = FAST_TOLERANCE, [*notes, *more]
+    written = graph.SerializeToString()
+    if len(written) > LARGEST:
+        raise Mistake(f"the model takes {len(written):,} bytes, and one ONNX file holds {LARGEST:,}: compress it to fewer bits first")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with drafted(target) as draft:
+        draft.write_bytes(written)
+        largest = compared(draft, model, forward, batch, open_dimensions(graph), norm=fast)
+        if not largest <= tolerance:
+            raise Mistake(
+                f"onnxruntime's output differs from the model's by {largest:.1e} of it, more than {tolerance:.1e}: nothing was written; "
+                f"{'export without `fast`' if fast else 'keep the packed folder, which needs no export'}"
+            )
+    return Exported(target, len(written), tolerance, largest, tuple(notes))
+
+
+# Inputs and outputs by name
+
+
+def named_tensors(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Tensors in nested containers, with names that say where they were.
+
+    >>> [name for name, _ in named_tensors({"ids": torch.zeros(1), "states": (torch.zeros(1), [torch.zeros(1)])})]
+    ['ids', 'states_0', 'states_1_0']
+    """
+    if isinstance(value, Tensor):
+        yield name or "input", value
+    elif isinstance(value, Mapping):
+        for key, one in value.items():
+            yield from named_tensors(one, f"{name}_{key}".lstrip("_"))
+    elif isinstance(value, (tuple, list)):
+        keys = getattr(value, "_fields", range(len(value)))
+        for key, one in zip(keys, value, strict=True):
+            yield from named_tensors(one, f"{name}_{key}" if name else str(key) if hasattr(value, "_fields") else f"input_{key}")
+
+
+def flat_inputs(batch: Batch) -> dict[str, Tensor]:
+    return dict(named_tensors(batch))
+
+
+def filled(batch: Batch, tensors: Sequence[Tensor]) -> Batch:
+    """The batch with other tensors in it."""
+    left = iter(tensors)
+    return mapped(lambda leaf: next(left) if isinstance(leaf, Tensor) else leaf, batch)
+
+
+def outputs_of(result: Any) -> dict[str, Tensor]:
+    found = dict(named_tensors({"output": result} if isinstance(result, (Tensor, tuple, list)) else result))
+    if not found:
+        raise Mistake(
+            f"the forward gives {type(result).__name__} without a tensor in it, and only tensors can be outputs of an ONNX file: give "
+            f"a forward that returns tensors"
+        )
+    return {f"{name}_out" if name.startswith("weights_") else name: value for name, value in found.items()}
+
+
+# The trace
+
+
+class Called(nn.Module):
+    """The job's call of its model, of tensors alone."""
+
+    def __init__(self, model: nn.Module, forward: Forward, batch: Batch) -> None:
+        super().__init__()
+        self.model, self.call, self.batch = model, forward, batch
+
+    def forward(self, tensors: list[Tensor]) -> list[Tensor]:
+        with ExitStack() as stack:  # recurrent layers keep references to their weights: let them look up those of this call
+            for module in self.model.modules():
+                if isinstance(module, nn.RNNBase):
+                    stack.enter_context(recurrent_weights(module))
+            return list(outputs_of(self.call(self.model, filled(self.batch, tensors))).values())
+
+
+class WithWeights(nn.Module):
+    """The same with the weights as inputs."""
+
+    def __init__(self, called: Called, names: Sequence[str]) -> None:
+        super().__init__()
+        self.called, self.names = called, tuple(names)
+
+    def forward(self, tensors: list[Tensor], weights: list[Tensor]) -> list[Tensor]:
+        named = {f"model.{name}": weight for name, weight in zip(self.names, weights, strict=True)}
+        found: list[Tensor] = torch.func.functional_call(self.called, named, (tensors,))
+        return found
+
+
+def traced(model: nn.Module, forward: Forward, batch: Batch, dynamic: bool, dense: bool = False) -> tuple[Any, list[str]]:
+    """The model as an ONNX graph with its weights in their forms (`dense`: all in float32), and what is to be told of it."""
+    from shoestring.compression.onnx.emit import emit
+    from shoestring.compression.onnx.graph import Graph
+
+    forms = forms_of(model)
+    plain = decoded(copy.deepcopy(model))
+    for one in plain.modules():
+        if callable(change := getattr(one, "set_attn_implementation", None)):
+            change("eager")  # of transformers: half as many nodes, and onnxruntime knows the pattern
+            break
+    weights = {name: value.detach() for name, value in plain.named_parameters() if value.ndim > 1 or name in forms}
+    with torch.no_grad():
+        result = outputs_of(forward(plain, batch))
+    called = WithWeights(Called(plain, forward, batch), tuple(weights))
+    inputs = [doubled(one) if dynamic else one for _, one in named_tensors(batch)]
+    program = onnx_program(
+        called,
+        inputs,
+        list(weights.values()),
+        [open_shape(one) if dynamic else None for one in inputs],
+        [name for name, _ in named_tensors(batch)],
+        list(result),
+    )
+    graph = Graph(program)
+    asked = {name: open_shape(one) for name, one in zip(flat_inputs(batch), inputs, strict=True)}
+    notes: list[str] = []
+    for number, (name, value) in enumerate(weights.items()):
+        here = f"weights_{number}"
+        rename_input(graph, here, name)
+        form: Form | Tensor = value if dense or name not in forms else forms[name]
+        notes += emit(graph, name, form)
+    graph.fold_transposes(shared=False)
+    left = [one for one in graph.model.graph.input if one.name not in weights]
+    del graph.model.graph.input[:]
+    graph.model.graph.input.extend(left)
+    return graph.proto(), notes + ([told] if dynamic and (told := fixed_dimensions(left, asked)) else [])
+
+
+def rename_input(graph: Any, old: str, new: str) -> None:
+    for one in graph.model.graph.input:
+        if one.name == old:
+            one.name = new
+    for node in graph.nodes:
+        for place, name in enumerate(node.input):
+            if name == old:
+                node.input[place] = new
+
+
+def doubled(tensor: Tensor) -> Tensor:
+    """Two samples where there is one: torch takes a dimension of 1 for a fixed one."""
+    return torch.cat([tensor, tensor]) if tensor.ndim and len(tensor) == 1 else tensor
+
+
+def open_shape(tensor: Tensor) -> dict[int, Any] | None:
+    """Which dimensions torch is to leave open if it can: the samples, and the lengths of sequences (of numbers, or of vectors)."""
+    sequence = tensor.ndim == 3 or (tensor.ndim == 2 and not tensor.dtype.is_floating_point)
+    return {0: torch.export.Dim.AUTO, **({1: torch.export.Dim.AUTO} if sequence else {})} if tensor.ndim else None
+
+
+def onnx_program(
+    called: nn.Module, inputs: list[Tensor], weights: list[Tensor], shapes: list[Any], names: list[str], results: list[str]
+) -> Any:
+    """torch's own exporter, quiet; what it can't do is a Mistake that says what."""
+    fixed = [None] * len(weights)
+    weights_named = [f"weights_{number}" for number in range(len(weights))]
+    outputs = [f"{name}_result" if name in names else name for name in results]
+    with quiet():
+        try:
+            program = torch.export.export(called.eval(), (inputs, weights), dynamic_shapes=(shapes, fixed), strict=False)
+            written: Any = torch.onnx.export(program, (), dynamo=True, opset_version=OPSET, verbose=False, optimize=True,
+                                     input_names=[*names, *weights_named], output_names=outputs)
+        except Exception as error:
+            raise Mistake(
+                f"torch can't export this model to ONNX: {reason(error)}. Give a forward without it, or keep the packed folder, "
+                f"which needs no export"
+            ) from error
+    model = written.model_proto   # made anew whenever it is asked for
+    fix_dimensions(model, program, names)
+    return model
+
+
+def fix_dimensions(model: Any, program: torch.export.ExportedProgram, names: Sequence[str]) -> None:
+    """Write the sizes that the program needs into the model's inputs. A size that torch found to be fixed is still a symbol, which prints
+    as its number: the exporter takes it for an open one."""
+    places = {node.name: node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"}
+    needed = {name: places[place].shape for name, place in zip(names, program.graph_signature.user_inputs, strict=False)}
+    for one in model.graph.input:
+        for size, given in zip(one.type.tensor_type.shape.dim, needed.get(one.name, ()), strict=False):
+            if str(given).isdigit():
+                size.dim_value = int(str(given))
+
+
+def reason(error: BaseException) -> str:
+    """The innermost cause in a line: torch wraps it in several that only say which step failed."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {(lines or ['no text'])[0][:300]}"
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without what the exporter warns of: its missing packages and its own deprecations."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+def open_dimensions(model: Any) -> dict[str, tuple[int, ...]]:
+    """Of each input, the dimensions that may have any size."""
+    return {one.name: tuple(at for at, size in enumerate(one.type.tensor_type.shape.dim) if size.dim_param) for one in model.graph.input}
+
+
+def fixed_dimensions(inputs: Sequence[Any], asked: Mapping[str, Mapping[int, Any] | None]) -> str:
+    """What was to stay open (`asked`, by input) and did not."""
+    said = [
+        f"dimension {at} of {one.name} is fixed at {size.dim_value}"
+        for one in inputs
+        for at, size in enumerate(one.type.tensor_type.shape.dim)
+        if at in (asked.get(one.name) or {}) and not size.dim_param
+    ]
+    return f"{'; '.join(said)}: the model computes with that number" if said else ""

@@ -1,0 +1,148 @@
+"""A compressed model as a folder: its tensors, a sealed manifest, and beside them a report. It is there whole or not at all."""
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shoestring.compression.forms.form import Form
+from shoestring.compression.forms.kinds import KINDS
+from shoestring.compression.manifest import DTYPES, FORMAT, MANIFEST, TENSORS, VERSION, Stored, manifest, parts_of
+from shoestring.compression.place import decoded, placed
+from shoestring.core.errors import Mistake
+from shoestring.core.files import drafted
+from shoestring.core.regular import read_regular
+from shoestring.core.seal import Damaged, unsealed
+from shoestring.runs.tensors import TensorFile, Unreadable, write_tensors
+
+PIECE = 1 << 22   # bytes that are hashed at once
+
+
+def buffers_of(model: nn.Module) -> dict[str, Tensor]:
+    """What the model keeps beside its weights and saves (the statistics of batch norms), by name."""
+    saved = set(model.state_dict())
+    return {name: value for name, value in model.named_buffers() if name in saved and value.layout is torch.strided}
+
+
+def write_folder(target: Path, about: Mapping[str, Any], stored: Mapping[str, Stored], forms: Mapping[str, Form],
+                 buffers: Mapping[str, Tensor], files: Mapping[str, bytes] | None = None) -> int:
+    """Write tensors and manifest, and other `files` beside them; gives the bytes of the two. One that is there is not overwritten."""
+    if target.exists():
+        raise Mistake(f"{target} is there already: name another folder with --out, or remove it")
+    tensors = {f"{name}:{part}": tensor for name, form in forms.items() for part, tensor in form.tensors().items()}
+    tensors |= {f"{name}:buffer": value for name, value in buffers.items()}
+    with drafted(target, folder=True) as draft:
+        size = write_tensors(draft / TENSORS, tensors)
+        text = manifest(about, stored, buffers, file_digest(draft / TENSORS))
+        (draft / MANIFEST).write_bytes(text)
+        for name, content in (files or {}).items():
+            (draft / name).write_bytes(content)
+    return size + len(text)
+
+
+def file_digest(path: Path) -> str:
+    from shoestring.core.regular import regular
+
+    digest = hashlib.sha256()
+    with open(path, "rb", opener=regular) as file:
+        while piece := file.read(PIECE):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+class Packed:
+    """A folder that was read and checked: what is in it is what was written."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        if not folder.is_dir():
+            raise Mistake(f"{folder} is no folder: give one that `shoestring compress` wrote")
+        self.about = self.read_manifest()
+        try:
+            self.file = TensorFile(folder / TENSORS)
+        except (OSError, Unreadable) as error:
+            raise Mistake(f"{folder / TENSORS} can't be read ({error}): the folder is not whole; compress the model again") from error
+        if file_digest(folder / TENSORS) != self.about.get("tensors"):
+            raise Mistake(f"{folder / TENSORS} is damaged: its SHA-256 is not the one in the manifest; copy the folder again, or compress "
+                          f"the model again")
+        self.stored = {str(name): self.stored_as(str(name), entry) for name, entry in self.entries("weights").items()}
+        self.check_tensors()
+
+    def read_manifest(self) -> dict[str, Any]:
+        path = self.folder / MANIFEST
+        try:
+            about, ours = unsealed(read_regular(path))
+        except FileNotFoundError as error:
+            raise Mistake(f"{self.folder} has no {MANIFEST}: it is not a compressed model, or not whole") from error
+        except Damaged as error:
+            raise Mistake(f"{path} is damaged: {error}; copy the folder again, or compress the model again") from error
+        if about.get("format") != FORMAT or not ours:
+            raise Mistake(f"{path} is not the manifest of a compressed model")
+        if about.get("version") != VERSION:
+            raise Mistake(f"{path} is of version {about.get('version')}, and this shoestring reads version {VERSION}: update it")
+        return about
+
+    def entries(self, name: str) -> Mapping[str, Any]:
+        found = self.about.get(name)
+        if not isinstance(found, Mapping):
+            raise Mistake(f"{self.folder / MANIFEST} has no {name}: it is not whole")
+        return found
+
+    def stored_as(self, name: str, entry: Any) -> Stored:
+        """What a weight is said to be stored as; whatever can't be is refused."""
+        try:
+            kind, shape, settings = str(entry["kind"]), tuple(int(one) for one in entry["shape"]), dict(entry["settings"])
+            found = Stored((name, *map(str, entry.get("also", ()))), kind, shape, DTYPES[entry["dtype"]], settings)
+            if kind not in KINDS or min((0, *shape)) < 0:
+                raise ValueError(f"{kind} of {list(shape)}")
+            found.parts()
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise Mistake(f"{self.folder / MANIFEST} says of {name} what can't be ({type(error).__name__}: {error})") from error
+        return found
+
+    def check_tensors(self) -> None:
+        wanted = {name: (part.dtype, part.shape) for name, part in parts_of(self.stored, {}).items()}
+        buffers = {f"{name}:buffer" for name in self.about.get("buffers", ())}
+        there = {name: (entry.dtype, entry.shape) for name, entry in self.file.entries.items() if name not in buffers}
+        if there != wanted or not buffers <= set(self.file.entries):
+            name = next((one for one in (*wanted, *there, *buffers) if there.get(one) != wanted.get(one)), "a buffer")
+            raise Mistake(f"{self.folder / MANIFEST} and {TENSORS} disagree about {name}: {wanted.get(name)} against {there.get(name)}")
+
+    def forms(self) -> dict[str, Form]:
+        found = {}
+        for name, one in self.stored.items():
+            tensors = {part.removeprefix(f"{name}:"): self.file[part] for part in one.parts()}
+            found[name] = KINDS[one.kind](one.shape, one.dtype, one.settings, tensors)
+        return found
+
+    def fill(self, model: nn.Module) -> nn.Module:
+        """The model, made anew and cut as the manifest says, with what is stored in the place of its weights."""
+        own = dict(model.named_parameters(remove_duplicate=False))
+        theirs = {alias: one for one in self.stored.values() for alias in one.names}
+        floating = {name for name, value in own.items() if value.is_floating_point()}
+        if floating != set(theirs):
+            missing, extra = sorted(floating - set(theirs)), sorted(set(theirs) - floating)
+            what = f"{missing[0]} is not in the folder" if missing else f"it has no {extra[0]}"
+            raise Mistake(f"the model is not the one that was compressed: {what}")
+        for name, one in theirs.items():
+            if tuple(own[name].shape) != one.shape:
+                raise Mistake(f"the model is not the one that was compressed: {name} has the shape {list(own[name].shape)} there, "
+                              f"and {list(one.shape)} in the folder")
+        forms = self.forms()
+        for name, one in self.stored.items():   # a model that does not tie what was tied
+            for alias in one.names:
+                if own[alias] is not own[name]:
+                    forms[alias] = forms[name]
+        placed(model, forms)
+        buffers = dict(model.named_buffers())
+        for name in self.about["buffers"]:
+            value = self.file[f"{name}:buffer"]
+            if name not in buffers or buffers[name].shape != value.shape:
+                raise Mistake(f"the model is not the one that was compressed: its buffer {name} is missing or has another shape")
+            buffers[name].data = value
+        model.eval().requires_grad_(False)
+        return decoded(model) if self.about.get("decoded") else model

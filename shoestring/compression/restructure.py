@@ -1,0 +1,73 @@
+"""Techniques that change a model's structure: what follows of them is a study of the smaller model, compared with the original."""
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, ClassVar
+
+from torch import nn
+
+from shoestring.compression.forms.form import Plain
+from shoestring.compression.pack import buffers_of
+from shoestring.compression.study import Study
+from shoestring.compression.technique import STRUCTURE, Compressed, CompressTechnique, ModelCost, Offer
+from shoestring.compression.timing import Clock, latency
+from shoestring.core.errors import Mistake
+from shoestring.core.technique import text
+
+
+class Restructure(CompressTechnique, ABC):
+    """Abstract: `changed` gives the smaller model and how it is made again."""
+
+    seam: ClassVar[str] = "structure"
+    order: ClassVar[int] = STRUCTURE
+
+    @abstractmethod
+    def changed(self, study: Study) -> tuple[nn.Module, Mapping[str, Any]]:
+        """A smaller model, the given one stays as it is; and the edit that makes its structure of a fresh model."""
+
+    def cost(self, cost: ModelCost, /) -> ModelCost:
+        study = self.studied(cost.study)
+        clock = Clock(latency(study.model, study.forward, cost.sample)) if study is not cost.study else cost.clock
+        known = study.__dict__.setdefault("clock", clock)   # of one model, once
+        edits = [*cost.about.get("edits", ()), *study.edits]
+        return replace(cost, study=study, clock=known, offers=plain_offers(study), buffers=buffers_of(study.model),
+                       about={**cost.about, "edits": edits})
+
+    def studied(self, study: Study) -> Study:
+        """The study of the smaller model, made once."""
+        key = text(self)
+        if key not in study.derived:
+            model, edit = self.changed(study)
+            study.derived[key] = Study(model, study.forward, study.batches, study.others, study.measure,
+                                       original=study.original if study.original is not None else study.model, edits=(edit,))
+        return study.derived[key]
+
+    def refusal(self, cost: ModelCost, /) -> str:
+        try:
+            self.studied(cost.study)
+        except Mistake as error:
+            return str(error)
+        return ""
+
+    def apply(self, subject: Compressed, /) -> Compressed:
+        study = self.studied(subject.study)
+        return replace(subject, model=copy.deepcopy(study.model), study=study, edits=(*subject.edits, *study.edits))
+
+    @classmethod
+    def choices(cls, cost: ModelCost, /) -> tuple[CompressTechnique, ...]:   # type: ignore[override]
+        return ()   # what it damages is mended by healing alone, which the user allows: it is for who asks
+
+
+def plain_offers(study: Study) -> dict[str, tuple[Offer, ...]]:
+    """Every weight as it is; one that was cut to zeros, without them."""
+    found: dict[str, tuple[Offer, ...]] = {}
+    for weight in study.weights:
+        make = partial(study.zeroed, weight, Plain.of) if weight.name in study.masks else partial(Plain.of, study.values[weight.name])
+        label = study.form(weight, "plain", make)
+        study.damages[weight.name, label] = 0.0
+        found[weight.name] = (Offer("", label, study.ways[weight.name, label]),)
+    return found

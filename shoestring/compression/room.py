@@ -1,0 +1,164 @@
+"""The compression room: what the chooser chooses among, and how a candidate is confirmed by really compressing the model."""
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+from torch import nn
+
+from shoestring.compression.allocate import Allocation
+from shoestring.compression.catalogue import CATALOGUE, clash
+from shoestring.compression.decode import finished
+from shoestring.compression.fidelity import Fidelity, fidelity, outputs
+from shoestring.compression.manifest import numbers_bytes
+from shoestring.compression.pack import buffers_of
+from shoestring.compression.restructure import plain_offers
+from shoestring.compression.source import Samples, Source
+from shoestring.compression.study import Study
+from shoestring.compression.technique import Compressed, CompressTechnique, ModelCost, Offer
+from shoestring.compression.timing import Clock, latency, one_sample
+from shoestring.core.batch import Batch
+from shoestring.core.budget import Budget
+from shoestring.core.errors import Mistake, OverBudget
+from shoestring.core.exactness import Exactness
+from shoestring.core.figures import Quantity
+from shoestring.core.technique import applied, described, in_order, parsed
+from shoestring.planning.choose import Choice, Chooser, asked_for, conflict
+from shoestring.planning.room import Candidate, Room, named
+
+DAMAGE = Quantity("damage", "damage", "share")
+SIZE = Quantity("size_bytes", "size")
+TRIES = 4          # allocations for a quality floor, each corrected by what the last one really did
+
+
+@dataclass(frozen=True)
+class CompressPlan:
+    """Techniques, which weight is stored how, and the figures that this leads to."""
+
+    techniques: tuple[CompressTechnique, ...]
+    exactness: Exactness
+    known: Mapping[str, float]
+    cost: ModelCost = field(repr=False, compare=False)
+    first: Study = field(repr=False, compare=False)                  # of the model as it was given
+    checked: Fidelity | None = field(default=None, compare=False)   # really measured, on batches that calibration did not see
+
+    def numbers(self) -> Mapping[str, float]:
+        return self.known
+
+    @property
+    def allocation(self) -> Allocation[Offer]:
+        found = self.cost.allocation
+        assert found is not None, "a cost has one"
+        return found
+
+    def made(self) -> Compressed:
+        """The model, compressed: a copy."""
+        return compressed(self.techniques, self.cost, self.first)
+
+    def as_json(self) -> dict[str, Any]:
+        told = [described(one) | {"why": one.why} for one in self.techniques]
+        return {"techniques": told, "exactness": self.exactness.word, **self.known, "layers": self.layers(),
+                "frontier": self.cost.frontier()}
+
+    def layers(self) -> list[dict[str, Any]]:
+        return [{"name": name, "technique": one.what.technique, "form": one.what.stored.kind, "bits": one.what.bits,
+                 "bytes": numbers_bytes(one.what.stored), "shape": list(one.what.stored.shape), "damage": one.damage}
+                for name, one in self.allocation.items()]
+
+    def __str__(self) -> str:
+        return named(self.techniques)
+
+
+class CompressRoom(Room[CompressTechnique, ModelCost, CompressPlan]):
+    catalogue = CATALOGUE
+    good: ClassVar[str] = "good"
+    better: ClassVar[str] = "better"
+    worse: ClassVar[str] = "worse"
+    real: ClassVar[str] = "when the model is really compressed"
+    phrases: ClassVar[Mapping[str, str]] = {"size_bytes": "{}", "latency_seconds": "{} an answer", "quality": "fidelity {}",
+                                            "damage": "damage {}"}
+
+    def __init__(self, cost: ModelCost, checked: Sequence[Batch], original: nn.Module,
+                 catalogue: Sequence[type[CompressTechnique]]) -> None:
+        budget, self.first = cost.wanted, cost.study
+        self.objective = SIZE if budget.size is None and budget.quality is not None else DAMAGE
+        self.budget, self.batches, self.original, self.catalogue = budget, checked, original, tuple(catalogue)
+        self.wanted: Any = None
+
+    def sketched(self, one: Candidate[CompressTechnique, ModelCost]) -> CompressPlan:
+        return CompressPlan(one.techniques, one.exactness, one.known, one.cost, self.first)
+
+    def confirmed(self, one: Candidate[CompressTechnique, ModelCost]) -> CompressPlan:
+        """The model really compressed, and compared with the original. A quality floor that sums of damages only seemed to keep is asked
+        for
+        once more, with damages corrected by how far off they were."""
+        cost = one.cost
+        for _ in range(TRIES):
+            found = self.compared(one.techniques, cost)
+            known = {**cost.known, "quality": found.mean, "damage": found.damage}
+            plan = CompressPlan(one.techniques, one.exactness, known, cost, self.first, found)
+            sum_of = cost.known["damage"] - cost.study.base.damage
+            if self.budget.size is not None or self.budget.quality is None or found.mean >= self.budget.quality or sum_of <= 0:
+                return plan
+            cost = replace(cost, factor=cost.factor * max(1.02, (found.damage - cost.study.base.damage) / sum_of))
+        return plan
+
+    def compared(self, techniques: Sequence[CompressTechnique], cost: ModelCost) -> Fidelity:
+        study = cost.study
+        if self.wanted is None:
+            self.wanted = outputs(self.original, study.forward, self.batches)
+        made = compressed(techniques, cost, self.first)
+        return fidelity(outputs(made.model, study.forward, self.batches), self.wanted, study.measure)
+
+    def clash(self, one: CompressTechnique, other: CompressTechnique) -> str:
+        return clash(one, other)
+
+    def concerns(self, kind: type[CompressTechnique]) -> bool:
+        return kind.seam == "storage"
+
+    def hint(self) -> str:
+        return "; --heal 10m lets the small model learn from the original afterwards" if self.budget.quality is not None else ""
+
+
+def plain_cost(source: Source, given: Samples, budget: Budget, measure: str) -> ModelCost:
+    """What the model costs as it is."""
+    study = Study(source.model, source.job.forward, given.calibration, given.checked, measure)
+    sample = one_sample(given.unseen[0])
+    clock = Clock(latency(source.model, source.job.forward, sample))
+    return ModelCost(study, clock, budget, buffers_of(source.model), sample, source.about, plain_offers(study))
+
+
+def compressed(techniques: Sequence[CompressTechnique], cost: ModelCost, first: Study) -> Compressed:
+    """The model of the first study with these techniques: a copy, the given one stays as it is."""
+    allocation = cost.allocation
+    assert allocation is not None, "a cost has one"
+    forms = {name: one.what.way.form for name, one in allocation.items() if one.what.technique == ""}
+    return finished(applied(techniques, Compressed(copy.deepcopy(first.model), first, allocation, forms)))
+
+
+@dataclass(frozen=True)
+class CompressOutcome:
+    chosen: CompressPlan
+    plain: CompressPlan
+    choice: Choice[CompressPlan] | None      # None: the techniques were given
+
+
+def planned(cost: ModelCost, original: nn.Module, checked: Sequence[Batch], use: Sequence[str | CompressTechnique] | None = None,
+            catalogue: Sequence[type[CompressTechnique]] = CATALOGUE) -> CompressOutcome:
+    """The best plan within the budget, or exactly the techniques that are asked for. Raises OverBudget with the nearest."""
+    budget = cost.wanted
+    room = CompressRoom(cost, checked, original, catalogue)
+    plain = room.confirmed(asked_for((), cost))
+    if use is None:
+        choice = Chooser(room, cost).choice(budget, (Exactness.CHANGED,), known=(plain,))
+        return CompressOutcome(choice.chosen, plain, choice)
+    techniques = in_order(parsed(one, catalogue) if isinstance(one, str) else one for one in use)
+    if reason := conflict(room, techniques):
+        raise Mistake(f"{named(techniques)} can't be combined: {reason}")
+    chosen = room.confirmed(asked_for(techniques, replace(cost, forced=True)))
+    if broken := budget.broken(chosen.numbers()):
+        raise OverBudget(f"{chosen} does not keep the budget: {'; '.join(map(str, broken))}; leave --use out to let shoestring choose",
+                         chosen)
+    return CompressOutcome(chosen, plain, None)

@@ -1,0 +1,152 @@
+"""What is to be compressed: the trained model of a run, or of a job, and batches to look at it with."""
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from shoestring.core.batch import Batch, moved, samples
+from shoestring.core.errors import Mistake
+from shoestring.core.job import Job
+from shoestring.data.feed import looking
+from shoestring.jobfile import BUILT_IN, job_path, loaded_job
+from shoestring.runs.export import best_weights, checkpoint_of, named_weights, newer_weights
+from shoestring.runs.folder import Folder, source_of
+from shoestring.runs.initial_weights import fresh_model
+
+CALIBRATION = 256    # samples that are looked at
+CHECKED = 256        # that plans are confirmed with,
+UNSEEN = 1024        # and that only the report is measured on
+
+
+@dataclass(frozen=True)
+class Source:
+    """A trained model with its job."""
+
+    job: Job
+    model: nn.Module
+    about: Mapping[str, Any]     # how the model is made again, for the manifest
+    notes: tuple[str, ...]       # what the user should know
+    name: str                    # of the folder that is written, if nothing else is said
+
+
+def is_run(path: str) -> bool:
+    return (Path(path) / "run.json").exists()
+
+
+def opened(path: str, flags: Mapping[str, Any], best: bool = True) -> Source:
+    """A run, with the weights that were best in validation or the newest, or a job with its own weights."""
+    return from_run(Folder(Path(path)), best) if is_run(path) else from_job(path, flags)
+
+
+def from_job(path: str, flags: Mapping[str, Any]) -> Source:
+    job = loaded_job(job_path(path), dict(flags))
+    notes = () if job.weights else (UNTRAINED.format(Path(path).name),)
+    return Source(job, prepared(fresh_model(job)), about(Path(job_path(path)), flags), notes, Path(path).stem)
+
+
+UNTRAINED = ("{} names no weights, so the model is compressed as the job's factory makes it; if that is untrained, give the folder of a "
+             "run of it instead, or Job(weights=...)")
+
+
+def from_run(folder: Folder, best: bool) -> Source:
+    request = folder.request()
+    if request is None:
+        raise Mistake(f"{folder.path} is not a run of shoestring: give the folder that `shoestring train` named, or a job")
+    file = source_of(folder)
+    job = loaded_job(file, dict(request.flags))
+    notes: list[str] = []
+    try:
+        checkpoint = best_weights(folder) if best else checkpoint_of(folder, None)
+    except Mistake:
+        checkpoint = checkpoint_of(folder, None)
+        if newer := newer_weights(folder, checkpoint):
+            notes.append(newer)
+    model = fresh_model(job)
+    own = model.state_dict()
+    weights = named_weights(checkpoint, frozenset(own))
+    missing = [name for name in own if name not in weights]
+    if missing:
+        raise Mistake(f"the checkpoint of step {checkpoint.step} has no {missing[0]}, which the job's model has: the job changed")
+    with torch.no_grad():
+        for name, value in own.items():
+            flat, place = value.reshape(-1), 0
+            assert flat.data_ptr() == value.data_ptr() or not value.numel(), "a model's own tensors lie together"
+            for piece in weights[name].pieces():
+                flat[place:place + piece.numel()] = piece.reshape(-1).to(value.dtype)
+                place += piece.numel()
+    return Source(job, prepared(model), about(file, request.flags), tuple(notes), folder.path.name)
+
+
+def prepared(model: nn.Module) -> nn.Module:
+    return model.eval().requires_grad_(False)
+
+
+def about(file: Path, flags: Mapping[str, Any]) -> dict[str, Any]:
+    """How a job is named in a manifest: its file, or its built-in name, what it held, and its flags."""
+    built_in = next((name for name in BUILT_IN if Path(job_path(name)) == file), "")
+    return {"job": {"file": built_in or str(file.resolve()), "sha256": hashlib.sha256(file.read_bytes()).hexdigest(), "flags": dict(flags)},
+            "edits": [], "decoded": False}
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Batches for three uses, none in two of them."""
+
+    calibration: list[Batch]
+    checked: list[Batch]
+    unseen: list[Batch]
+    notes: tuple[str, ...]
+
+
+def samples_of(job: Job, unseen: int = UNSEEN) -> Samples:
+    """Calibration from the training data; what is confirmed and reported on from the held-out data, or, without those, from further
+    training batches of the same round."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+    def taken(batches: Iterator[Batch], count: int) -> list[Batch]:
+        found: list[Batch] = []
+        while sum(map(counted, found)) < count and (batch := next(batches, None)) is not None:
+            found.append(moved(batch, device))
+        return found
+
+    with looking(job) as feed:
+        batches = one_round(feed)
+        calibration = taken(batches, CALIBRATION)
+        beside = [] if job.held_out is not None else taken(batches, CHECKED + unseen)
+    notes: list[str] = []
+    if job.held_out is not None:
+        with looking(job, data=job.held_out) as feed:
+            beside = taken(one_round(feed), CHECKED + unseen)
+    if not calibration or (not beside and len(calibration) < 3):
+        raise Mistake(f"the job's data gave {len(calibration)} batches in a round: compressing needs some to calibrate with and others to "
+                      f"measure on; give the Job smaller batches, or held_out=lambda: batches")
+    if len(beside) < 2:
+        third = max(1, len(calibration) // 3)
+        beside = [*calibration[-2 * third:], *beside]
+        calibration = calibration[:-2 * third]
+    part = max(1, min(len(beside) // 4, -(-CHECKED // max(counted(beside[0]), 1))))
+    told = sum(map(counted, beside[part:]))
+    if told < 200:
+        notes.append(f"fidelity is measured on {told} samples that nothing was chosen by: a small number; give the Job more data, or "
+                     f"held_out")
+    return Samples(calibration, beside[:part], beside[part:], tuple(notes))
+
+
+def one_round(feed: Any) -> Iterator[Batch]:
+    for batch in feed:
+        if feed.epoch:
+            return
+        yield batch
+
+
+def counted(batch: Batch) -> int:
+    try:
+        return samples(batch)
+    except Mistake:
+        return 1

@@ -1,0 +1,69 @@
+"""Gates that are exactly zero or one with a probability that can be trained: L0 regularization.
+
+    u ~ U(0, 1)    s = sigmoid((log u - log(1 - u) + log alpha) / beta)    z = min(1, max(0, s (zeta - gamma) + gamma))
+    P(z != 0) = sigmoid(log alpha - beta log(-gamma / zeta))               the penalty is lambda times the sum of it
+    after training:  z = min(1, max(0, sigmoid(log alpha) (zeta - gamma) + gamma))
+
+with beta = 2/3, gamma = -0.1, zeta = 1.1; a layer computes with w z. Louizos, Welling, Kingma 2018, Learning Sparse Neural Networks
+through L0 Regularization, arXiv 1712.01312.
+"""
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from shoestring.compression.sparse.gate import TrainedGate
+
+BETA, GAMMA, ZETA = 2 / 3, -0.1, 1.1
+OPEN = math.log(0.9 / 0.1)         # log alpha of every gate at first: a dropout rate of 0.1
+CLOSED = math.log(-GAMMA / ZETA)   # where log alpha is not above this, about -2.4, the gate is closed after training
+SURE = 1e-6                        # nearest that a draw comes to 0 and 1
+
+
+def sampled_gate(log_alpha: Tensor, u: Tensor) -> Tensor:
+    """z for u uniform in (0, 1).
+
+    >>> sampled_gate(torch.zeros(3), torch.tensor([0.1, 0.5, 0.9]))
+    tensor([0.0000, 0.5000, 1.0000])
+    """
+    s = torch.sigmoid((torch.logit(u) + log_alpha) / BETA)
+    return (s * (ZETA - GAMMA) + GAMMA).clamp(0, 1)
+
+
+def open_probability(log_alpha: Tensor) -> Tensor:
+    """P(z != 0)."""
+    return torch.sigmoid(log_alpha - BETA * math.log(-GAMMA / ZETA))
+
+
+def settled_gate(log_alpha: Tensor) -> Tensor:
+    """z after training."""
+    return (torch.sigmoid(log_alpha) * (ZETA - GAMMA) + GAMMA).clamp(0, 1)
+
+
+class HardConcrete(TrainedGate):
+    """A gate for every number of a weight."""
+
+    noise: Tensor
+
+    def __init__(self, weight: Tensor, pace: float) -> None:
+        super().__init__(weight, pace, OPEN)
+        self.register_buffer("noise", torch.full_like(weight, 0.5), persistent=False)
+
+    def draw(self) -> None:
+        self.noise.uniform_(SURE, 1 - SURE)
+
+    def forward(self, weight: Tensor) -> Tensor:
+        if not self.training:
+            return self.settled(weight)
+        return weight * sampled_gate(self.trained, self.noise) if self.noisy else weight * self.mask
+
+    def rule(self, weight: Tensor) -> Tensor:
+        return settled_gate(self.trained)
+
+    def scores(self, weight: Tensor) -> Tensor:
+        return self.trained.detach() - CLOSED
+
+    def penalty(self, weight: Tensor) -> Tensor:
+        return open_probability(self.trained).sum()

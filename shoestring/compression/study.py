@@ -1,0 +1,247 @@
+"""What is known of a model before it is compressed: how it uses its weights, and what damage it does to store one of them in another way.
+
+A calibration looks at some batches once: outputs, and second moments of the inputs of every weight. The damage of a form is then
+
+    error = sum over rows of (w - q) M (w - q)^T      what the layer computes differently, by arithmetic
+    damage = sensitivity * error                      of the model's outputs; the sensitivity of a weight is measured once
+
+and of those forms that an allocation takes, the damage is measured itself: the model runs with this one weight stored so.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shoestring.compression.fidelity import Fidelity, Forward, fidelity, outputs
+from shoestring.compression.forms.form import Form
+from shoestring.compression.forms.grid import Grid, matrix_shape
+from shoestring.compression.forms.sparse import Sparse
+from shoestring.compression.manifest import Stored
+from shoestring.compression.rounding import Rounded, Setting, rounded
+from shoestring.compression.weights import Usage, Weight, looking_at, weights_of
+from shoestring.core.batch import Batch, samples, split
+from shoestring.core.errors import Mistake
+
+PROBE = Setting(4, 64)      # the grid by which a weight's sensitivity is measured
+PROBED = 32                 # samples on which single weights are tried
+LOOKED_AT = 4096            # rows of a table by which the error of a grid is estimated, before it is made of all of them
+NOTHING = 1e-12             # damage below this is rounding of the outputs
+
+
+@dataclass
+class Way:
+    """A way to store a weight, whose form is made when it is needed."""
+
+    stored: Stored
+    error: float                          # estimated
+    make: Callable[[], Form]
+
+    @cached_property
+    def form(self) -> Form:
+        return self.make()
+
+
+@dataclass
+class Study:
+    """Of one model on some batches. `original`: the model whose outputs count, where this one was cut already."""
+
+    model: nn.Module
+    forward: Forward
+    batches: Sequence[Batch]                # calibration
+    others: Sequence[Batch]                 # damages are measured on: rounding knows the first ones, and looks too good there
+    measure: str = "cosine"
+    original: nn.Module | None = None
+    ways: dict[tuple[str, str], Way] = field(default_factory=dict)         # by the weight's name and a label of the form
+    damages: dict[tuple[str, str], float] = field(default_factory=dict)    # measured, by the same
+    masks: Mapping[str, Tensor] = field(default_factory=dict)              # of weights that were cut to zeros: what is left
+
+    seed: int | None = None                                                # that those masks follow from, if they do
+    edits: tuple[Mapping[str, Any], ...] = ()                              # how this model was made of the one it was before
+    derived: dict[str, Study] = field(default_factory=dict)                # studies of models that techniques made of this one
+
+    def __post_init__(self) -> None:
+        self.model.eval().requires_grad_(False)
+
+    @cached_property
+    def weights(self) -> tuple[Weight, ...]:
+        return weights_of(self.model)
+
+    @cached_property
+    def values(self) -> dict[str, Tensor]:
+        return dict(self.model.named_parameters(remove_duplicate=False))
+
+    @cached_property
+    def usage(self) -> dict[str, Usage]:
+        """How weights are used on all batches."""
+        with torch.no_grad(), looking_at(self.model, self.weights) as usage:
+            for batch in self.batches:
+                self.forward(self.model, batch)
+        return usage
+
+    @cached_property
+    def probe(self) -> list[Batch]:
+        """The batches on which single weights are tried: some samples of each, so that there are short ones and long ones."""
+        share = max(1, PROBED // len(self.others))
+        return [a_part(batch, share) for batch in self.others[:PROBED]]
+
+    @cached_property
+    def wanted(self) -> list[Tensor]:
+        """The outputs of the model itself on the probe."""
+        found = outputs(self.model, self.forward, self.probe)
+        again = outputs(self.model, self.forward, self.probe[:1])
+        if not torch.equal(found[0], again[0]):
+            raise Mistake("the model gives other outputs for the same batch when it is called again: what a smaller one does to them can't "
+                          "be told from chance; let it draw nothing and keep nothing in eval mode")
+        return found
+
+    @cached_property
+    def base(self) -> Fidelity:
+        """How close the model is to the original before any weight of it is stored otherwise."""
+        if self.original is None or self.original is self.model:
+            return Fidelity(1.0, 1.0, 0)
+        return fidelity(outputs(self.model, self.forward, self.others), outputs(self.original, self.forward, self.others), self.measure)
+
+    # Forms
+
+    def grids(self, weight: Weight, settings: Sequence[Setting]) -> list[str]:
+        """The labels of a weight on grids, all rounded at once."""
+        labels = [f"grid {setting.bits}/{setting.group}" for setting in settings]
+        missing = [setting for setting, label in zip(settings, labels, strict=True) if (weight.name, label) not in self.ways]
+        rows, columns = matrix_shape(weight.shape)
+        value = self.values[weight.name].reshape(rows, columns)
+        if missing and self.moment(weight) is None and rows > LOOKED_AT and self.mask(weight) is None:
+            few = value[:: -(-rows // LOOKED_AT)]
+            for setting, one in zip(missing, rounded(few, missing), strict=True):
+                self.add(weight, self.gridded(weight, setting), one.error * rows / len(few),
+                         lambda setting=setting: grid_form(weight, setting, rounded(value, [setting])[0]))  # type: ignore[misc]
+        elif missing:
+            for setting, one in zip(missing, rounded(value, missing, self.moment(weight), self.mask(weight)), strict=True):
+                form = grid_form(weight, setting, one)
+                self.add(weight, self.gridded(weight, setting), self.error(weight, form), lambda form=form: form)  # type: ignore[misc]
+        return labels
+
+    def gridded(self, weight: Weight, setting: Setting) -> tuple[str, Stored]:
+        return (f"grid {setting.bits}/{setting.group}",
+                Stored(weight.names, Grid.kind, weight.shape, weight.dtype, {"bits": setting.bits, "group": setting.group}))
+
+    def add(self, weight: Weight, what: tuple[str, Stored], error: float, make: Callable[[], Form]) -> None:
+        self.ways[weight.name, what[0]] = Way(what[1], error, make)
+
+    def form(self, weight: Weight, label: str, make: Callable[[], Form]) -> str:
+        """The label of a weight in a form, made once."""
+        if (weight.name, label) not in self.ways:
+            form = make()
+            stored = Stored(weight.names, form.kind, weight.shape, weight.dtype, form.settings)
+            self.add(weight, (label, stored), self.error(weight, form), lambda: form)
+        return label
+
+    def zeroed(self, weight: Weight, inner: Callable[[Tensor], Form]) -> Form:
+        """A weight that was cut to zeros: the mask, or what it follows from, and a form of what is left."""
+        value, mask = self.values[weight.name], self.masks[weight.name]
+        return Sparse.of(value, inner, mask) if self.seed is None else Sparse.of_seed(value, inner, int(mask.sum()), self.seed)
+
+    def moment(self, weight: Weight) -> Tensor | None:
+        """The second moment of its inputs; None of one that is looked up, or used in a way that is not known."""
+        usage = self.usage[weight.name]
+        columns = matrix_shape(weight.shape)[1]
+        return usage.moment if usage.moment is not None and len(usage.moment) == columns else None
+
+    def mask(self, weight: Weight) -> Tensor | None:
+        found = self.masks.get(weight.name)
+        return None if found is None else found.reshape(matrix_shape(weight.shape))
+
+    def error(self, weight: Weight, form: Form) -> float:
+        """What is off in a form, in the metric of the weight's inputs."""
+        off = (form.dense() - self.values[weight.name]).float().reshape(matrix_shape(weight.shape))
+        moment = self.moment(weight)
+        if moment is None:
+            return float(off.double().square().sum())
+        return float(((off @ moment) * off).double().sum() / max(self.usage[weight.name].inputs, 1))
+
+    # Damage
+
+    def damage(self, weight: Weight, label: str) -> float:
+        """Of a form that was made: measured, or by the weight's sensitivity."""
+        if (known := self.damages.get((weight.name, label))) is not None:
+            return known
+        if not weight.is_matrix:
+            return self.together(label)
+        return self.sensitivity(weight) * self.ways[weight.name, label].error
+
+    def sensitivity(self, weight: Weight) -> float:
+        """Damage for every unit of error."""
+        label = f"grid {PROBE.bits}/{PROBE.group}"
+        self.grids(weight, [PROBE])
+        error = self.ways[weight.name, label].error
+        return self.measured(weight, label) / error if error > 0 else 0.0
+
+    def measured(self, weight: Weight, label: str) -> float:
+        """The damage of this one weight stored so, on the probe."""
+        key = weight.name, label
+        if key not in self.damages:
+            if not self.usage[weight.name].calls and not self.changes(weight):
+                self.damages[key] = 0.0
+            else:
+                wanted = self.wanted   # before anything is swapped
+                with swapped(self.values[weight.name], self.ways[key].form.dense()):
+                    found = fidelity(outputs(self.model, self.forward, self.probe), wanted, self.measure)
+                self.damages[key] = found.damage if found.damage > NOTHING else 0.0
+        return self.damages[key]
+
+    def together(self, label: str) -> float:
+        """The damage of vectors (biases, norms), which is too small to be measured of each: of all that are in this form, by their
+        number."""
+        if ("", label) not in self.damages:
+            vectors = [weight for weight in self.weights if not weight.is_matrix and (weight.name, label) in self.ways]
+            wanted = self.wanted
+            with ExitStack() as stack:
+                for weight in vectors:
+                    stack.enter_context(swapped(self.values[weight.name], self.ways[weight.name, label].form.dense()))
+                found = fidelity(outputs(self.model, self.forward, self.probe), wanted, self.measure)
+            self.damages["", label] = max(found.damage, 0.0) / max(len(vectors), 1)
+        return self.damages["", label]
+
+    def changes(self, weight: Weight) -> bool:
+        """Whether a weight that no function was seen to use changes the outputs (a custom operation, the weights of an LSTM)."""
+        return self.matters[weight.name]
+
+    @cached_property
+    def matters(self) -> dict[str, bool]:
+        """Of every weight, whether outputs have a gradient by it or another output without it."""
+        found, wanted = {}, self.wanted
+        for weight in self.weights:
+            if self.usage[weight.name].calls:
+                found[weight.name] = True
+                continue
+            with swapped(self.values[weight.name], self.values[weight.name] * 1.5 + 0.01):
+                found[weight.name] = not torch.equal(outputs(self.model, self.forward, self.probe[:1])[0], wanted[0])
+        return found
+
+
+def grid_form(weight: Weight, setting: Setting, one: Rounded) -> Form:
+    return Grid.of(one.codes, one.scales, one.zeros, setting.bits, setting.group, weight.shape, weight.dtype)
+
+
+def a_part(batch: Batch, count: int) -> Batch:
+    """Some samples of a batch; all of it, if it can't be cut."""
+    try:
+        return split(batch, max(1, samples(batch) // count))[0]
+    except Mistake:
+        return batch
+
+
+@contextmanager
+def swapped(weight: Tensor, value: Tensor) -> Iterator[None]:
+    """While inside, a weight has other numbers. It stays the same parameter: whoever holds it sees them."""
+    before = weight.data
+    weight.data = value.to(weight.dtype)
+    try:
+        yield
+    finally:
+        weight.data = before

@@ -1,0 +1,195 @@
+"""Techniques of compression: their subject is a model, and a `ModelCost` is what it costs: bytes, latency, damage.
+
+There are four kinds, and they stand in this order:
+
+    structure   changes the model into a smaller ordinary one: fewer heads, neurons, layers; two thin matrices for a wide one
+    zeros       sets weights to zero
+    storage     offers every weight forms to be stored in; which weight gets which is the allocator's business
+    running     how the packed model runs
+
+So two techniques of storage together are more options for every weight, and storage after structure packs what is left.
+"""
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import prod
+from typing import Any, ClassVar, Self
+
+from torch import Tensor, nn
+
+from shoestring.compression.allocate import Allocation, Option, fewest_bytes, frontier, least_damage, total
+from shoestring.compression.forms.form import Form
+from shoestring.compression.manifest import Stored, fixed_bytes, folder_bytes, numbers_bytes, stored_bytes
+from shoestring.compression.study import Study, Way
+from shoestring.compression.timing import Clock
+from shoestring.compression.weights import Weight
+from shoestring.core.batch import Batch
+from shoestring.core.budget import Budget
+from shoestring.core.technique import Technique
+
+STRUCTURE, ZEROS, STORAGE, RUNNING = 10, 20, 30, 40   # orders
+COUNTS = 0.01     # of the whole damage: from there on a weight's damage is measured and not only estimated
+ROUNDS = 4        # allocations, each after the damages that the last one relied on were measured
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A form for a weight."""
+
+    technique: str       # who offers it; empty: it is stored as it is
+    label: str           # its name in the study
+    way: Way = field(repr=False)
+
+    @property
+    def stored(self) -> Stored:
+        return self.way.stored
+
+    @property
+    def bits(self) -> float:
+        return round(8 * numbers_bytes(self.stored) / max(prod(self.stored.shape), 1), 2)
+
+
+@dataclass(frozen=True)
+class ModelCost:
+    """What a model costs, under a budget: which offer each weight takes follows from that."""
+
+    study: Study
+    clock: Clock
+    wanted: Budget
+    buffers: Mapping[str, Tensor]
+    sample: Batch = None                                                  # one, for latencies
+    about: Mapping[str, Any] = field(default_factory=dict)                # of the manifest beside weights: the job, edits
+    offers: Mapping[str, tuple[Offer, ...]] = field(default_factory=dict)
+    decoded: bool = False                                                 # weights are dense again when the model is loaded
+    forced: bool = False                                                  # the user named the techniques: what they can store they must
+    settled: frozenset[str] = frozenset()                                 # weights of which the user named the form
+    factor: float = 1.0                                                   # by which damages measured together exceeded their sum
+
+    @cached_property
+    def options(self) -> dict[str, list[Option[Offer]]]:
+        """The ways to store every weight, with bytes in the folder, damage and seconds."""
+        return {weight.name: [self.option(weight, offer) for offer in self.offers[weight.name]] for weight in self.study.weights}
+
+    def option(self, weight: Weight, offer: Offer) -> Option[Offer]:
+        dense, packed = weight.count * weight.dtype.itemsize, offer.stored
+        seconds = 0.0 if self.decoded or packed.kind == "plain" else self.clock.decoding(packed, self.study.usage[weight.name])
+        return Option(offer, stored_bytes(packed), self.study.damage(weight, offer.label), seconds,
+                      dense if self.decoded else numbers_bytes(packed))
+
+    @cached_property
+    def allocation(self) -> Allocation[Offer] | None:
+        """The option that every weight takes; None if no allocation keeps the budget."""
+        found = self.solved()
+        for _ in range(ROUNDS):
+            if found is None or not self.measure(found):
+                return found
+            self.__dict__.pop("options", None)   # their damages are known better now
+            found = self.solved()
+        return found
+
+    def solved(self) -> Allocation[Offer] | None:
+        budget = self.wanted
+        fixed, dead = fixed_bytes(self.about, self.buffers), self.study.base.damage
+        most = (budget.size - fixed) if budget.size is not None else float("inf")
+        seconds = budget.latency / self.clock.tail(budget.percentile) - self.clock.median if budget.latency is not None else float("inf")
+        if budget.size is None and budget.quality is not None:
+            found = fewest_bytes(self.options, (1 - budget.quality - dead) / self.factor, seconds)
+            if found is not None:
+                return found
+        found = least_damage(self.options, most, seconds)
+        if found is None and budget.size is not None:   # the nearest: the smallest there is
+            found = least_damage(self.options, sum(min(one.bytes for one in some) for some in self.options.values()), seconds)
+        return found or {name: min(some, key=lambda one: (one.seconds, one.bytes)) for name, some in self.options.items()}
+
+    def measure(self, allocation: Allocation[Offer]) -> bool:
+        """Measure the damages that an allocation relies on, if they count; whether there was any that was not measured before."""
+        new, whole = False, total(allocation)[1]
+        for weight in self.study.weights:
+            taken = allocation[weight.name]
+            if weight.is_matrix and taken.damage > COUNTS * whole and (weight.name, taken.what.label) not in self.study.damages:
+                self.study.measured(weight, taken.what.label)
+                new = True
+        return new
+
+    def specs(self, allocation: Allocation[Offer]) -> dict[str, Stored]:
+        return {weight.name: allocation[weight.name].what.stored for weight in self.study.weights}
+
+    def numbers(self) -> Mapping[str, float]:
+        return dict(self.known)
+
+    @cached_property
+    def known(self) -> dict[str, float]:
+        found = self.allocation
+        assert found is not None, "there is always one"
+        _, damage, seconds = total(found)
+        damage = damage * self.factor + self.study.base.damage
+        return {"size_bytes": folder_bytes(self.about, self.specs(found), self.buffers),
+                "memory_bytes": sum(one.memory for one in found.values()),
+                "latency_seconds": (self.clock.median + seconds) * self.clock.tail(self.wanted.percentile),
+                "median_seconds": self.clock.median + seconds, "quality": max(1 - damage, 0.0), "damage": damage}
+
+    def frontier(self) -> list[dict[str, float]]:
+        """The whole of what can be reached, by arithmetic."""
+        fixed, dead = fixed_bytes(self.about, self.buffers), self.study.base.damage
+        return [{"size_bytes": size + fixed, "damage": damage * self.factor + dead,
+                 "latency_ms": 1000 * (self.clock.median + seconds)} for size, damage, seconds in frontier(self.options)]
+
+    def with_offers(self, offers: Mapping[str, Sequence[Offer]], only: bool) -> Self:
+        """With more forms for some weights. `only`: the user named these, so others do not count for them."""
+        def merged(name: str, before: tuple[Offer, ...]) -> tuple[Offer, ...]:
+            if name not in offers or (name in self.settled and not only):
+                return before
+            if only and name not in self.settled:
+                return tuple(offers[name])
+            return (*(one for one in before if one.technique or not self.forced), *offers[name])
+
+        settled = self.settled | set(offers) if only else self.settled
+        return replace(self, offers={name: merged(name, some) for name, some in self.offers.items()}, settled=settled)
+
+
+@dataclass(frozen=True)
+class Compressed:
+    """A model on its way: as it is now, and which weight is to be stored how."""
+
+    model: nn.Module
+    study: Study
+    allocation: Allocation[Offer]
+    forms: Mapping[str, Form] = field(default_factory=dict)
+    edits: tuple[Mapping[str, Any], ...] = ()
+    decoded: bool = False
+
+
+class CompressTechnique(Technique[Compressed, ModelCost], ABC):
+    """`seam`: structure, zeros, storage or running. Techniques of storage offer forms by `offers`, and the rest follows from that."""
+
+    seam: ClassVar[str]
+    exact: ClassVar[bool] = False
+    several: ClassVar[bool] = False    # settings of it can stand beside each other
+
+
+class Storage(CompressTechnique, ABC):
+    """A technique that offers forms."""
+
+    seam: ClassVar[str] = "storage"
+    order: ClassVar[int] = STORAGE
+
+    @abstractmethod
+    def labels(self, cost: ModelCost, weight: Weight) -> Sequence[str]:
+        """The ways to store a weight that it offers, as the study knows them; none if it can't store it."""
+
+    def only(self) -> bool:
+        """Whether weights that it can store must be stored so: the user named a setting."""
+        return False
+
+    def cost(self, cost: ModelCost, /) -> ModelCost:
+        name, ways = type(self).__name__, cost.study.ways
+        found = {weight.name: [Offer(name, label, ways[weight.name, label]) for label in labels]
+                 for weight in cost.study.weights if (labels := self.labels(cost, weight))}
+        return cost.with_offers(found, self.only())
+
+    def apply(self, subject: Compressed, /) -> Compressed:
+        mine = {name: one.what.way.form for name, one in subject.allocation.items() if one.what.technique == type(self).__name__}
+        return replace(subject, forms={**subject.forms, **mine})

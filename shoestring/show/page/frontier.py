@@ -1,0 +1,266 @@
+"""The frontier of a compression as a plot: what can be reached, what was chosen of it, what came out, and what was asked for.
+
+    x   size; by its logarithm if the largest is more than five times the smallest
+    y   damage, 1 - fidelity, by its logarithm; its lowest line is no damage. If nothing has damage: fidelity itself
+
+Words in the plot are put where they lie over no others, and if there is room over no line either; the legend says everything as well.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import ceil, floor, log10
+
+from shoestring.show.page.amounts import UNITS, asked_share_text, asked_size_text, finite, share_text, size_text, time_text
+from shoestring.show.page.drawing import BOTTOM, LEFT, RIGHT, TOP, Mark, Point, Scale, ticks
+from shoestring.show.page.words import Entries, dicts, inner
+
+MOST_POINTS, MOST_MARKS = 120, 6
+NO_DAMAGE, HUGE = 1e-9, 1e18      # a damage below is rounding of float32; a figure above is no size and no damage
+WIDE = 5.0                        # times the smallest size: from here on the logarithm
+LETTER, LINE = 9.0, 17.0          # of the words in the plot, which are bold, on a phone, where they are biggest
+NEAR = ((11, -9, "start"), (11, -25, "start"), (11, 20, "start"), (0, -14, "middle"), (11, -41, "start"), (11, 36, "start"))
+FAR = ((-11, 20, "end"), (-11, -9, "end"), (-11, 36, "end"), (0, 25, "middle"), (-11, -25, "end"))
+
+
+@dataclass(frozen=True)
+class Reached:
+    """A point: what it costs, and what people are told of it."""
+
+    size: float
+    damage: float
+    text: str = ""
+    place: Point = (0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class Word:
+    text: str
+    x: float
+    y: float
+    anchor: str
+    tone: str
+
+
+@dataclass(frozen=True)
+class Axis:
+    scale: Scale
+    logarithmic: bool
+    marks: tuple[tuple[float, str], ...]
+
+    def __call__(self, value: float) -> float:
+        """Where a value goes; what is too small for a logarithm goes to the end of the axis."""
+        if not self.logarithmic:
+            return self.scale(value)
+        return self.scale(max(self.scale.low, log10(value)) if value > 0 else self.scale.low)
+
+
+@dataclass(frozen=True)
+class Frontier:
+    label: str
+    note: str
+    path: str
+    dots: tuple[Reached, ...]
+    rows: tuple[Mark, ...]
+    rows_name: str
+    columns: tuple[Mark, ...]
+    columns_name: str
+    markers: tuple[tuple[str, Reached], ...]      # (predicted or measured, where)
+    across: tuple[tuple[str, float], ...]         # (x or y, where) of what was asked for
+    words: tuple[Word, ...]
+    legend: tuple[tuple[str, str], ...]           # (kind, text)
+
+
+def frontier(report: Entries) -> Frontier | None:
+    """None where there is nothing to draw."""
+    told = dicts(report.get("frontier"))
+    found = sorted((one for entry in told if (one := reached(entry)) is not None), key=lambda one: one.size)
+    chosen = {kind: one for kind in ("predicted", "measured") if (one := result(report, kind)) is not None}
+    if not found and not chosen:
+        return None
+    few = found[:: ceil(len(found) / MOST_POINTS) or 1]
+    few += found[-1:] if found and few[-1] is not found[-1] else []
+    asked, points = asked_for(report), [*few, *chosen.values()]
+    unit, x = size_axis([*(one.size for one in points), *([asked["size"]] if "size" in asked else [])])
+    of, y = damage_axis([*(one.damage for one in points), *([asked["damage"]] if "damage" in asked else [])])
+
+    def placed(one: Reached) -> Reached:
+        return replace(one, place=(x(one.size), y(one.damage)))
+
+    dots, markers = tuple(map(placed, few)), {kind: placed(one) for kind, one in chosen.items()}
+    across = {name: (x if name == "size" else y)(value) for name, value in asked.items()}
+    return Frontier(
+        label_of(found, chosen), note_of(len(told) - len(found), x, y), " ".join(f"{one.place[0]},{one.place[1]}" for one in dots), dots,
+        tuple(Mark(y(value), text) for value, text in y.marks), of, columns(x), f"size in {unit}", tuple(markers.items()),
+        tuple(across.items()), tuple(words(dots, markers, across, asked)), tuple(legend(found, chosen, asked)))
+
+
+# Reading
+
+
+def reached(entry: Entries) -> Reached | None:
+    size, damage, latency = (finite(entry.get(name)) for name in ("size_bytes", "damage", "latency_ms"))
+    if size is None or damage is None or not 1 <= size < HUGE or damage >= HUGE:
+        return None
+    answer = "" if latency is None else f", {time_text(latency)} an answer"
+    return Reached(size, max(damage, 0.0), f"{size_text(size)}, damage {share_text(max(damage, 0.0))}{answer}")
+
+
+def result(report: Entries, kind: str) -> Reached | None:
+    """What was predicted of the chosen point, or measured."""
+    fidelity = finite(inner(inner(report, "fidelity"), "mean").get(kind))
+    found = {"size_bytes": inner(report, "size_bytes").get(kind), "latency_ms": inner(inner(report, "latency_ms"), "p50").get(kind)}
+    return None if fidelity is None else reached({**found, "damage": 1 - fidelity})
+
+
+def asked_for(report: Entries) -> dict[str, float]:
+    """Bytes and damage that were asked for."""
+    size, quality = (finite(inner(report, "asked").get(name)) for name in ("size", "quality"))
+    found = {"size": size} if size is not None and 1 <= size < HUGE else {}
+    return found | ({"damage": max(0.0, 1 - quality)} if quality is not None and quality > -HUGE else {})
+
+
+# Axes
+
+
+def unit_of(top: float) -> tuple[float, str]:
+    """
+    >>> unit_of(90.9e6), unit_of(500), unit_of(2e6)
+    ((1000000.0, 'MB'), (1.0, 'B'), (1000000.0, 'MB'))
+    """
+    power = min(len(UNITS) - 1, max(0, floor(log10(top) / 3 + 1e-9)))
+    return 1000.0 ** power, UNITS[power]
+
+
+def size_axis(sizes: Sequence[float]) -> tuple[str, Axis]:
+    low, high = min(sizes), max(sizes)
+    step, unit = unit_of(high)
+    wide = high > WIDE * low
+    if wide:
+        low, high = low / 1.15, high * 1.15
+        marks = [mark * step for mark in log_marks(low / step, high / step)]
+        scale = Scale(log10(low), log10(high), LEFT, RIGHT)
+    else:
+        marks = [mark * step for mark in ticks(low / step, high / step)]
+        scale = Scale(marks[0], marks[-1], LEFT, RIGHT)
+    return unit, Axis(scale, wide, tuple((mark, f"{mark / step:,.6g}") for mark in marks))
+
+
+def damage_axis(damages: Sequence[float]) -> tuple[str, Axis]:
+    """Its name, and where a damage goes on it: no damage is the lowest line where that is needed."""
+    some = [damage for damage in damages if damage > NO_DAMAGE]
+    if not some:
+        return "fidelity", Axis(Scale(0.0, 1.0, TOP, BOTTOM), False, ((1.0, "0"), (0.5, ".5"), (0.0, "1")))
+    low, high = min(some) / 1.5, max(some) * 1.5
+    marks = [(mark, share_text(mark)) for mark in log_marks(low, high)]
+    if len(some) < len(damages):
+        low /= max(4.0, (high / low) ** 0.25)
+        marks = [(low, "0"), *marks]
+    return "damage (1 - fidelity)", Axis(Scale(log10(low), log10(high), BOTTOM, TOP), True, tuple(marks))
+
+
+def log_marks(low: float, high: float) -> list[float]:
+    """Few round values between low and high, evenly by their logarithm where there are many.
+
+    >>> log_marks(8, 100), log_marks(0.0011, 0.0042), log_marks(1e-5, 0.2)
+    ([10.0, 20.0, 50.0, 100.0], [0.002, 0.003, 0.004], [1e-05, 0.0001, 0.001, 0.01, 0.1])
+    """
+    powers, found = range(floor(log10(low)), ceil(log10(high)) + 1), []
+    for factors in ((1,), (1, 2, 5), range(1, 10)):
+        found = [mark for power in powers for factor in factors if low <= (mark := float(f"{factor}e{power}")) <= high]
+        if len(found) >= 3:
+            break
+    found = found if len(found) > 1 else [mark for mark in ticks(low, high) if low <= mark <= high]
+    return found[:: ceil(len(found) / MOST_MARKS) or 1]
+
+
+def columns(x: Axis) -> tuple[Mark, ...]:
+    """Sizes below the plot; those at its ends stay inside."""
+    places = [(x(value), text) for value, text in x.marks]
+    return tuple(Mark(at, text, "start" if at < LEFT + 8 else "end" if at > RIGHT - 12 else "middle") for at, text in places)
+
+
+# Words
+
+Box = tuple[float, float, float, float]   # left, top, right, bottom
+
+
+def words(dots: Sequence[Reached], markers: Mapping[str, Reached], across: Mapping[str, float],
+          asked: Mapping[str, float]) -> Iterator[Word]:
+    """The names of lines and points, each at the first place where it lies over nothing else; none where there is no such place."""
+    lines = [*along_line([one.place for one in dots]), *([along_x(across["size"])] if "size" in across else []),
+             *([(LEFT, across["damage"] - 1, RIGHT, across["damage"] + 1)] if "damage" in across else [])]
+    taken = [(x - 8, y - 8, x + 8, y + 8) for x, y in (one.place for one in markers.values())]
+    wanted: list[tuple[str, str, list[tuple[float, float, str]]]] = []
+    upper = min(markers, key=lambda kind: markers[kind].place[1], default="")
+    for kind, one in markers.items():   # the frontier falls from left to right: above and to the right of it there is room
+        x, y = one.place
+        sides = NEAR + FAR if kind == upper else FAR + NEAR
+        wanted.append((kind, kind, [(x + right, y + down, anchor) for right, down, anchor in sides]))
+    if "size" in across:
+        x = across["size"]
+        wanted.append((f"asked {asked_size_text(asked['size'])}", "alert", [
+            (x + side, y, anchor) for y in (TOP + 11, BOTTOM - 8, TOP + 29, BOTTOM - 26) for side, anchor in ((6, "start"), (-6, "end"))]))
+    if "damage" in across:
+        y = across["damage"]
+        along = ((RIGHT, "end"), (LEFT + 6, "start"), ((LEFT + RIGHT) / 2, "middle"))
+        wanted.append((f"asked {asked_share_text(1 - asked['damage'])}", "alert", [
+            (x, y + down, anchor) for down in (-6, 16) for x, anchor in along]))
+    for text, tone, places in wanted:
+        for others in ([*taken, *lines], taken):
+            free = next((one for one in places if is_free(box_of(text, *one), others)), None)
+            if free is not None:
+                taken.append(box_of(text, *free))
+                yield Word(text, round(free[0], 1), round(free[1], 1), free[2], tone)
+                break
+
+
+def box_of(text: str, x: float, y: float, anchor: str) -> Box:
+    width = LETTER * len(text)
+    left = x - width * {"start": 0.0, "middle": 0.5, "end": 1.0}[anchor]
+    return left, y - LINE + 3, left + width, y + 3
+
+
+def is_free(box: Box, others: Sequence[Box]) -> bool:
+    left, top, right, bottom = box
+    inside = left >= LEFT and right <= RIGHT + 4 and top >= TOP - 6 and bottom <= BOTTOM
+    return inside and not any(left < other[2] and other[0] < right and top < other[3] and other[1] < bottom for other in others)
+
+
+def along_line(points: Sequence[Point], step: float = 6.0) -> Iterator[Box]:
+    """The way through the points as small boxes."""
+    for (x, y), (right, down) in pairwise(points):
+        count = ceil(max(abs(right - x), abs(down - y)) / step) or 1
+        for place in range(count + 1):
+            at, low = x + (right - x) * place / count, y + (down - y) * place / count
+            yield at - 1, low - 1, at + 1, low + 1
+
+
+def along_x(x: float) -> Box:
+    return x - 1, TOP, x + 1, BOTTOM
+
+
+def legend(found: Sequence[Reached], chosen: Mapping[str, Reached], asked: Mapping[str, float]) -> Iterator[tuple[str, str]]:
+    if found:
+        yield "line", "what can be reached"
+    for kind, one in chosen.items():
+        yield kind, f"{'chosen, ' * (kind == 'predicted')}{kind}: {one.text}"
+    told = [asked_size_text(asked["size"])] if "size" in asked else []
+    told += [f"fidelity {asked_share_text(1 - asked['damage'])}"] if "damage" in asked else []
+    if told:
+        yield "asked", f"asked for: {', '.join(told)}"
+
+
+def label_of(found: Sequence[Reached], chosen: Mapping[str, Reached]) -> str:
+    """For who can't see it."""
+    reach = [f"From {found[0].text} to {found[-1].text}"] if found else []
+    return "Size against damage. " + ". ".join(reach + [f"{kind.capitalize()}: {one.text}" for kind, one in chosen.items()])
+
+
+def note_of(left_out: int, x: Axis, y: Axis) -> str:
+    scales = {(True, True): "Both scales are logarithmic. ", (False, True): "The scale of damages is logarithmic. ",
+              (True, False): "The scale of sizes is logarithmic. "}.get((x.logarithmic, y.logarithmic), "")
+    none = "The lowest line is no damage at all. " if y.logarithmic and y.marks[0][1] == "0" else ""
+    lost = f"{left_out:,} of its points {'is' if left_out == 1 else 'are'} no numbers and left out." if left_out else ""
+    return f"The least damage that can be had at each size, by arithmetic. {scales}{none}{lost}".strip()

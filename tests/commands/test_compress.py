@@ -1,0 +1,134 @@
+"""shoestring compress, as a user gives it."""
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import shoestring
+from shoestring.commands.main import run
+
+JOB = '''
+import torch
+from torch import nn
+from sklearn.datasets import load_digits
+from shoestring import Job
+
+def data(begin, end):
+    found = load_digits()
+    order = torch.randperm(len(found.data), generator=torch.Generator().manual_seed(0))[begin:end]
+    return torch.utils.data.TensorDataset(torch.tensor(found.data, dtype=torch.float32)[order] / 16, torch.tensor(found.target)[order])
+
+def job(width: int = 64, steps: int = 150) -> Job:
+    return Job(model=lambda: nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10)),
+               data=lambda: data(0, 1200), held_out=lambda: data(1200, 1797), batch=32, steps=steps,
+               optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=3e-3),
+               metrics=lambda output, batch: {"accuracy": (output.argmax(1) == batch[1]).float().mean()})
+'''
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "net.py").write_text(JOB)
+    for _ in shoestring.train(str(folder / "net.py"), (), run=folder / "run"):
+        pass
+    return folder
+
+
+def answer(capsys: pytest.CaptureFixture[str], words: list[str], code: int = 0) -> dict[str, Any]:
+    capsys.readouterr()
+    assert run([*words, "--json"]) == code, capsys.readouterr().err
+    return dict(json.loads(capsys.readouterr().out))
+
+
+def test_a_run_is_compressed_to_a_size_and_the_report_has_both(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = answer(capsys, ["compress", str(trained / "run"), "--size", "12KB", "--keep", "0.99", "--out", str(tmp_path / "small")])
+    size = told["size_bytes"]
+    assert size["predicted"] == size["measured"] == sum((tmp_path / "small" / name).stat().st_size for name in told["files"])
+    assert 0.9 * 12_000 <= size["measured"] <= 12_000
+    assert set(told["latency_ms"]) == {"p50", "p99"} and set(told["latency_ms"]["p50"]) == {"predicted", "measured"}
+    assert told["fidelity"]["mean"]["measured"] >= 0.99 and told["fidelity"]["worst"]["measured"] <= told["fidelity"]["mean"]["measured"]
+    accuracy = told["metric"]["accuracy"]
+    assert accuracy["n"] > 300 and accuracy["standard_error"] > 0 and abs(accuracy["measured"] - accuracy["predicted"]) < 0.03
+    assert {"name", "technique", "bits", "bytes", "damage"} <= set(told["layers"][0])
+    sizes = [point["size_bytes"] for point in told["frontier"]]
+    assert len(sizes) > 5 and sizes == sorted(sizes)
+    page = (tmp_path / "small" / "report.html").read_text()
+    assert "<svg" in page and json.loads((tmp_path / "small" / "report.json").read_text())["size_bytes"] == size
+    model = shoestring.load(tmp_path / "small")
+    assert model(torch.zeros(2, 64)).shape == (2, 10)
+
+
+def test_a_budget_that_can_not_be_met_ends_with_3_and_tells_the_nearest_and_the_frontier(
+        trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = answer(capsys, ["compress", str(trained / "run"), "--size", "3KB", "--out", str(tmp_path / "small")], code=3)
+    assert "nothing fits" in told["error"] and told["nearest"]["size_bytes"] > 3000 and len(told["nearest"]["frontier"]) > 3
+    assert not (tmp_path / "small").exists()
+    told = answer(capsys, ["compress", str(trained / "run"), "--metric", "accuracy>=0.9999", "--out", str(tmp_path / "small")], code=3)
+    assert "accuracy" in told["error"] and not (tmp_path / "small").exists()
+
+
+def test_the_smallest_that_is_good_enough(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kept = answer(capsys, ["compress", str(trained / "run"), "--keep", "0.999", "--out", str(tmp_path / "a")])
+    less = answer(capsys, ["compress", str(trained / "run"), "--keep", "0.98", "--out", str(tmp_path / "b")])
+    assert less["size_bytes"]["measured"] < kept["size_bytes"]["measured"] and kept["fidelity"]["mean"]["measured"] > 0.9985
+    good = answer(capsys, ["compress", str(trained / "run"), "--metric", "accuracy>=0.85", "--out", str(tmp_path / "c")])
+    assert good["metric"]["accuracy"]["measured"] >= 0.82 and good["size_bytes"]["measured"] <= kept["size_bytes"]["measured"]
+
+
+def test_a_latency_is_kept_by_decoding_once(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = answer(capsys, ["compress", str(trained / "run"), "--size", "12KB", "--latency", "10s", "--out", str(tmp_path / "a")])
+    assert "Decode" not in [one["name"] for one in told["techniques"]], "ten seconds are enough to decode in every call"
+    told = answer(capsys, ["compress", str(trained / "run"), "--use", "Quantize(bits=4)", "--use", "Decode()", "--out",
+                           str(tmp_path / "b")])
+    assert told["memory_bytes"]["measured"] > 2 * told["size_bytes"]["measured"]
+    assert run(["compress", str(trained / "run"), "--use", "Sparsify(share=0.5)", "--latency", "10s", "--out", str(tmp_path / "c")]) == 2
+    assert "make nothing faster below 90%" in capsys.readouterr().err
+
+
+def test_healing_mends_what_two_bits_broke_and_goes_on_after_a_kill(trained: Path, tmp_path: Path,
+                                                                    capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["compress", str(trained / "run"), "--use", "Quantize(bits=2)", "--heal", "4s", "--out", str(tmp_path / "small")]
+    process = subprocess.Popen([sys.executable, "-m", "shoestring", *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                               env={**os.environ, "OMP_NUM_THREADS": "1"})
+    events = tmp_path / "small-healing" / "run" / "events.jsonl"
+    while process.poll() is None and not (events.exists() and events.read_text().count("Stepped") + events.stat().st_size // 4000 > 1):
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    told = answer(capsys, words)
+    healed = told["healed"]
+    assert healed["after"] > healed["before"] and 1 - healed["after"] < 0.5 * (1 - healed["before"])
+    assert told["size_bytes"]["predicted"] == told["size_bytes"]["measured"]
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (["--size", "12"], "12"), (["--size", "big"], "is not a size"), (["--keep", "1.2"], "from 0 to 1"),
+    (["--latency", "5"], "is not a time"),
+    ([], "nothing says how small"), (["--metric", "accuracy"], "--metric accuracy"), (["--metric", "f1>=0.5"], "the job measures"),
+    (["--use", "Quantise()"], "Quantize"), (["--use", "Quantize(bit=4)"], "bit"), (["--use", "Quantize(bits=9)"], "give 2 to 8"),
+    (["--use", "Half()", "--use", "Half()"], "twice"), (["--use", "Prune(heads=0.5)"], "heads"),
+    (["--size", "9KB", "--width", "8"], "--width"),
+    (["--size", "9KB", "--samples", "0"], "--samples"), (["--size", "9KB", "--heal", "soon"], "is not a time")])
+def test_mistakes_are_told_and_nothing_is_written(trained: Path, tmp_path: Path, words: list[str], said: str,
+                                                  capsys: pytest.CaptureFixture[str]) -> None:
+    code = run(["compress", str(trained / "run"), *words, "--out", str(tmp_path / "small")])
+    error = capsys.readouterr().err
+    assert code in (2, 3) and said in error and "Traceback" not in error
+    assert not (tmp_path / "small").exists()
+
+
+def test_what_is_neither_a_run_nor_a_job_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["compress", str(tmp_path), "--size", "1MB"]) == 2
+    assert "not a run" in capsys.readouterr().err
+    assert run(["compress", "digitz", "--size", "1MB"]) == 2
+    assert "digits" in capsys.readouterr().err

@@ -1,0 +1,99 @@
+"""Every technique on every kind of model, and all allowed pairs: the size is predicted to the byte, what is written loads back to the same
+bits and answers as was measured, or it is refused with the reason."""
+from __future__ import annotations
+
+from functools import cache
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+import torch
+
+from shoestring.compression.catalogue import CATALOGUE, clash
+from shoestring.compression.fidelity import main_output
+from shoestring.compression.pack import Packed
+from shoestring.compression.room import plain_cost, planned
+from shoestring.compression.session import Asked, Session
+from shoestring.compression.source import Samples, Source, prepared, samples_of
+from shoestring.compression.technique import CompressTechnique, ModelCost
+from shoestring.core.budget import Budget
+from shoestring.core.errors import Mistake
+from shoestring.core.technique import in_order, parsed
+from tests.compression.models import MODELS, called, job_of
+
+# A setting or two of every technique, which all models are tried with
+SETTINGS: dict[str, tuple[str, ...]] = {
+    "Prune": ("Prune(neurons=0.5)", "Prune(heads=0.5)", "Prune(channels=0.25)", "Prune(layers=0.5)"),
+    "Factorize": ("Factorize(share=0.6)", "Factorize(kind='convolution', share=0.6)", "Factorize(kind='embedding', share=0.9)"),
+    "Sparsify": ("Sparsify()", "Sparsify(by='random', share=0.9)"),
+    "Codebook": ("Codebook()", "Codebook(bits=3, fit='percentile')"),
+    "ProductQuantize": ("ProductQuantize(length=2, bits=4)", "ProductQuantize(kind='pq', length=2, bits=3)",
+                        "ProductQuantize(kind='residual', length=2, bits=3)"),
+    "Half": ("Half()",), "Quantize": ("Quantize()", "Quantize(bits=4)", "Quantize(bits=3, group=16)"), "Decode": ("Decode()",),
+}
+ALL = [one for some in SETTINGS.values() for one in some]
+FIRST = [some[0] for some in SETTINGS.values()]
+
+
+@cache
+def studied(name: str) -> tuple[Source, Samples, ModelCost]:
+    job = job_of(name)
+    source = Source(job, prepared(job.model()), {"job": None, "edits": [], "decoded": False}, (), name)
+    given = samples_of(job, 64)
+    return source, given, plain_cost(source, given, Budget(), "cosine")
+
+
+def tried(name: str, use: tuple[str, ...], folder: Path) -> None:
+    """Compress, write, load, compare; a refusal says why."""
+    source, given, cost = studied(name)
+    before = {key: value.clone() for key, value in source.model.state_dict().items()}
+    try:
+        outcome = planned(cost, source.model, given.checked, use)
+    except Mistake as error:
+        assert len(str(error)) > 30, f"a refusal says why: {error}"
+        return
+    session = Session(source, Asked(Budget(), use=use), given, outcome, cost.clock.plain)
+    measured = session.packed(folder)
+    assert measured.size == session.plan.cost.known["size_bytes"] == sum(
+        (folder / one).stat().st_size for one in ("model.safetensors", "manifest.json"))
+    assert measured.memory == session.plan.cost.known["memory_bytes"] + sum(one.nbytes for one in unsaved_buffers(session))
+    first, again = outcome.chosen.made().model, session.loaded_model(folder)
+    for batch in given.unseen[:2]:
+        with torch.no_grad():
+            assert torch.equal(main_output(called(first, batch)), main_output(called(again, batch)))
+    assert all(torch.equal(value, before[key]) for key, value in source.model.state_dict().items()), "the original stays as it is"
+    assert Packed(folder).stored.keys() == outcome.chosen.allocation.keys()
+
+
+def unsaved_buffers(session: Session) -> list[torch.Tensor]:
+    """What a model keeps beside its weights."""
+    from shoestring.compression.forms.form import Form
+
+    model = session.plan.made().model
+    packed = {id(one) for module in model.modules() if isinstance(module, Form) for one in module.buffers()}
+    return [one for one in model.buffers() if id(one) not in packed]
+
+
+def test_every_technique_has_a_setting_here() -> None:
+    assert set(SETTINGS) == {one.__name__ for one in CATALOGUE}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_technique_works_or_says_why_not(name: str, tmp_path: Path) -> None:
+    for number, use in enumerate(FIRST):
+        tried(name, (use,), tmp_path / str(number))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_every_setting_works_or_says_why_not(name: str, tmp_path: Path) -> None:
+    for number, use in enumerate(one for one in ALL if one not in FIRST):
+        tried(name, (use,), tmp_path / str(number))
+
+
+@pytest.mark.parametrize("name", [name if name == "mlp" else pytest.param(name, marks=pytest.mark.slow) for name in MODELS])
+def test_all_allowed_pairs_work_or_say_why_not(name: str, tmp_path: Path) -> None:
+    for number, pair in enumerate(combinations(FIRST if name == "mlp" else ALL, 2)):
+        made: list[CompressTechnique] = [parsed(one, CATALOGUE) for one in pair]
+        if not clash(*in_order(made)):
+            tried(name, pair, tmp_path / str(number))
