@@ -70,7 +70,8 @@ def logits(model: Any, flags: dict[str, Any]) -> torch.Tensor:
     return found
 
 
-@pytest.mark.parametrize("flags", [SMALL, pytest.param(PRETRAINED, marks=pytest.mark.slow)], ids=["small", "pretrained"])
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", [SMALL, PRETRAINED], ids=["small", "pretrained"])
 def test_the_recipe_survives_and_ends_in_other_peoples_tools(flags: list[str], tmp_path: Path) -> None:
     undisturbed = trained(tmp_path / "a", flags)
     for moment in sorted(random.Random(1).sample(range(3, undisturbed["steps"] - 10), 2)):

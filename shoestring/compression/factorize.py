@@ -41,10 +41,10 @@ class Factorize(Restructure):
         if not 0 < self.share < 1:
             raise Mistake(f"Factorize(share={self.share}): give a share between 0 and 1 of a layer's numbers")
 
-    def changed(self, study: Study) -> tuple[nn.Module, Mapping[str, Any]]:
+    def changed(self, study: Study) -> tuple[nn.Module, Mapping[str, Any], Sequence[str]]:
         found = factorization_for(study.model, lambda model: study.forward(model, study.batches[0]), share=self.share, kinds=(self.kind,))
         moments = {weight.name: moment for weight in study.weights if (moment := study.moment(weight)) is not None}
-        return fitted(study.model, found.edits, moments), {"kind": "factors", "edits": as_json(found.edits)}
+        return fitted(study.model, found.edits, moments), {"kind": "factors", "edits": as_json(found.edits)}, found.told
 
 
 def factorized_again(model: nn.Module, edits: Sequence[Mapping[str, Any]]) -> nn.Module:

@@ -81,9 +81,17 @@ def student_of(session: Session, forms: dict[str, Form]) -> Callable[[], nn.Modu
         model = placed(copy.deepcopy(base), {**{name: copy.deepcopy(form) for name, form in forms.items()}, **trainable})
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(name.rpartition(".")[0].endswith(SUFFIX))
-        return model
+        return answering(model)
 
     return made
+
+
+def answering(model: nn.Module) -> nn.Module:
+    """The model, which stays in the mode in which it answers while it learns: what dropout would draw, and what the statistics of batch
+    norms would become, is not what is packed."""
+    model.eval()
+    model.train = lambda mode=True: model   # type: ignore[method-assign]
+    return model
 
 
 def job_for(session: Session, student: Callable[[], nn.Module], seconds: float, folder: Path) -> Job:

@@ -95,13 +95,13 @@ class Latent(Form):
         """By how much one step of Adam should move its numbers: a small part of a step of the grid, or of their usual size."""
         if self.packed_kind == Grid.kind:
             step = float(self.scales.detach().mean())
-            return {"values": STEP * step, "scales": STEP * STEP * step}
+            return {"values": STEP * step, "scales": 0.05 * STEP * step}
         size = float(self.values.detach().square().mean().sqrt()) or 1e-3
         return {"values": PLAIN * size}
 
 
-STEP = 0.03     # of a grid's step, that a latent number moves in a step of training at the first rate
-PLAIN = 0.002   # of the usual size of numbers that are not on a grid
+STEP = 0.006    # of a grid's step, that a latent number moves in a step of training at the first rate
+PLAIN = 0.0005  # of the usual size of numbers that are not on a grid
 
 
 def latent_forms(forms: Mapping[str, Form], originals: Mapping[str, Tensor]) -> dict[str, Latent]:

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
@@ -26,8 +26,8 @@ class Restructure(CompressTechnique, ABC):
     order: ClassVar[int] = STRUCTURE
 
     @abstractmethod
-    def changed(self, study: Study) -> tuple[nn.Module, Mapping[str, Any]]:
-        """A smaller model, the given one stays as it is; and the edit that makes its structure of a fresh model."""
+    def changed(self, study: Study) -> tuple[nn.Module, Mapping[str, Any], Sequence[str]]:
+        """A smaller model, the given one stays as it is; the edit that makes its structure of a fresh model; and what was left alone."""
 
     def cost(self, cost: ModelCost, /) -> ModelCost:
         study = self.studied(cost.study)
@@ -41,9 +41,10 @@ class Restructure(CompressTechnique, ABC):
         """The study of the smaller model, made once."""
         key = text(self)
         if key not in study.derived:
-            model, edit = self.changed(study)
+            model, edit, left = self.changed(study)
             study.derived[key] = Study(model, study.forward, study.batches, study.others, study.measure,
-                                       original=study.original if study.original is not None else study.model, edits=(edit,))
+                                       original=study.original if study.original is not None else study.model, edits=(edit,),
+                                       notes=(*study.notes, *(f"{key}: {one}" for one in left)))
         return study.derived[key]
 
     def refusal(self, cost: ModelCost, /) -> str:

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -61,12 +61,12 @@ class Sparsify(Restructure):
             with torch.no_grad():
                 for name, mask in masks.items():
                     values[name].mul_(mask)
-            study.derived[key] = Study(model, study.forward, study.batches, study.others, study.measure, masks=masks,
+            study.derived[key] = Study(model, study.forward, study.batches, study.others, study.measure, masks=masks, notes=study.notes,
                                        seed=self.seed if self.by == "random" else None,
                                        original=study.original if study.original is not None else study.model)
         return study.derived[key]
 
-    def changed(self, study: Study) -> tuple[nn.Module, Mapping[str, Any]]:
+    def changed(self, study: Study) -> tuple[nn.Module, Mapping[str, Any], Sequence[str]]:
         raise AssertionError("the structure stays as it is")
 
     def masks(self, study: Study) -> dict[str, Tensor]:

@@ -62,6 +62,7 @@ class Study:
     masks: Mapping[str, Tensor] = field(default_factory=dict)              # of weights that were cut to zeros: what is left
 
     seed: int | None = None                                                # that those masks follow from, if they do
+    notes: tuple[str, ...] = ()                                            # what techniques left alone, and why
     edits: tuple[Mapping[str, Any], ...] = ()                              # how this model was made of the one it was before
     derived: dict[str, Study] = field(default_factory=dict)                # studies of models that techniques made of this one
 

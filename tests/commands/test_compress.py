@@ -97,7 +97,7 @@ def test_a_latency_is_kept_by_decoding_once(trained: Path, tmp_path: Path, capsy
 
 def test_healing_mends_what_two_bits_broke_and_goes_on_after_a_kill(trained: Path, tmp_path: Path,
                                                                     capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["compress", str(trained / "run"), "--use", "Quantize(bits=2)", "--heal", "4s", "--out", str(tmp_path / "small")]
+    words = ["compress", str(trained / "run"), "--use", "Quantize(bits=2)", "--heal", "2s", "--out", str(tmp_path / "small")]
     process = subprocess.Popen([sys.executable, "-m", "shoestring", *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                                env={**os.environ, "OMP_NUM_THREADS": "1"})
     events = tmp_path / "small-healing" / "run" / "events.jsonl"

@@ -118,6 +118,7 @@ def allowed_pairs() -> list[tuple[str, str]]:
     return [(one, other) for first, second in combinations(rows, 2) for one, other in product(first, second) if one and other]
 
 
+@pytest.mark.slow
 def test_all_pairs_run_or_say_why_not() -> None:
     refused = {}
     for pair in allowed_pairs():

@@ -194,6 +194,7 @@ def test_every_technique_and_every_allowed_pair_needs_the_bytes_and_operations_t
         assert predicted.moved == measured.moved, plan
 
 
+@pytest.mark.slow
 def test_the_ledger_ranks_within_a_quarter_of_what_is_rehearsed() -> None:
     made = job("gpt2", optimizer=sgd)
     for plan in plans("gpt2"):

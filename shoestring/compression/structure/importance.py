@@ -11,7 +11,12 @@
 
 Layers leave one after the other, each time the one without which the outputs stay nearest (1 - cosine).
 
-MEASURED
+Measured on MiniLM (6 layers, 12 heads, 1,536 neurons), half of heads and neurons removed, no healing; mean cosine to the whole model of
+1,024 texts that nothing was chosen or fitted on, as cut and after `repair` (on 640 texts):
+
+    elimination   .713   .877       scores from 640 texts
+    energy        .676   .865       scores from 640 texts
+    taylor        .680   .828       scores from 256 texts, 4 draws a batch: fewer, so it may do better than this
 """
 from __future__ import annotations
 

@@ -8,7 +8,16 @@ are refitted one after the other, and x' comes from a model whose earlier layers
 
 He, Zhang, Sun: Channel Pruning for Accelerating Very Deep Neural Networks, 2017, arXiv 1707.06168.
 
-MEASURED
+Measured on MiniLM, units chosen by elimination, 640 texts; mean cosine to the whole model of 1,024 other texts, no healing:
+
+    removed                    weights left in layers   cut    repaired
+    1/2 heads, 1/2 neurons     .50                      .713   .877
+    1/3 heads, .58 neurons     .50                      .718   .891
+    1/4 heads, .63 neurons     .50                      .697   .891
+    .75 neurons                .50                      .674   .868
+    3 of 6 layers              .50                      .730   nothing to refit
+
+The damping was chosen on other texts: fitted on 128 with .001, those came to .94 and others to .84. `in_order` gave no more (.8785 both).
 """
 from __future__ import annotations
 
