@@ -190,7 +190,10 @@ def healed(size: str, use: tuple[str, ...] | None, minutes: str) -> Callable[[bo
             model = session.loaded_model(Path(folder) / "small")
             found = {"bytes": measured.size, "before": before, "damage": measured.fidelity.damage, "worst": 1 - measured.fidelity.worst,
                      "n": measured.fidelity.count, "steps": session.healed.steps, "minutes": minutes}
-            return found | {"speed": speeds(source.model, model, source.job.forward, session.given.unseen)}
+            from minilm_job import mrr
+
+            ranks = {"mrr": mrr(model), "mrr of the original": mrr(source.model)}
+            return found | ranks | {"speed": speeds(source.model, model, source.job.forward, session.given.unseen)}
     return part
 
 
@@ -209,7 +212,8 @@ def speeds(plain: nn.Module, small: nn.Module, forward: Any, batches: Any) -> di
 
 PARTS: dict[str, Callable[[bool], dict[str, Any]]] = {
     "budgets": budgets, "peers": peers, "latencies": latencies, "healed, 9 MB": healed("9MB", None, "10m"),
-    "pruned, heads and neurons by half": healed("", ("Prune(heads=0.5, neurons=0.5)",), "10m")}
+    "pruned, heads and neurons by half": healed("", ("Prune(heads=0.5, neurons=0.5)",), "10m"),
+    "student, 3 of 6 layers": healed("", ("Prune(layers=0.5)",), "10m")}
 
 
 def row(*cells: str) -> str:
@@ -230,7 +234,8 @@ def table(kept: Mapping[str, Any]) -> str:
             rows.append(row(f"{name}, {one['minutes']} ({one['steps']} steps): {one['bytes'] / 1e6:.2f} MB",
                             ">= 0.97" if "9 MB" in name else ">= 0.95", f"{1 - one['damage']:.5f}", f"{1 - one['worst']:.5f}",
                             f"before: {one['before']['damage']:.5f}", f"{one['damage']:.5f}",
-                            f"{one['speed']['1']:.2f}x as fast at 1, {one['speed']['32']:.2f}x at 32", ""))
+                            f"{one['speed']['1']:.2f}x as fast at 1, {one['speed']['32']:.2f}x at 32",
+                            f"MRR {one['mrr']:.4f}, {one['mrr'] / one['mrr of the original']:.1%} of the original's"))
     rows += ["", "| beside | its size | its damage | ours at that size | times less |", "|---|---|---|---|---|"]
     for name, one in kept.get("peers", {}).items():
         rows.append(f"| {name} | {one['bytes'] / 1e6:.2f} MB | {one['damage']:.5f} | {one['ours']['damage']:.5f} "
@@ -251,7 +256,7 @@ def main() -> None:
     options = parser.parse_args()
     kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     for name in () if options.table else options.only.split(";"):
-        torch.set_num_threads(2 if "healed" in name or "pruned" in name else 1)
+        torch.set_num_threads(2 if PARTS[name] not in (budgets, peers, latencies) else 1)
         kept[name] = PARTS[name](options.quick)
         if not options.quick:
             RESULTS.write_text(json.dumps(kept, indent=1))

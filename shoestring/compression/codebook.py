@@ -25,6 +25,9 @@ class Codebook(Storage):
     bits     of a code
     group    numbers of a row that share a scale; 0: none
     fit      kmeans or percentile
+
+    Measured on MiniLM's linear layers (1 - cosine; a grid with GPTQ's rounding has .011 and .039): 4 bits percentile .050, k-means .031,
+    weighted .027; 3 bits .149, .136, .111. Of its embedding, 4 bits: .0023, .0012, .0012, as a grid (.0012).
     """
 
     bits: int = 4

@@ -23,6 +23,9 @@ class ProductQuantize(Storage):
     2013,
     doi 10.1109/CVPR.2013.379), sums of two entries (residual; lsq: Martinez et al. 2018, "LSQ++").
 
+    Measured on MiniLM's linear layers (1 - cosine): 4 bits vector .029, residual .027, lsq .042; 3.2 bits pq .076, 3.5 bits opq .107;
+    2 bits vector .231, residual .220, where a grid with GPTQ's rounding has .011, .039 and .154.
+
     A weight whose table would be larger than what it saves stays as it is. Loading needs no faiss.
     """
 
