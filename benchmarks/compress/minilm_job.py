@@ -36,7 +36,8 @@ def data_folder() -> Path:
 
 @cache
 def sentences() -> tuple[str, ...]:
-    found = {one.strip() for path in sorted(data_folder().glob("*.txt")) for one in re.split(r"(?<=[.!?])\s+", path.read_text(errors="ignore"))}
+    found = {one.strip() for path in sorted(data_folder().glob("*.txt"))
+             for one in re.split(r"(?<=[.!?])\s+", path.read_text(errors="ignore"))}
     chosen = sorted(one for one in found if 30 < len(one) < 300)
     random.Random(0).shuffle(chosen)
     return tuple(chosen)
