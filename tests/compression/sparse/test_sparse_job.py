@@ -365,7 +365,7 @@ def job(width: int = 8, batch: int = 4) -> Job:
 
 
 def test_the_job_file_trains_another_one_sparsely(tmp_path: Path) -> None:
-    other, file = tmp_path / "other.py", Path(shoestring.__file__).parent / "compress/sparse/job.py"
+    other, file = tmp_path / "other.py", Path(shoestring.__file__).parent / "compression/sparse/job.py"
     other.write_text(OTHER)
     made = loaded_job(file, {"of": str(other), "flags": "width=16 batch=5", "share": 0.5, "steps": 10, "seed": 3})
     assert made.steps == 10 and made.seed == 3 and made.batch == 5
