@@ -107,6 +107,8 @@ class CompressRoom(Room[CompressTechnique, ModelCost, CompressPlan]):
 
     def compared(self, techniques: Sequence[CompressTechnique], cost: ModelCost) -> Fidelity:
         study = cost.study
+        if not techniques:   # the model as it is
+            return Fidelity(1.0, 1.0, 0)
         if self.wanted is None:
             self.wanted = outputs(self.original, study.forward, self.batches)
         made = compressed(techniques, cost, self.first)

@@ -20,7 +20,7 @@ from shoestring.runs.folder import Folder, source_of
 from shoestring.runs.initial_weights import fresh_model
 
 CALIBRATION = 256    # samples that are looked at
-CHECKED = 256        # that plans are confirmed with,
+CHECKED = 192        # that plans are confirmed with,
 UNSEEN = 1024        # and that only the report is measured on
 
 
