@@ -58,9 +58,7 @@ def healed(session: Session, time: str, folder: Path, train: Train) -> Session:
     seconds = parse_seconds(time)
     plan = session.plan
     forms = {name: one.what.way.form for name, one in plan.allocation.items()}
-    originals = plan.cost.study.values
-    fixed = [name for name, form in forms.items() if name not in latent_forms({name: form}, originals)]
-    if len(fixed) == len(forms):
+    if not latent_forms(forms):
         raise Mistake(f"--heal trains numbers on grids and plain ones, and {plan} has none of them: heal before it, or leave --heal out")
     student = student_of(session, forms)
     job = job_for(session, student, seconds, folder)
@@ -77,7 +75,7 @@ def student_of(session: Session, forms: dict[str, Form]) -> Callable[[], nn.Modu
     base = copy.deepcopy(study.model)
 
     def made() -> nn.Module:
-        trainable = latent_forms(forms, study.values)
+        trainable = latent_forms(forms)
         model = placed(copy.deepcopy(base), {**{name: copy.deepcopy(form) for name, form in forms.items()}, **trainable})
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(name.rpartition(".")[0].endswith(SUFFIX))
