@@ -94,7 +94,7 @@ class Latent(Form):
         return {"values": PLAIN * size}
 
 
-STEP = 0.01     # of a grid's step, that a latent number moves in a step of training at the first rate
+STEP = 0.015    # of a grid's step, that a latent number moves in a step of training at the first rate
 PLAIN = 0.0005  # of the usual size of numbers that are not on a grid
 
 
