@@ -83,6 +83,10 @@ def checked_source(options: Namespace) -> tuple[str, dict[str, Any]]:
 
     for written in options.use or ():
         check_written(written, COMPRESS)
+    if options.to:
+        from shoestring.compression.onnx.needed import check_packages
+
+        check_packages()
     if not options.samples.isdecimal() or int(options.samples) < 2:
         raise Mistake(f"--samples {options.samples}: give a whole number, 2 or more")
     if not (options.size or options.latency or options.keep or options.metric or options.use):
@@ -132,9 +136,10 @@ def told(options: Namespace, session: Session, target: Path) -> int:
     say(options, plan_text(session, screen(sys.stderr)))
     measured = session.packed(target)
     report = session.report(measured, target)
+    kept(target, report)
     if options.to:
         report["onnx"] = exported(options, session, target)
-    kept(target, report)
+        kept(target, report)
     if options.json:
         print(json.dumps(report))
     else:

@@ -16,6 +16,6 @@ CATALOGUE: tuple[type[CompressTechnique], ...] = (Prune, Factorize, Sparsify, Ha
 
 def clash(one: CompressTechnique, other: CompressTechnique) -> str:
     """Why two can't be combined; empty if they can."""
-    if type(one) is type(other) and not one.several:
+    if type(one) is type(other):
         return f"{type(one).__name__} twice: choose one of its settings"
     return ""

@@ -18,8 +18,7 @@ from shoestring.core.errors import Mistake
 @dataclass(frozen=True)
 class Codebook(Storage):
     """Codes of 2 to 8 bits into 2^bits values (float16), and a scale for every group of a row; values are the means of bins with equally
-    many
-    numbers (percentile), or k-means that weighs each number by the mean square of its input (`codebooks.py`; Lloyd 1982,
+    many numbers (percentile), or k-means that weighs each number by the mean square of its input (`codebooks.py`; Lloyd 1982,
     doi 10.1109/TIT.1982.1056489; Han, Mao, Dally 2016, "Deep Compression", arXiv 1510.00149).
 
     bits     of a code

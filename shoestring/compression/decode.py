@@ -4,7 +4,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
-from shoestring.compression.place import decoded
+from shoestring.compression.place import decoded, placed
 from shoestring.compression.technique import RUNNING, Compressed, CompressTechnique, ModelCost
 
 
@@ -31,7 +31,5 @@ class Decode(CompressTechnique):
 
 def finished(subject: Compressed) -> Compressed:
     """The model with its forms in place."""
-    from shoestring.compression.place import placed
-
     model = placed(subject.model, subject.forms)
     return replace(subject, model=decoded(model) if subject.decoded else model)

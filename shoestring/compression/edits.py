@@ -1,6 +1,5 @@
-"""Edits: how a model's structure was changed before it was packed, as a manifest tells it. Each is a JSON object with its `kind`; done
-again
-to a fresh model they give the same modules and shapes, and the weights come from the folder."""
+"""Edits: how a model's structure was changed before it was packed, as a manifest tells it. Each is a JSON object with its `kind`;
+done again to a fresh model they give the same modules and shapes, and the weights come from the folder."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence

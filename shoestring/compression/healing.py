@@ -8,25 +8,23 @@ the same command is given again; `shoestring watch` shows it meanwhile.
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from shoestring.compression.allocate import Option
 from shoestring.compression.distil.heal import falling, healing_job
 from shoestring.compression.fidelity import fidelity, outputs
 from shoestring.compression.forms.form import Form
 from shoestring.compression.latent import Latent, latent_forms
+from shoestring.compression.manifest import manifest
 from shoestring.compression.place import SUFFIX, forms_of, placed
-from shoestring.compression.room import CompressOutcome, CompressPlan
+from shoestring.compression.room import CompressOutcome
 from shoestring.compression.session import Session
-from shoestring.compression.study import Way
-from shoestring.compression.technique import Offer
 from shoestring.core.errors import Mistake
 from shoestring.core.files import write_whole
 from shoestring.core.job import Job
@@ -63,8 +61,10 @@ def healed(session: Session, time: str, folder: Path, train: Train) -> Session:
     student = student_of(session, forms)
     job = job_for(session, student, seconds, folder)
     model = student()
-    for _ in train(job, (), model, run=folder / "run", save_every="30s"):
+    for _ in train(job, (), model, run=folder / "run", save_every=f"{min(30.0, seconds / 10):.2f}s"):
         pass
+    model.cpu()
+    session.source.model.cpu()   # the teacher goes where the student is
     learned = {name: one.packed() if isinstance(one, Latent) else one for name, one in forms_of(model).items()}
     return with_forms(session, learned, seconds, job.steps, folder)
 
@@ -101,38 +101,48 @@ def job_for(session: Session, student: Callable[[], nn.Module], seconds: float, 
         groups = [{"params": [one], "lr": rates[name]} for name, one in named_parameters]
         return torch.optim.Adam(groups, betas=(0.9, 0.98))
 
-    steps = kept_steps(folder)
+    plan = digest(session, seconds)
+    steps = kept_steps(folder, plan)
     job = healing_job(source.job, lambda: source.model, student, objective=OBJECTIVES[session.asked.measure], lr=1e-4, steps=steps,
                       seconds=0.0 if steps else seconds)
-    write_whole(folder / STEPS, sealed({"steps": job.steps}))
+    write_whole(folder / STEPS, sealed({"steps": job.steps, "plan": plan}))
     return replace(job, optimizer=optimizer, schedule=falling, held_out=None, metrics=None, validate=None, goal="min loss", origin=None)
 
 
-def kept_steps(folder: Path) -> int:
+def digest(session: Session, seconds: float) -> str:
+    """Of all that a healing begins with: the packed weights, how they are stored, and for how long they learn."""
+    plan = session.plan
+    found = hashlib.sha256(manifest(plan.cost.about, plan.cost.specs(plan.allocation), plan.cost.buffers))
+    found.update(f"{session.asked.measure} {seconds}".encode())
+    for one in plan.allocation.values():
+        for tensor in one.what.way.form.tensors().values():
+            found.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
+
+
+def kept_steps(folder: Path, plan: str) -> int:
     """The steps that a healing was begun with, 0 if it was not: another timing would give others, and end with other weights."""
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        return int(unsealed(read_regular(folder / STEPS))[0]["steps"])
+        kept = unsealed(read_regular(folder / STEPS))[0]
+        steps, begun = int(kept["steps"]), str(kept["plan"])
     except FileNotFoundError:
         return 0
     except (Damaged, KeyError, TypeError, ValueError) as error:
         raise Mistake(f"{folder / STEPS} is damaged ({error}): remove {folder} to heal anew") from error
+    if begun != plan:
+        raise Mistake(f"{folder} holds the healing of another plan or of another time (a latency that was asked for is measured, so its "
+                      f"plan may come out otherwise): remove it to heal anew, or name another folder with --out")
+    return steps
 
 
 def with_forms(session: Session, learned: dict[str, Form], seconds: float, steps: int, folder: Path) -> Session:
     """The session with other numbers in the same forms."""
-    plan, given = session.plan, session.given
-    allocation: dict[str, Option[Offer]] = {
-        name: replace(one, what=replace(one.what, way=Way(one.what.stored, 0.0, partial(learned.__getitem__, name))))
-        for name, one in plan.allocation.items()}
-    cost = copy.copy(plan.cost)
-    cost.__dict__["allocation"] = allocation
-    cost.__dict__["healed"] = True
-    made = placed(copy.deepcopy(plan.cost.study.model), learned)
-    forward = session.source.job.forward
-    found = fidelity(outputs(made, forward, given.checked), outputs(session.source.model, forward, given.checked), session.asked.measure)
+    plan, given, forward = session.plan, session.given, session.source.job.forward
+    made = replace(plan, learned=learned)
+    found = fidelity(outputs(made.made().model, forward, given.checked), outputs(session.source.model, forward, given.checked),
+                     session.asked.measure)
     before = plan.checked.mean if plan.checked is not None else plan.known["quality"]
-    known = {**plan.known, "quality": found.mean, "damage": found.damage}
-    chosen = CompressPlan(plan.techniques, plan.exactness, known, cost, plan.first, found)
+    chosen = replace(made, known={**plan.known, "quality": found.mean, "damage": found.damage}, checked=found)
     return replace(session, outcome=CompressOutcome(chosen, session.outcome.plain, session.outcome.choice),
                    healed=Healed(seconds, steps, before, found.mean, str(folder)))

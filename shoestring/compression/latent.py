@@ -2,8 +2,7 @@
 
 A latent number w stands behind every code; the model computes with the rounded one, and the gradient goes past the rounding as if it were
 not there (straight-through estimator: Bengio, Léonard, Courville 2013, arXiv 1308.3432). The scale of a group learns too (Esser et al.
-2020,
-"Learned Step Size Quantization", arXiv 1902.08153):
+2020, "Learned Step Size Quantization", arXiv 1902.08153):
 
     q(w) = s (clamp(round(w / s) + z, 0, 2^b - 1) - z),    dq/dw = 1 inside the grid, 0 outside;   dq/ds = round(w / s) - w / s inside
 

@@ -1,6 +1,7 @@
 """The library's door to compression: `shoestring.compress` and `shoestring.load`."""
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from shoestring.compression.session import Asked, begun
 from shoestring.compression.source import Source, about, opened, prepared
 from shoestring.compression.technique import CompressTechnique
 from shoestring.core.budget import Budget
+from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.options import speaking_of_arguments
 from shoestring.runs.initial_weights import fresh_model
@@ -56,11 +58,20 @@ def compress(job: Job | str | Path, out: str | Path, *, size: str | int | None =
     return Smaller(session.loaded_model(Path(out)), Path(out), session.report(measured, Path(out)))
 
 
+def copied(model: nn.Module) -> nn.Module:
+    """The user's own stays in its mode, on its device, with its gradients."""
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:   # a module's own copying, or torch's, which refuses tensors that were computed
+        raise Mistake(f"model= can't be copied ({type(error).__name__}: {error}): it is compressed as a copy, so that yours stays as "
+                      f"it is; save its weights and name them in the Job instead: Job(weights=...)") from error
+
+
 def source_of(job: Job | str | Path, model: nn.Module | None, flags: Mapping[str, Any]) -> Source:
     if not isinstance(job, Job):
         found = opened(str(job), flags)
-        return found if model is None else replace(found, model=prepared(model), notes=())
-    made = fresh_model(job) if model is None else model
+        return found if model is None else replace(found, model=prepared(copied(model)), notes=())
+    made = fresh_model(job) if model is None else copied(model)
     origin = job.origin
     how = about(Path(origin.file), dict(origin.flags)) if origin is not None else {"job": None, "edits": [], "decoded": False}
     return Source(job, prepared(made), how, (), "model")

@@ -30,8 +30,8 @@ def load(folder: str | Path, *, model: Callable[[], nn.Module] | None = None, jo
     job         the job file, where it is not any more where it was; a copy of it is in the folder: job="small/job.py"
     decoded     make ordinary weights of the packed ones, once: as fast as the original, and as large in memory
 
-    Everything in the folder is checked before it is used, and nothing in it is run as code. Raises Mistake if something is not as it was
-    written.
+    Everything in the folder is checked before it is used, and nothing in it is run as code. Raises Mistake if something is not as it
+    was written.
     """
     packed = Packed(Path(folder))
     with random_state.kept():

@@ -52,21 +52,23 @@ def floor(written: str) -> Floor:
     return Floor(found[1], found[2] == ">=", float(found[3]))
 
 
-def metrics(job: Job, model: nn.Module, batches: Sequence[Batch]) -> dict[str, Metric]:
-    """The loss and the job's metrics; where it validates by itself, what that gives."""
+def metrics(job: Job, model: nn.Module, batches: Sequence[Batch], notes: list[str] | None = None) -> dict[str, Metric]:
+    """The loss and the job's metrics; where it validates by itself, what that gives. `notes` gets why there is no loss."""
     with torch.no_grad():
         if job.validate is not None:
             return {name: Metric(value, 0, None) for name, value in named(job.validate(model), "validate").items()}
-        rows = [(float(job.weight(batch)), by_name(job, model, batch)) for batch in batches]
+        rows = [(float(job.weight(batch)), by_name(job, model, batch, notes)) for batch in batches]
     return {name: mean([(weight, found[name]) for weight, found in rows if name in found]) for name in (rows[0][1] if rows else ())}
 
 
-def by_name(job: Job, model: nn.Module, batch: Batch) -> Mapping[str, float]:
+def by_name(job: Job, model: nn.Module, batch: Batch, notes: list[str] | None) -> Mapping[str, float]:
     output = job.forward(model, batch)
     try:
         found: dict[str, Any] = {LOSS: job.loss(output, batch)}
-    except Exception:   # data without labels: the loss is not what counts
+    except Exception as error:   # data without labels: fidelity needs none
         found = {}
+        if notes is not None and not notes:
+            notes.append(f"the job's loss is not in the report: it does not work on these batches ({type(error).__name__}: {error})")
     return named(found | dict(job.metrics(output, batch) if job.metrics is not None else {}), "metrics")
 
 

@@ -17,15 +17,29 @@ from shoestring.core.errors import Mistake
 from shoestring.core.files import drafted
 from shoestring.core.regular import read_regular
 from shoestring.core.seal import Damaged, unsealed
-from shoestring.runs.tensors import TensorFile, Unreadable, write_tensors
+from shoestring.runs.tensors import NAMES, TensorFile, Unreadable, write_tensors
 
 PIECE = 1 << 22   # bytes that are hashed at once
 
 
 def buffers_of(model: nn.Module) -> dict[str, Tensor]:
-    """What the model keeps beside its weights and saves (the statistics of batch norms), by name."""
-    saved = set(model.state_dict())
-    return {name: value for name, value in model.named_buffers() if name in saved and value.layout is torch.strided}
+    """What the model keeps beside its weights and saves, by name: the statistics of batch norms, parameters that are whole numbers. What
+    can't be kept is refused."""
+    saved = model.state_dict()
+    if extra := [name for name in saved if name.rpartition(".")[2] == "_extra_state"]:
+        raise Mistake(f"{extra[0].rpartition('.')[0] or 'the model'} saves state of its own (get_extra_state), which is not a tensor and "
+                      f"would be lost: keep it in buffers")
+    found = {name: value for name, value in beside(model).items() if name in saved}
+    for name, value in found.items():
+        if value.layout is not torch.strided or value.dtype not in NAMES:
+            raise Mistake(f"{name} is {value.layout} of {value.dtype}, which a folder can't hold: keep it as a dense tensor of an ordinary "
+                          f"type, or don't save it (persistent=False)")
+    return found
+
+
+def beside(model: nn.Module) -> dict[str, Tensor]:
+    """Buffers, and parameters that are no floating-point numbers."""
+    return dict(model.named_buffers()) | {name: one for name, one in model.named_parameters() if not one.is_floating_point()}
 
 
 def write_folder(target: Path, about: Mapping[str, Any], stored: Mapping[str, Stored], forms: Mapping[str, Form],
@@ -33,7 +47,7 @@ def write_folder(target: Path, about: Mapping[str, Any], stored: Mapping[str, St
     """Write tensors and manifest, and other `files` beside them; gives the bytes of the two. One that is there is not overwritten."""
     if target.exists():
         raise Mistake(f"{target} is there already: name another folder with --out, or remove it")
-    tensors = {f"{name}:{part}": tensor for name, form in forms.items() for part, tensor in form.tensors().items()}
+    tensors = {f"{name}:{part}": tensor for name in stored for part, tensor in forms[name].tensors().items()}   # in the predicted order
     tensors |= {f"{name}:buffer": value for name, value in buffers.items()}
     with drafted(target, folder=True) as draft:
         size = write_tensors(draft / TENSORS, tensors)
@@ -138,7 +152,7 @@ class Packed:
                 if own[alias] is not own[name]:
                     forms[alias] = forms[name]
         placed(model, forms)
-        buffers = dict(model.named_buffers())
+        buffers = beside(model)
         for name in self.about["buffers"]:
             value = self.file[f"{name}:buffer"]
             if name not in buffers or buffers[name].shape != value.shape:

@@ -3,9 +3,8 @@
     Linear.weight (a parameter)   ->   Linear.weight (a property: form.dense()), Linear.weight_form (the form, whose buffers are the weight)
 
 The module keeps its class (a subclass is made of it), so that code that asks `isinstance(layer, nn.Linear)` goes on to work, and whoever
-reads
-`layer.weight` gets the numbers. An embedding looks rows up without making the others. What torch keeps references to (the weights of
-an LSTM) is given to it for the time of a call.
+reads `layer.weight` gets the numbers. An embedding looks rows up without making the others. What torch keeps references to (the weights
+of an LSTM) is given to it for the time of a call.
 """
 from __future__ import annotations
 
@@ -56,7 +55,7 @@ def packed_class(kind: Any, names: tuple[str, ...]) -> type[nn.Module]:
     body: dict[str, Any] = {name: dense(name) for name in names}
     body |= {"original_class": kind, "packed_names": names,
              "__doc__": f"{kind.__name__} that computes {', '.join(names)} from packed numbers."}
-    if issubclass(kind, nn.Embedding) and names == ("weight",):
+    if issubclass(kind, nn.Embedding) and kind.forward is nn.Embedding.forward and names == ("weight",):
         body["forward"] = looked_up
     elif issubclass(kind, nn.RNNBase):
         body["forward"] = with_weights
@@ -66,9 +65,9 @@ def packed_class(kind: Any, names: tuple[str, ...]) -> type[nn.Module]:
 
 
 def looked_up(self: nn.Embedding, index: Tensor) -> Tensor:
-    """Rows of an embedding. (Norms that are limited when rows are looked up change the table: those embeddings are not packed.)"""
+    """Rows of an embedding, without making the others; a table whose rows are cut to a norm is made whole, as torch cuts them in place."""
     form: Form = getattr(self, "weight" + SUFFIX)
-    return form.rows(index)
+    return form.rows(index) if self.max_norm is None else nn.Embedding.forward(self, index)
 
 
 def with_weights(self: nn.RNNBase, *inputs: Any, **named: Any) -> Any:

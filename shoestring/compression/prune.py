@@ -19,8 +19,7 @@ from shoestring.core.errors import Mistake
 @dataclass(frozen=True)
 class Prune(Restructure):
     """A share of heads, neurons, channels or layers is removed, the least important first (`structure/importance.py`: what the following
-    layer
-    loses when a unit leaves and the others make up for it), and the weights that read what was cut are fitted anew
+    layer loses when a unit leaves and the others make up for it), and the weights that read what was cut are fitted anew
     (`structure/repair.py`: W' = W M[:, kept] M[kept, kept]^-1, with M the second moment of the inputs).
 
     Frantar, Alistarh 2022, "Optimal Brain Compression", arXiv 2208.11580; Michel, Levy, Neubig 2019, "Are Sixteen Heads Really Better than

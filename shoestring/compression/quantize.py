@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -48,10 +48,6 @@ class Quantize(Storage):
         if self.bits:
             return (Setting(self.bits, self.group or GROUPS[self.bits]),)
         return tuple(dict.fromkeys(Setting(bits, self.group or group) for bits, group in USUAL))
-
-    @classmethod
-    def choices(cls, cost: ModelCost, /) -> tuple[Self, ...]:
-        return (cls(),)
 
     def only(self) -> bool:
         return bool(self.bits)

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from torch import nn
 
@@ -14,7 +14,6 @@ from shoestring.compression.forms.form import Plain
 from shoestring.compression.pack import buffers_of
 from shoestring.compression.study import Study
 from shoestring.compression.technique import STRUCTURE, Compressed, CompressTechnique, ModelCost, Offer
-from shoestring.compression.timing import Clock, latency
 from shoestring.core.errors import Mistake
 from shoestring.core.technique import text
 
@@ -31,10 +30,8 @@ class Restructure(CompressTechnique, ABC):
 
     def cost(self, cost: ModelCost, /) -> ModelCost:
         study = self.studied(cost.study)
-        clock = Clock(latency(study.model, study.forward, cost.sample)) if study is not cost.study else cost.clock
-        known = study.__dict__.setdefault("clock", clock)   # of one model, once
         edits = [*cost.about.get("edits", ()), *study.edits]
-        return replace(cost, study=study, clock=known, offers=plain_offers(study), buffers=buffers_of(study.model),
+        return replace(cost, study=study, offers=plain_offers(study), buffers=buffers_of(study.model),
                        about={**cost.about, "edits": edits})
 
     def studied(self, study: Study) -> Study:
@@ -42,7 +39,7 @@ class Restructure(CompressTechnique, ABC):
         key = text(self)
         if key not in study.derived:
             model, edit, left = self.changed(study)
-            study.derived[key] = Study(model, study.forward, study.batches, study.others, study.measure,
+            study.derived[key] = Study(model, study.forward, study.batches, study.others, study.measure, study.sample,
                                        original=study.original if study.original is not None else study.model, edits=(edit,),
                                        notes=(*study.notes, *(f"{key}: {one}" for one in left)))
         return study.derived[key]
@@ -59,7 +56,7 @@ class Restructure(CompressTechnique, ABC):
         return replace(subject, model=copy.deepcopy(study.model), study=study, edits=(*subject.edits, *study.edits))
 
     @classmethod
-    def choices(cls, cost: ModelCost, /) -> tuple[CompressTechnique, ...]:   # type: ignore[override]
+    def choices(cls, cost: ModelCost, /) -> tuple[Self, ...]:
         return ()   # what it damages is mended by healing alone, which the user allows: it is for who asks
 
 

@@ -12,13 +12,14 @@ from shoestring.compression.allocate import Allocation
 from shoestring.compression.catalogue import CATALOGUE, clash
 from shoestring.compression.decode import finished
 from shoestring.compression.fidelity import Fidelity, fidelity, outputs
+from shoestring.compression.forms.form import Form
 from shoestring.compression.manifest import numbers_bytes
 from shoestring.compression.pack import buffers_of
 from shoestring.compression.restructure import plain_offers
 from shoestring.compression.source import Samples, Source
 from shoestring.compression.study import Study
 from shoestring.compression.technique import Compressed, CompressTechnique, ModelCost, Offer
-from shoestring.compression.timing import Clock, latency, one_sample
+from shoestring.compression.timing import one_sample
 from shoestring.core.batch import Batch
 from shoestring.core.budget import Budget
 from shoestring.core.errors import Mistake, OverBudget
@@ -30,6 +31,7 @@ from shoestring.planning.room import Candidate, Room, named
 
 DAMAGE = Quantity("damage", "damage", "share")
 SIZE = Quantity("size_bytes", "size")
+NONE: Mapping[str, Form] = {}
 TRIES = 4          # allocations for a quality floor, each corrected by what the last one really did
 
 
@@ -43,19 +45,18 @@ class CompressPlan:
     cost: ModelCost = field(repr=False, compare=False)
     first: Study = field(repr=False, compare=False)                  # of the model as it was given
     checked: Fidelity | None = field(default=None, compare=False)   # really measured, on batches that calibration did not see
+    learned: Mapping[str, Form] = field(default_factory=dict, repr=False, compare=False)   # by healing, in the place of what was rounded
 
     def numbers(self) -> Mapping[str, float]:
         return self.known
 
     @property
     def allocation(self) -> Allocation[Offer]:
-        found = self.cost.allocation
-        assert found is not None, "a cost has one"
-        return found
+        return self.cost.allocation
 
     def made(self) -> Compressed:
         """The model, compressed: a copy."""
-        return compressed(self.techniques, self.cost, self.first)
+        return compressed(self.techniques, self.cost, self.first, self.learned)
 
     def as_json(self) -> dict[str, Any]:
         told = [described(one) | {"why": one.why} for one in self.techniques]
@@ -64,7 +65,8 @@ class CompressPlan:
 
     def layers(self) -> list[dict[str, Any]]:
         return [{"name": name, "technique": one.what.technique, "form": one.what.stored.kind, "bits": one.what.bits,
-                 "bytes": numbers_bytes(one.what.stored), "shape": list(one.what.stored.shape), "damage": one.damage}
+                 "bytes": numbers_bytes(one.what.stored), "shape": list(one.what.stored.shape),
+                 "damage": None if self.learned else one.damage}
                 for name, one in self.allocation.items()]
 
     def __str__(self) -> str:
@@ -92,8 +94,7 @@ class CompressRoom(Room[CompressTechnique, ModelCost, CompressPlan]):
 
     def confirmed(self, one: Candidate[CompressTechnique, ModelCost]) -> CompressPlan:
         """The model really compressed, and compared with the original. A quality floor that sums of damages only seemed to keep is asked
-        for
-        once more, with damages corrected by how far off they were."""
+        for once more, with damages corrected by how far off they were."""
         cost = one.cost
         for _ in range(TRIES):
             found = self.compared(one.techniques, cost)
@@ -126,18 +127,15 @@ class CompressRoom(Room[CompressTechnique, ModelCost, CompressPlan]):
 
 def plain_cost(source: Source, given: Samples, budget: Budget, measure: str) -> ModelCost:
     """What the model costs as it is."""
-    study = Study(source.model, source.job.forward, given.calibration, given.checked, measure)
-    sample = one_sample(given.unseen[0])
-    clock = Clock(latency(source.model, source.job.forward, sample))
-    return ModelCost(study, clock, budget, buffers_of(source.model), sample, source.about, plain_offers(study))
+    study = Study(source.model, source.job.forward, given.calibration, given.checked, measure, one_sample(given.unseen[0]))
+    return ModelCost(study, budget, buffers_of(source.model), source.about, plain_offers(study))
 
 
-def compressed(techniques: Sequence[CompressTechnique], cost: ModelCost, first: Study) -> Compressed:
+def compressed(techniques: Sequence[CompressTechnique], cost: ModelCost, first: Study, learned: Mapping[str, Form] = NONE) -> Compressed:
     """The model of the first study with these techniques: a copy, the given one stays as it is."""
-    allocation = cost.allocation
-    assert allocation is not None, "a cost has one"
-    forms = {name: one.what.way.form for name, one in allocation.items() if one.what.technique == ""}
-    return finished(applied(techniques, Compressed(copy.deepcopy(first.model), first, allocation, forms)))
+    forms = {name: one.what.way.form for name, one in cost.allocation.items() if one.what.technique == ""}
+    made = applied(techniques, Compressed(copy.deepcopy(first.model), first, cost.allocation, forms))
+    return finished(replace(made, forms={**made.forms, **learned}))
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,7 @@ class Measured:
     fidelity: Fidelity
     metrics: Mapping[str, Metric]
     original: Mapping[str, Metric]
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -78,15 +79,14 @@ class Session:
         """Write the folder, load it back, and measure what was loaded."""
         plan, job = self.plan, self.source.job
         made = plan.made()
-        about = plan.cost.about
-        forms = {name: one.what.way.form for name, one in plan.allocation.items()}
-        size = write_folder(target, about, plan.cost.specs(plan.allocation), forms, plan.cost.buffers, self.job_copy())
+        size = write_folder(target, plan.cost.about, plan.cost.specs(plan.allocation), made.forms, plan.cost.buffers, self.job_copy())
         loaded = self.loaded(target, made.model)
         wanted = outputs(self.source.model, job.forward, self.given.unseen)
         found = outputs(loaded, job.forward, self.given.unseen)
+        notes: list[str] = []
         return Measured(size, memory_of(loaded), latency(loaded, job.forward, one_sample(self.given.unseen[0])),
-                        fidelity(found, wanted, self.asked.measure), metrics(job, loaded, self.given.unseen),
-                        metrics(job, self.source.model, self.given.unseen))
+                        fidelity(found, wanted, self.asked.measure), metrics(job, loaded, self.given.unseen, notes),
+                        metrics(job, self.source.model, self.given.unseen), tuple(notes))
 
     def loaded(self, target: Path, made: nn.Module) -> nn.Module:
         """The folder as a user will load it; it must answer as the model in memory does, to the bit."""
@@ -121,10 +121,12 @@ class Session:
     # Telling
 
     def figures(self, measured: Measured | None = None) -> Figures:
-        known, tail = dict(self.plan.cost.known), self.plan.cost.clock.tail(0.99)
-        if self.healed is not None and self.plan.checked is not None:   # training is not predicted: as on the samples for confirming
-            known |= {"damage": self.plan.checked.damage, "quality": self.plan.checked.mean}
-        told = figures(QUANTITIES, {**known, "p50_seconds": known["median_seconds"], "p99_seconds": known["median_seconds"] * tail})
+        known, tail = self.plan.cost.known, self.plan.cost.clock.tail(0.99)
+        median = known["median_seconds"]
+        predicted: dict[str, float | None] = {**known, "p50_seconds": median, "p99_seconds": median * tail}
+        if self.healed is not None:   # what training will do is not predicted
+            predicted["damage"] = None
+        told = figures(QUANTITIES, predicted)
         if measured is None:
             return told
         return told.measured({"size_bytes": measured.size, "memory_bytes": measured.memory, "p50_seconds": measured.latency.p50,
@@ -142,8 +144,9 @@ class Session:
         return {"folder": str(folder), "size_bytes": both("size_bytes"), "memory_bytes": both("memory_bytes"),
                 "latency_ms": {"p50": both("p50_seconds", 1e3), "p99": both("p99_seconds", 1e3)},
                 "fidelity": {"by": self.asked.measure, "n": measured.fidelity.count,
-                             "mean": {"predicted": 1 - (told["damage"].predicted or 0.0), "measured": measured.fidelity.mean},
-                             "worst": {"predicted": None if self.plan.checked is None else self.plan.checked.worst,
+                             "mean": {"predicted": None if (lost := told["damage"].predicted) is None else 1 - lost,
+                                      "measured": measured.fidelity.mean},
+                             "worst": {"predicted": None if self.plan.checked is None or self.healed else self.plan.checked.worst,
                                        "measured": measured.fidelity.worst}},
                 "metric": {name: {"predicted": number(measured.original[name].value), "measured": number(one.value), "n": one.count,
                                   "standard_error": one.standard_error} for name, one in measured.metrics.items()},
@@ -156,7 +159,8 @@ class Session:
                 "asked": {one.name: one.value for one in self.asked.budget.limits()}
                          | ({"metric": str(self.asked.floor)} if self.asked.floor is not None else {}),
                 "missed": self.missed(measured),
-                "notes": [*self.source.notes, *self.given.notes, *self.plan.cost.study.notes], "files": [TENSORS, MANIFEST]}
+                "notes": [*self.source.notes, *self.given.notes, *self.plan.cost.study.notes, *measured.notes],
+                "files": [TENSORS, MANIFEST]}
 
 
 def number(value: float) -> float | None:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from shoestring.core.batch import Batch, moved, samples
+from shoestring.core.batch import Batch, mapped, samples, split
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.data.feed import looking
@@ -84,7 +84,9 @@ def from_run(folder: Folder, best: bool) -> Source:
 
 
 def prepared(model: nn.Module) -> nn.Module:
-    return model.eval().requires_grad_(False)
+    """The model, ready to be looked at. All of this room works on the CPU, where the packed model is measured; healing alone trains on a
+    GPU."""
+    return model.cpu().eval().requires_grad_(False)
 
 
 def about(file: Path, flags: Mapping[str, Any]) -> dict[str, Any]:
@@ -107,12 +109,10 @@ class Samples:
 def samples_of(job: Job, unseen: int = UNSEEN) -> Samples:
     """Calibration from the training data; what is confirmed and reported on from the held-out data, or, without those, from further
     training batches of the same round."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
     def taken(batches: Iterator[Batch], count: int) -> list[Batch]:
         found: list[Batch] = []
         while sum(map(counted, found)) < count and (batch := next(batches, None)) is not None:
-            found.append(moved(batch, device))
+            found.append(mapped(lambda leaf: leaf.cpu() if isinstance(leaf, Tensor) else leaf, batch))
         return found
 
     with looking(job) as feed:
@@ -123,19 +123,32 @@ def samples_of(job: Job, unseen: int = UNSEEN) -> Samples:
     if job.held_out is not None:
         with looking(job, data=job.held_out) as feed:
             beside = taken(one_round(feed), CHECKED + unseen)
-    if not calibration or (not beside and len(calibration) < 3):
-        raise Mistake(f"the job's data gave {len(calibration)} batches in a round: compressing needs some to calibrate with and others to "
-                      f"measure on; give the Job smaller batches, or held_out=lambda: batches")
+    beside = parted(beside, 4)
     if len(beside) < 2:
-        third = max(1, len(calibration) // 3)
-        beside = [*calibration[-2 * third:], *beside]
-        calibration = calibration[:-2 * third]
+        calibration = parted(calibration, 3)
+        third = len(calibration) // 3
+        beside = [*calibration[len(calibration) - 2 * third:], *beside]
+        calibration = calibration[:len(calibration) - 2 * third]
+    if not calibration or len(beside) < 2:
+        raise Mistake(f"the job's data gave {len(calibration) + len(beside)} samples or batches in a round: compressing needs some to "
+                      f"calibrate with and others to measure on; give the Job more data, or held_out=lambda: batches")
     part = max(1, min(len(beside) // 4, -(-CHECKED // max(counted(beside[0]), 1))))
     told = sum(map(counted, beside[part:]))
     if told < 200:
         notes.append(f"fidelity is measured on {told} samples that nothing was chosen by: a small number; give the Job more data, or "
                      f"held_out")
     return Samples(calibration, beside[:part], beside[part:], tuple(notes))
+
+
+def parted(batches: list[Batch], least: int) -> list[Batch]:
+    """At least so many batches, of a few that are cut, as far as they can be."""
+    def pieces(batch: Batch) -> list[Batch]:
+        try:
+            return split(batch, min(-(-least // len(batches)), samples(batch)))
+        except Mistake:
+            return [batch]
+
+    return batches if len(batches) >= least else [piece for batch in batches for piece in pieces(batch)]
 
 
 def one_round(feed: Any) -> Iterator[Batch]:

@@ -23,9 +23,8 @@ WAYS = ("magnitude", "random")
 @dataclass(frozen=True)
 class Sparsify(Restructure):
     """A share of the numbers of every matrix is set to zero: those that matter least, |w_ij| sqrt(M_jj), with M_jj the mean square of
-    the input
-    that w_ij is multiplied with (Sun et al. 2024, "Wanda", arXiv 2306.11695; by |w_ij| alone where it is not known), or drawn from a seed.
-    What is left is stored behind a bitmap of one bit a number; a mask that was drawn is stored as its seed.
+    the input that w_ij is multiplied with (Sun et al. 2024, "Wanda", arXiv 2306.11695; by |w_ij| alone where it is not known), or drawn
+    from a seed. What is left is stored behind a bitmap of one bit a number; a mask that was drawn is stored as its seed.
 
     share    of the numbers that become zero
     by       magnitude, or random: the baseline
@@ -61,8 +60,8 @@ class Sparsify(Restructure):
             with torch.no_grad():
                 for name, mask in masks.items():
                     values[name].mul_(mask)
-            study.derived[key] = Study(model, study.forward, study.batches, study.others, study.measure, masks=masks, notes=study.notes,
-                                       seed=self.seed if self.by == "random" else None,
+            study.derived[key] = Study(model, study.forward, study.batches, study.others, study.measure, study.sample, masks=masks,
+                                       notes=study.notes, seed=self.seed if self.by == "random" else None,
                                        original=study.original if study.original is not None else study.model)
         return study.derived[key]
 

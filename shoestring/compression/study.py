@@ -24,6 +24,7 @@ from shoestring.compression.forms.grid import Grid, matrix_shape
 from shoestring.compression.forms.sparse import Sparse
 from shoestring.compression.manifest import Stored
 from shoestring.compression.rounding import Rounded, Setting, rounded
+from shoestring.compression.timing import Clock, clock_of
 from shoestring.compression.weights import Usage, Weight, looking_at, weights_of
 from shoestring.core.batch import Batch, samples, split
 from shoestring.core.errors import Mistake
@@ -56,11 +57,11 @@ class Study:
     batches: Sequence[Batch]                # calibration
     others: Sequence[Batch]                 # damages are measured on: rounding knows the first ones, and looks too good there
     measure: str = "cosine"
+    sample: Batch = None                    # one, that answers are timed with
     original: nn.Module | None = None
     ways: dict[tuple[str, str], Way] = field(default_factory=dict)         # by the weight's name and a label of the form
     damages: dict[tuple[str, str], float] = field(default_factory=dict)    # measured, by the same
     masks: Mapping[str, Tensor] = field(default_factory=dict)              # of weights that were cut to zeros: what is left
-
     seed: int | None = None                                                # that those masks follow from, if they do
     notes: tuple[str, ...] = ()                                            # what techniques left alone, and why
     edits: tuple[Mapping[str, Any], ...] = ()                              # how this model was made of the one it was before
@@ -84,6 +85,11 @@ class Study:
             for batch in self.batches:
                 self.forward(self.model, batch)
         return usage
+
+    @cached_property
+    def clock(self) -> Clock:
+        """How long the model takes for an answer, and how much longer with packed weights."""
+        return clock_of(self.model, self.forward, self.sample, self.weights)
 
     @cached_property
     def probe(self) -> list[Batch]:
@@ -196,8 +202,8 @@ class Study:
         return self.damages[key]
 
     def together(self, label: str) -> float:
-        """The damage of vectors (biases, norms), which is too small to be measured of each: of all that are in this form, by their
-        number."""
+        """The damage of vectors (biases, norms), which is too small to be measured of each: of all that are in this form, by how many
+        they are."""
         if ("", label) not in self.damages:
             vectors = [weight for weight in self.weights if not weight.is_matrix and (weight.name, label) in self.ways]
             wanted = self.wanted

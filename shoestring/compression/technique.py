@@ -26,7 +26,6 @@ from shoestring.compression.manifest import Stored, fixed_bytes, folder_bytes, n
 from shoestring.compression.study import Study, Way
 from shoestring.compression.timing import Clock
 from shoestring.compression.weights import Weight
-from shoestring.core.batch import Batch
 from shoestring.core.budget import Budget
 from shoestring.core.technique import Technique
 
@@ -57,16 +56,18 @@ class ModelCost:
     """What a model costs, under a budget: which offer each weight takes follows from that."""
 
     study: Study
-    clock: Clock
     wanted: Budget
     buffers: Mapping[str, Tensor]
-    sample: Batch = None                                                  # one, for latencies
     about: Mapping[str, Any] = field(default_factory=dict)                # of the manifest beside weights: the job, edits
     offers: Mapping[str, tuple[Offer, ...]] = field(default_factory=dict)
     decoded: bool = False                                                 # weights are dense again when the model is loaded
     forced: bool = False                                                  # the user named the techniques: what they can store they must
     settled: frozenset[str] = frozenset()                                 # weights of which the user named the form
     factor: float = 1.0                                                   # by which damages measured together exceeded their sum
+
+    @property
+    def clock(self) -> Clock:
+        return self.study.clock
 
     @cached_property
     def options(self) -> dict[str, list[Option[Offer]]]:
@@ -75,22 +76,22 @@ class ModelCost:
 
     def option(self, weight: Weight, offer: Offer) -> Option[Offer]:
         dense, packed = weight.count * weight.dtype.itemsize, offer.stored
-        seconds = 0.0 if self.decoded or packed.kind == "plain" else self.clock.decoding(packed, self.study.usage[weight.name])
+        seconds = 0.0 if self.decoded or packed.kind == "plain" else self.clock.decoding(packed)
         return Option(offer, stored_bytes(packed), self.study.damage(weight, offer.label), seconds,
                       dense if self.decoded else numbers_bytes(packed))
 
     @cached_property
-    def allocation(self) -> Allocation[Offer] | None:
-        """The option that every weight takes; None if no allocation keeps the budget."""
+    def allocation(self) -> Allocation[Offer]:
+        """The option that every weight takes: within the budget, or, where none is, the nearest."""
         found = self.solved()
         for _ in range(ROUNDS):
-            if found is None or not self.measure(found):
+            if not self.measure(found):
                 return found
             self.__dict__.pop("options", None)   # their damages are known better now
             found = self.solved()
         return found
 
-    def solved(self) -> Allocation[Offer] | None:
+    def solved(self) -> Allocation[Offer]:
         budget = self.wanted
         fixed, dead = fixed_bytes(self.about, self.buffers), self.study.base.damage
         most = (budget.size - fixed) if budget.size is not None else float("inf")
@@ -123,7 +124,6 @@ class ModelCost:
     @cached_property
     def known(self) -> dict[str, float]:
         found = self.allocation
-        assert found is not None, "there is always one"
         _, damage, seconds = total(found)
         damage = damage * self.factor + self.study.base.damage
         return {"size_bytes": folder_bytes(self.about, self.specs(found), self.buffers),
@@ -132,7 +132,8 @@ class ModelCost:
                 "median_seconds": self.clock.median + seconds, "quality": max(1 - damage, 0.0), "damage": damage}
 
     def frontier(self) -> list[dict[str, float]]:
-        """The whole of what can be reached, by arithmetic."""
+        """The whole of what can be reached, by arithmetic; a size is at most some bytes a weight too large, which the manifest's text may
+        take."""
         fixed, dead = fixed_bytes(self.about, self.buffers), self.study.base.damage
         return [{"size_bytes": size + fixed, "damage": damage * self.factor + dead,
                  "latency_ms": 1000 * (self.clock.median + seconds)} for size, damage, seconds in frontier(self.options)]
@@ -163,15 +164,14 @@ class Compressed:
 
 
 class CompressTechnique(Technique[Compressed, ModelCost], ABC):
-    """`seam`: structure, zeros, storage or running. Techniques of storage offer forms by `offers`, and the rest follows from that."""
+    """`seam`: structure, zeros, storage or running."""
 
     seam: ClassVar[str]
     exact: ClassVar[bool] = False
-    several: ClassVar[bool] = False    # settings of it can stand beside each other
 
 
 class Storage(CompressTechnique, ABC):
-    """A technique that offers forms."""
+    """A technique that offers weights forms: which ones, `labels` says, and the rest follows from that."""
 
     seam: ClassVar[str] = "storage"
     order: ClassVar[int] = STORAGE

@@ -1,12 +1,12 @@
 """How long an answer takes, and how much longer with packed weights.
 
-    latency = median of the plain model + what decoding each packed weight takes
+    latency = median of the plain model + what decoding each packed weight takes, as often as one answer uses it
 
-Both are measured here, on one sample, in turns and without gradients. What a percentile is above the median is a share, measured too.
+Both are measured here, on one sample and without gradients. What a percentile is above the median is a share, measured too.
 """
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import quantiles
 from time import perf_counter
@@ -18,7 +18,7 @@ from torch import nn
 from shoestring.compression.fidelity import Forward
 from shoestring.compression.forms.kinds import KINDS
 from shoestring.compression.manifest import Stored
-from shoestring.compression.weights import Usage
+from shoestring.compression.weights import Usage, Weight, looking_at
 from shoestring.core.batch import Batch, samples, split
 from shoestring.core.errors import Mistake
 
@@ -64,6 +64,7 @@ class Clock:
     """Latencies of a model's answers, with weights packed one way or another."""
 
     plain: Latency
+    usage: Mapping[str, Usage]        # of weights, in one answer
     known: dict[tuple[Any, ...], float] = field(default_factory=dict)
 
     @property
@@ -74,8 +75,9 @@ class Clock:
         """By what factor that percentile is above the median."""
         return 1.0 if percentile <= 0.5 else max(self.plain.p99 / self.plain.p50, 1.0)
 
-    def decoding(self, stored: Stored, usage: Usage) -> float:
-        """Seconds that a call of the model takes longer with a weight in this form: it is decoded as often as it is used."""
+    def decoding(self, stored: Stored) -> float:
+        """Seconds that an answer takes longer with a weight in this form: it is decoded as often as it is used."""
+        usage = self.usage[stored.names[0]]
         looked_up = usage.index if usage.kinds == {"embedding"} else None
         key = (stored.kind, stored.shape, str(sorted(stored.settings.items())), None if looked_up is None else tuple(looked_up.shape))
         if key not in self.known:
@@ -85,4 +87,10 @@ class Clock:
             with torch.no_grad():
                 found = timed(form.dense if looked_up is None else lambda: form.rows(looked_up), seconds=0.02, least=5)
             self.known[key] = found.p50
-        return self.known[key]
+        return self.known[key] * max(usage.calls, 1)   # not every use is seen: one of an LSTM is not
+
+
+def clock_of(model: nn.Module, forward: Forward, sample: Batch, weights: Sequence[Weight]) -> Clock:
+    with torch.no_grad(), looking_at(model, weights) as usage:
+        forward(model, sample)
+    return Clock(latency(model, forward, sample), usage)

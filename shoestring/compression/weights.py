@@ -13,6 +13,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from shoestring.compression.forms.grid import matrix_shape
+from shoestring.compression.manifest import DTYPES
 from shoestring.core.errors import Mistake
 
 ROWS = 4096   # of inputs of one call that are looked at for second moments: more of a large feature map say little more
@@ -54,6 +55,8 @@ def weights_of(model: nn.Module) -> tuple[Weight, ...]:
                           f"factory")
         if not value.is_floating_point():
             continue
+        if value.dtype not in DTYPES.values() or value.layout is not torch.strided:
+            raise Mistake(f"{names[key][0]} is {value.layout} of {value.dtype}: only dense ones of {', '.join(DTYPES)} can be compressed")
         if not value.is_meta and not bool(torch.isfinite(value).all()):
             raise Mistake(f"{names[key][0]} has numbers that are not finite: the model was trained to NaN, or its file is damaged; "
                           f"compress a checkpoint from before that")

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
 
-from shoestring.planning.names import FEDERATED, TRAINING, source, technique_files
+from shoestring.planning.names import COMPRESS, FEDERATED, TRAINING, knobs_of, source, technique_files
 
 
 def technique_text(one: Mapping[str, Any]) -> str:
@@ -18,10 +18,12 @@ def technique_text(one: Mapping[str, Any]) -> str:
     ('Checkpoint(every=2)', 'Fused()')
     >>> technique_text({"name": "Unheard", "knobs": {"of": None}})
     'Unheard(of=None)'
+    >>> technique_text({"name": "Quantize", "knobs": {"bits": 4, "group": 0}})   # two catalogues have one: its knobs tell which it is
+    'Quantize(bits=4)'
     """
     name, knobs = str(one.get("name") or "technique"), one.get("knobs")
-    usual = defaults().get(name, {})
     given = knobs if isinstance(knobs, Mapping) else {}
+    usual = next((found for knobs, found in defaults().get(name, ()) if set(given) <= knobs), {})
     shown = {knob: value for knob, value in given.items() if knob not in usual or value != usual[knob]}
     return f"{name}({', '.join(f'{knob}={value!r}' for knob, value in shown.items())})"
 
@@ -32,9 +34,13 @@ def plan_text(techniques: Iterable[Mapping[str, Any]]) -> str:
 
 
 @cache
-def defaults() -> dict[str, dict[str, Any]]:
-    """The knobs of every technique of a catalogue of ours that have a default, with it."""
-    return {name: dict(defaults_in(name, file)) for catalogue in (TRAINING, FEDERATED) for name, file in technique_files(catalogue).items()}
+def defaults() -> dict[str, list[tuple[frozenset[str], dict[str, Any]]]]:
+    """Of the techniques of a name in our catalogues, all knobs, and those that have a default, with it."""
+    found: dict[str, list[tuple[frozenset[str], dict[str, Any]]]] = {}
+    for catalogue in (TRAINING, FEDERATED, COMPRESS):
+        for name, file in technique_files(catalogue).items():
+            found.setdefault(name, []).append((frozenset(knobs_of(name, file)), dict(defaults_in(name, file))))
+    return found
 
 
 def defaults_in(name: str, file: str) -> Iterable[tuple[str, Any]]:

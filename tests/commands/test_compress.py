@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -97,18 +98,36 @@ def test_a_latency_is_kept_by_decoding_once(trained: Path, tmp_path: Path, capsy
 
 def test_healing_mends_what_two_bits_broke_and_goes_on_after_a_kill(trained: Path, tmp_path: Path,
                                                                     capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["compress", str(trained / "run"), "--use", "Quantize(bits=2)", "--heal", "2s", "--out", str(tmp_path / "small")]
-    process = subprocess.Popen([sys.executable, "-m", "shoestring", *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                               env={**os.environ, "OMP_NUM_THREADS": "1"})
-    events = tmp_path / "small-healing" / "run" / "events.jsonl"
-    while process.poll() is None and not (events.exists() and events.read_text().count("Stepped") + events.stat().st_size // 4000 > 1):
-        time.sleep(0.05)
+    def words(name: str) -> list[str]:
+        return ["compress", str(trained / "run"), "--use", "Quantize(bits=2)", "--heal", "2s", "--out", str(tmp_path / name)]
+
+    process = subprocess.Popen([sys.executable, "-m", "shoestring", *words("small")], stdout=subprocess.DEVNULL,
+                               stderr=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())})
+    run_folder = tmp_path / "small-healing" / "run"
+    while process.poll() is None and len(list(run_folder.glob("checkpoints/step-*"))) < 2:
+        time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    told = answer(capsys, words)
+    assert not (tmp_path / "small").exists()
+    told = answer(capsys, words("small"))
+    begun = [json.loads(line) for line in (run_folder / "events.jsonl").read_text().splitlines() if '"begun"' in line]
+    assert len(begun) == 2 and 0 < begun[1]["step"] < begun[1]["steps"], "it went on where it was"
     healed = told["healed"]
     assert healed["after"] > healed["before"] and 1 - healed["after"] < 0.5 * (1 - healed["before"])
-    assert told["size_bytes"]["predicted"] == told["size_bytes"]["measured"]
+    assert told["size_bytes"]["predicted"] == told["size_bytes"]["measured"] and told["fidelity"]["mean"]["predicted"] is None
+    shutil.copytree(tmp_path / "small-healing", tmp_path / "other-healing", ignore=shutil.ignore_patterns("run"))
+    answer(capsys, words("other"))
+    small, other = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("small", "other"))
+    assert small == other, "a healing that was never killed ends with the same bits"
+    shutil.rmtree(tmp_path / "small")
+    assert run([*words("small"), "--use", "Half()"]) == 2 and "healing of another plan" in capsys.readouterr().err
+
+
+def test_help_with_a_job_shows_its_own_flags(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run(["compress", str(trained / "net.py"), "--help"])
+    said = capsys.readouterr().out
+    assert ended.value.code == 0 and "--width" in said and "--keep" in said
 
 
 @pytest.mark.parametrize(("words", "said"), [

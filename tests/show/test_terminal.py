@@ -127,8 +127,12 @@ def test_a_technique_is_spelt_the_same_from_its_json(technique: Any) -> None:
 def test_defaults_are_those_of_the_classes() -> None:
     from dataclasses import MISSING, fields
 
+    from shoestring.compression.catalogue import CATALOGUE as COMPRESS
     from shoestring.federated.catalogue import CATALOGUE as FEDERATED
 
-    found = {kind.__name__: {one.name: one.default for one in fields(kind) if one.default is not MISSING}   # type: ignore[arg-type]
-             for kind in (*CATALOGUE, *FEDERATED)}
+    found: dict[str, list[object]] = {}
+    for kind in (*CATALOGUE, *FEDERATED, *COMPRESS):
+        knobs = fields(kind)   # type: ignore[arg-type]
+        found.setdefault(kind.__name__, []).append((frozenset(one.name for one in knobs),
+                                                    {one.name: one.default for one in knobs if one.default is not MISSING}))
     assert found == defaults()

@@ -10,7 +10,7 @@ from shoestring.compression.exits.bounds import at_least, at_most
 from shoestring.compression.exits.cascade import Cascade
 from shoestring.compression.exits.confidence import MEASURES
 from shoestring.compression.exits.early_exit import Answer, EarlyExit, Head, with_exits
-from shoestring.compression.exits.evidence import gathered, seconds_by_part
+from shoestring.compression.exits.evidence import Parts, gathered, seconds_by_part
 from shoestring.compression.exits.exit_job import AllExits, exit_job
 from shoestring.compression.exits.ponder import Pondered, ponder_job
 from shoestring.compression.exits.recurrent import AdaptiveRecurrent
@@ -19,5 +19,5 @@ from shoestring.compression.exits.thresholds import Calibration, Evidence, Point
 from shoestring.compression.exits.tokens import AdaptiveTokens
 
 __all__ = ["MEASURES", "AdaptiveRecurrent", "AdaptiveTokens", "AdaptiveUnits", "AllExits", "Answer", "Calibration", "Cascade", "EarlyExit",
-           "Evidence", "Head", "Point", "Pondered", "at_least", "at_most", "calibrate", "exit_job", "frontier", "gathered", "operate",
-           "ponder_job", "seconds_by_part", "with_exits"]
+           "Evidence", "Head", "Parts", "Point", "Pondered", "at_least", "at_most", "calibrate", "exit_job", "frontier", "gathered",
+           "operate", "ponder_job", "seconds_by_part", "with_exits"]

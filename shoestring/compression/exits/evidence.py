@@ -2,10 +2,10 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,11 +15,21 @@ from shoestring.compression.exits.confidence import check_logits
 from shoestring.compression.exits.early_exit import EarlyExit
 from shoestring.compression.exits.rows import hidden_of, logits_of
 from shoestring.compression.exits.thresholds import Evidence
-from shoestring.core.batch import Batch
+from shoestring.core.batch import Batch, samples, split
 from shoestring.core.errors import Mistake
 from shoestring.core.job import default_forward
 
-Parts = tuple[tuple[float, ...], tuple[float, ...]]   # seconds of a row between exits, and of each head
+UNREACHED = 2.0   # a threshold that no confidence reaches, of an exit that is used
+
+
+class Parts(NamedTuple):
+    """Seconds of a row, as `Evidence` has them."""
+
+    parts: tuple[float, ...]
+    heads: tuple[float, ...]
+    fixed: tuple[float, ...] = ()
+    leaving: float = 0.0
+    batch: int = 1
 
 
 class Everything(nn.Module):
@@ -55,10 +65,49 @@ def gathered(model: EarlyExit | Cascade, batches: Iterable[Batch], costs: Parts,
 @torch.no_grad()
 def seconds_by_part(model: EarlyExit | Cascade, batch: Batch, rounds: int = 20,
                     forward: Callable[[nn.Module, Batch], Any] = default_forward) -> Parts:
-    """Median seconds of a row between exits, and of each head with finding the sure rows, at this batch's size.
-
-    A smaller batch costs more a row, which is not counted: a speed-up predicted from these is too high (docs/exits.md).
+    """Median seconds for a row of this batch: between exits; of each head, with finding the sure rows; and what does not become less with
+    the rows, from the same on half of them and a quarter:  seconds(rows) = fixed + slope rows  for every part.
     """
+    rows = samples(batch)
+    sizes = sorted({max(1, rows // 4), max(1, rows // 2), rows})
+    found = {size: timed_parts(model, split(batch, rows // size)[0] if size < rows else batch, rounds, forward) for size in sizes}
+    lines = [line([(size, found[size][kind][place]) for size in sizes])
+             for kind in (0, 1) for place in range(len(found[rows][kind]))]
+    exits = len(found[rows][1])
+    parts, heads = lines[:exits + 1], lines[exits + 1:]
+    whole = sum(found[rows][0]) + sum(found[rows][1])
+    extra = max(0.0, seconds_to_the_end(model, batch, rounds, forward) - whole)
+    return Parts(tuple(max(slope, 1e-12) for _, slope in parts), tuple(slope for _, slope in heads),
+                 tuple(fixed / rows for fixed, _ in parts), (sum(fixed for fixed, _ in heads) + extra) / rows, rows)
+
+
+def line(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
+    """Of seconds by rows, what is fixed and what each row adds, neither below 0.
+
+    >>> [round(one, 9) for one in line([(8, 5.0), (16, 7.0), (32, 11.0)])]
+    [3.0, 0.25]
+    """
+    if len(points) < 2:
+        return 0.0, points[0][1] / points[0][0]
+    last, seconds = points[-1]
+    slope = min(max(statistics.linear_regression(*zip(*points, strict=True)).slope, 0.0), seconds / last)
+    return seconds - slope * last, slope
+
+
+def seconds_to_the_end(model: EarlyExit | Cascade, batch: Batch, rounds: int, forward: Callable[[nn.Module, Batch], Any]) -> float:
+    """Of a batch of which no row leaves, though all exits look."""
+    before = model.thresholds.clone()
+    model.thresholds.fill_(UNREACHED)
+    try:
+        forward(model, batch)
+        return median_of(rounds, partial(forward, model, batch))
+    finally:
+        model.thresholds.copy_(before)
+
+
+def timed_parts(model: EarlyExit | Cascade, batch: Batch, rounds: int,
+                forward: Callable[[nn.Module, Batch], Any]) -> tuple[list[float], list[float]]:
+    """Median seconds of a batch between exits, and of each head with finding the sure rows."""
     every = Everything(model).eval()
     clock = Clock()
     handles = clock.on_models(model) if isinstance(model, Cascade) else clock.on_blocks(model)
@@ -74,20 +123,18 @@ def seconds_by_part(model: EarlyExit | Cascade, batch: Batch, rounds: int = 20,
     finally:
         for handle in handles:
             handle.remove()
-    rows = len(small[0])
-    medians = [statistics.median(one[place] for one in taken) / rows for place in range(len(taken[0]))]
-    choosing = [median_of(rounds, partial(leaving, model, logits)) / rows for logits in small]
+    medians = [statistics.median(one[place] for one in taken) for place in range(len(small) + 1)]
+    choosing = [median_of(rounds, partial(leaving, model, logits)) for logits in small]
     if isinstance(model, Cascade):
-        return tuple(medians[:len(small) + 1]), tuple(choosing)
+        return medians, choosing
     # a block's hidden state, then what follows; heads come after the model's own forward, one by one
-    heads = [median_of(rounds, partial(head, hidden)) / rows for head, hidden in zip(model.heads.values(), clock.hidden, strict=True)]
-    parts = list(medians[:len(small) + 1])
-    parts[-1] -= sum(heads)
-    return tuple(max(part, 1e-12) for part in parts), tuple(head + chosen for head, chosen in zip(heads, choosing, strict=True))
+    heads = [median_of(rounds, partial(head, hidden)) for head, hidden in zip(model.heads.values(), clock.hidden, strict=True)]
+    medians[-1] = max(medians[-1] - sum(heads), 0.0)
+    return medians, [head + chosen for head, chosen in zip(heads, choosing, strict=True)]
 
 
 def leaving(model: EarlyExit | Cascade, logits: Tensor) -> Tensor:
-    return (~(model.sureness(logits).double() >= 2.0)).nonzero()[:, 0]
+    return (~(model.sureness(logits).double() >= UNREACHED)).nonzero()[:, 0]
 
 
 def median_of(rounds: int, work: Callable[[], object]) -> float:

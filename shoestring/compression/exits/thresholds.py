@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -42,6 +42,9 @@ class Evidence:
     right: Tensor                # (rows, exits + 1): 1 where the answer is right, or is that of the whole model; the last column is the end
     parts: tuple[float, ...]     # from one exit to the next, the last to the end: exits + 1
     heads: tuple[float, ...]     # of each exit
+    fixed: tuple[float, ...] = ()   # of each part, a row's share of what it takes for a batch however few rows are left: exits + 1, or none
+    leaving: float = 0.0            # a row's share of what taking rows out of a batch takes
+    batch: int = 1                  # rows that come together
 
     def __post_init__(self) -> None:
         exits = len(self.heads)
@@ -54,7 +57,8 @@ class Evidence:
             found = [exit for exit in range(exits) if bool(torch.isnan(self.confidence[:, exit]).any())]
             raise Mistake(f"the confidences of exits {found} are not numbers for some rows: the model's or a head's output is NaN there; "
                           f"train it again with a lower rate, or look for rows that are broken")
-        if not all(math.isfinite(cost) and cost >= 0 for cost in (*self.parts, *self.heads)) or not self.parts[0] > 0:
+        each = (*self.parts, *self.heads, *self.fixed, self.leaving)
+        if not all(math.isfinite(cost) and cost >= 0 for cost in each) or not self.parts[0] > 0 or len(self.fixed) not in (0, exits + 1):
             raise Mistake(f"costs {self.parts} of parts and {self.heads} of heads: give finite numbers, 0 or more, and the first part "
                           f"more than 0")
         object.__setattr__(self, "confidence", self.confidence.double())
@@ -63,10 +67,10 @@ class Evidence:
     @property
     def whole(self) -> float:
         """Cost of a row without exits."""
-        return sum(self.parts)
+        return sum(self.parts) + sum(self.fixed)
 
     def rows(self, numbers: Tensor) -> Evidence:
-        return Evidence(self.confidence[numbers], self.right[numbers], self.parts, self.heads)
+        return replace(self, confidence=self.confidence[numbers], right=self.right[numbers])
 
 
 @dataclass(frozen=True)
@@ -119,13 +123,21 @@ def costs(evidence: Evidence, thresholds: Sequence[float]) -> Tensor:
     return torch.tensor([part + head for part, head in zip(evidence.parts, (*heads, 0.0), strict=True)], dtype=torch.float64).cumsum(0)
 
 
+def shared_cost(evidence: Evidence, shares: Tensor, thresholds: Sequence[float]) -> float:
+    """A row's share of what does not become less with the rows: a part takes it if any row of the batch comes to it."""
+    coming = 1 - torch.cat((torch.zeros(1), shares[:-1])).cumsum(0)
+    nobody = (1 - coming.clamp(0, 1)) ** evidence.batch
+    parts = sum(fixed * (1 - float(one)) for fixed, one in zip(evidence.fixed, nobody, strict=False))
+    return parts + (evidence.leaving if any(one < NEVER for one in thresholds) else 0.0)
+
+
 def operate(evidence: Evidence, thresholds: Sequence[float]) -> Point:
     """What these thresholds do to these rows."""
     checked = checked_thresholds(thresholds, len(evidence.heads))
     exits = leaving(evidence, checked)
     right, end = evidence.right.gather(1, exits[:, None])[:, 0], evidence.right[:, -1]
-    cost = float(costs(evidence, checked)[exits].mean())
     shares = torch.bincount(exits, minlength=len(evidence.parts)).double() / len(exits)
+    cost = float(costs(evidence, checked)[exits].mean()) + shared_cost(evidence, shares, checked)
     return Point(checked, tuple(shares.tolist()), cost, evidence.whole / cost, float(right.mean()), float((end - right).mean()),
                  float((end - right).clamp(min=0).mean()), float((right - end).clamp(min=0).mean()), len(exits))
 

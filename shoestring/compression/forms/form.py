@@ -37,14 +37,18 @@ class Form(nn.Module, ABC):
 
     def __init__(self, shape: Shape, dtype: torch.dtype, settings: Settings, tensors: Mapping[str, Tensor]) -> None:
         super().__init__()
+        self.described(shape, dtype, settings, tensors)
+        for name, tensor in tensors.items():
+            self.register_buffer(name, tensor)
+
+    def described(self, shape: Shape, dtype: torch.dtype, settings: Settings, tensors: Mapping[str, Tensor]) -> None:
+        """Note what it is of; tensors that are not as the layout says are refused."""
         self.shape, self.dtype, self.settings = tuple(shape), dtype, dict(settings)
         wanted = self.layout(self.shape, dtype, settings)
         found = {name: Part(tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
         if found != wanted:
             name = next(name for name in (*wanted, *found) if wanted.get(name) != found.get(name))
             raise ValueError(f"{self.kind} of {list(shape)} has {name} as {found.get(name)}, and needs {wanted.get(name)}")
-        for name, tensor in tensors.items():
-            self.register_buffer(name, tensor)
 
     @classmethod
     @abstractmethod

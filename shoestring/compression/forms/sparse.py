@@ -31,12 +31,7 @@ class Sparse(Form):
 
     def __init__(self, shape: Shape, dtype: torch.dtype, settings: Settings, tensors: Mapping[str, Tensor]) -> None:
         nn.Module.__init__(self)   # the tensors of the inner form are buffers of a child
-        self.shape, self.dtype, self.settings = tuple(shape), dtype, dict(settings)
-        wanted = self.layout(self.shape, dtype, settings)
-        found = {name: Part(tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
-        if found != wanted:
-            name = next(name for name in (*wanted, *found) if wanted.get(name) != found.get(name))
-            raise ValueError(f"{self.kind} of {list(shape)} has {name} as {found.get(name)}, and needs {wanted.get(name)}")
+        self.described(shape, dtype, settings, tensors)
         if "mask" in tensors:
             self.register_buffer("mask", tensors["mask"])
             ones = -1 if self.mask.is_meta else int(unpacked(self.mask, 1, prod(shape)).sum())

@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from shoestring.compression.forms.form import Form
+from shoestring.compression.onnx.needed import check_packages
 from shoestring.compression.place import decoded, forms_of
 from shoestring.core.batch import Batch, mapped
 from shoestring.core.errors import Mistake
@@ -30,7 +30,6 @@ Forward = Callable[[nn.Module, Any], Any]
 OPSET = 21  # the first with numbers of 4 bits and scales in blocks
 TOLERANCE = 1e-4  # of the largest output, where all is computed in float32
 LARGEST = 2_000_000_000  # bytes that one ONNX file can hold
-NEEDED = ("onnx", "onnxscript", "onnxruntime")
 
 
 @dataclass(frozen=True)
@@ -55,9 +54,7 @@ def exported(
     """Write a model as ONNX. `forward(model, batch)` is how the job calls it: the batch's tensors are the inputs, all tensors in what
     comes out the outputs. `dynamic`: the number of samples and the lengths stay open where the model allows it. `fast`: linear layers
     compute in int8, smoothed with what `calibration` (or the batch) shows (see `fast.py`)."""
-    missing = [name for name in NEEDED if find_spec(name) is None]
-    if missing:
-        raise Mistake(f"ONNX is written and checked with packages that are not here ({', '.join(missing)}): pip install 'shoestring[onnx]'")
+    check_packages()
     from shoestring.compression.onnx.check import compared
     from shoestring.compression.onnx.fast import TOLERANCE as FAST_TOLERANCE
     from shoestring.compression.onnx.fast import accelerated

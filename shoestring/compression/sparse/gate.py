@@ -1,6 +1,8 @@
 """What stands between a weight and the layer that uses it: it says which of its numbers are zero."""
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import torch
 from torch import Tensor, nn
 
@@ -48,8 +50,8 @@ class Gate(nn.Module):
         self.mask.copy_(mask)
 
 
-class TrainedGate(Gate):
-    """Numbers that are trained say what stays, until the mask is fixed; then the weight is trained on under its mask."""
+class TrainedGate(Gate, ABC):
+    """Abstract. Numbers that are trained say what stays, until the mask is fixed; then the weight is trained on under its mask."""
 
     fixed: Tensor
 
@@ -64,9 +66,9 @@ class TrainedGate(Gate):
     def trained(self) -> Tensor:
         return self.pace * self.raw
 
+    @abstractmethod
     def rule(self, weight: Tensor) -> Tensor:
         """What the weight is multiplied with after training, by the method's own rule."""
-        raise NotImplementedError
 
     def settled(self, weight: Tensor) -> Tensor:
         """The weight after training: by the mask if it is fixed, else by the rule."""

@@ -295,8 +295,9 @@ def layers(report: Entries) -> Layers | None:
     rest = found[MOST_LAYERS:]
     sums = sum(size or 0.0 for _, size, _ in rest), sum(damage or 0.0 for damage, _, _ in rest)
     more = f"and {len(rest):,} more with {size_text(sums[0])} and damage {share_text(sums[1])} in all: see layers in report.json"
-    note = (f"{counted(len(found), 'weight')}, by the damage that the choice reckoned with: of storing this one so. "
-            f"Bars are shares of the greatest.")
+    by = ("size: what single weights damage is not known after healing" if all(damage is None for damage, _, _ in found) else
+          "the damage that the choice reckoned with: of storing this one so")
+    note = f"{counted(len(found), 'weight')}, by {by}. Bars are shares of the greatest."
     return Layers(note, shown, more if rest else "")
 
 

@@ -43,8 +43,12 @@ def number(value: object) -> float | None:
 
     >>> number(3), number(float("nan")), number(None), number(True)
     (3, None, None, None)
+    >>> number(10**400)   # no float holds it
     """
-    return value if isinstance(value, (float, int)) and not isinstance(value, bool) and isfinite(value) else None
+    try:
+        return value if isinstance(value, (float, int)) and not isinstance(value, bool) and isfinite(value) else None
+    except OverflowError:
+        return None
 
 
 def numbers(found: object) -> list[float]:
@@ -65,7 +69,7 @@ def all_numbers(entries: Iterable[Any]) -> bool:
     """Whether one can calculate with all of them: a sum tells it sooner than a look at each."""
     try:
         return isfinite(sum(entries))
-    except TypeError:
+    except (TypeError, OverflowError):
         return False
 
 

@@ -147,3 +147,14 @@ def test_what_is_predicted_holds_on_rows_never_seen() -> None:
     assert there.speedup == pytest.approx(chosen.point.speedup, rel=0.05)
     assert there.shares == pytest.approx(chosen.point.shares, abs=0.04)
     assert abs(there.loss - chosen.point.loss) < 0.015
+
+
+def test_what_a_batch_costs_however_few_rows_are_left_is_counted() -> None:
+    sure, right = torch.tensor([[1.0], [1.0], [1.0], [0.0]]), torch.ones(4, 2)
+    alone = operate(Evidence(sure, right, (1.0, 1.0), (0.0,)), (0.5,))
+    assert alone.cost == 1.25 and alone.speedup == 1.6
+    together = operate(Evidence(sure, right, (1.0, 1.0), (0.0,), fixed=(1.0, 1.0), leaving=0.5, batch=8), (0.5,))
+    reached = 1 - 0.75**8   # that one of eight rows goes on
+    assert together.cost == pytest.approx(1.25 + 1 + reached + 0.5) and together.speedup == pytest.approx(4 / together.cost)
+    unused = operate(Evidence(sure, right, (1.0, 1.0), (0.0,), fixed=(1.0, 1.0), leaving=0.5, batch=8), (math.inf,))
+    assert unused.speedup == 1

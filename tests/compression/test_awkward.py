@@ -1,0 +1,212 @@
+"""Models and data that are made otherwise than most: packed as they are and answering as they did, or refused with the reason."""
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import shoestring
+from shoestring import Job
+from shoestring.compression.source import samples_of
+from shoestring.core.errors import Mistake
+from tests.compression.models import batches, called, loss, vectors, words
+
+
+class Scaled(nn.Embedding):
+    """As Gemma's: what is looked up is multiplied."""
+
+    def forward(self, index: Tensor) -> Tensor:
+        return super().forward(index) * 4
+
+
+class Told(nn.Module):
+    """Words through a table, then a layer."""
+
+    def __init__(self, table: nn.Module, width: int = 16) -> None:
+        super().__init__()
+        self.table, self.head = table, nn.Linear(width, 4)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.head(self.table(input_ids))
+
+
+class Gathered(nn.Module):
+    """A bag of words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bag, self.head = nn.EmbeddingBag(40, 16, mode="mean"), nn.Linear(16, 4)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.head(self.bag(input_ids))
+
+
+class Ordered(nn.Module):
+    """A parameter that is whole numbers, and one that is complex."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.order = nn.Parameter(torch.randperm(16), requires_grad=False)
+        self.turn = nn.Parameter(torch.randn(16, dtype=torch.complex64), requires_grad=False)
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head((x[:, self.order] * self.turn).real)
+
+
+class Remembering(nn.Linear):
+    """State that is saved and no tensor."""
+
+    def get_extra_state(self) -> Any:
+        return {"seen": 3}
+
+    def set_extra_state(self, state: Any) -> None:
+        pass
+
+
+class Sparsely(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(16, 4)
+        self.register_buffer("mask", torch.eye(16).to_sparse())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head((self.mask @ x.T).T)
+
+
+class Last(nn.Module):
+    """The first of what a layer gives."""
+
+    def __init__(self, layer: nn.Module, width: int) -> None:
+        super().__init__()
+        self.layer, self.head = layer, nn.Linear(width, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = self.layer(x.view(len(x), 4, -1))
+        return self.head(found[0] if isinstance(found, tuple) else found)
+
+
+class Paired(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.both = nn.Bilinear(16, 16, 8)
+        self.scale = nn.ParameterList([nn.Parameter(torch.ones(8)), nn.Parameter(torch.randn(8, 4))])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.both(x, x) * self.scale[0]) @ self.scale[1]
+
+
+def encoder() -> nn.Module:
+    return nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2)
+
+
+WORKING: dict[str, tuple[Callable[[], nn.Module], Callable[[torch.Generator], Any]]] = {
+    "scaled embedding": (lambda: Told(Scaled(40, 16)), words),
+    "embedding of limited norms": (lambda: Told(nn.Embedding(40, 16, max_norm=0.5)), words),
+    "embedding bag": (Gathered, words),
+    "whole and complex parameters": (Ordered, vectors(16)),
+    "weight norm": (lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(16, 32)), nn.ReLU(), nn.Linear(32, 4)),
+                    vectors(16)),
+    "spectral norm": (lambda: nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(16, 32)), nn.ReLU(), nn.Linear(32, 4)),
+                      vectors(16)),
+    "gru": (lambda: Last(nn.GRU(16, 12, bidirectional=True, batch_first=True), 24), vectors(64)),
+    "transposed convolution": (lambda: nn.Sequential(nn.Unflatten(1, (4, 16)), nn.ConvTranspose1d(4, 8, 3), nn.Flatten(),
+                                                     nn.Linear(144, 4)), vectors(64)),
+    "three dimensions": (lambda: nn.Sequential(nn.Unflatten(1, (1, 4, 4, 4)), nn.Conv3d(1, 8, 3), nn.Flatten(), nn.Linear(64, 4)),
+                         vectors(64)),
+    "torch's own transformer": (lambda: Last(encoder(), 16), vectors(64)),
+    "attention": (lambda: Told(nn.Sequential(nn.Embedding(40, 16), Itself()), 16), words),
+    "bilinear, and a list of parameters": (Paired, vectors(16)),
+    "float64": (lambda: nn.Sequential(Wider(), nn.Linear(16, 4).double()), vectors(16)),
+}
+
+
+class Itself(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.work = nn.MultiheadAttention(16, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.work(x, x, x)[0]
+
+
+class Wider(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.double()
+
+
+def job_for(make: Callable[[], nn.Module], batch: Callable[[torch.Generator], Any], count: int = 6) -> Job:
+    def model() -> nn.Module:
+        torch.manual_seed(0)
+        return make()
+
+    return Job(model=model, data=lambda: batches(count, batch), held_out=lambda: batches(count, batch, seed=1), forward=called, loss=loss)
+
+
+@pytest.mark.parametrize("name", WORKING)
+def test_awkward_models_are_packed_and_answer_as_before(name: str, tmp_path: Path) -> None:
+    job = job_for(*WORKING[name])
+    close = shoestring.compress(job, tmp_path / "close", use=["Quantize(bits=8)"], samples=32)
+    assert close.report["fidelity"]["mean"]["measured"] > 0.999, "eight bits change nearly nothing, whatever the module does with them"
+    half = shoestring.compress(job, tmp_path / "half", use=["Half()"], samples=32)
+    assert half.report["fidelity"]["worst"]["measured"] > 0.99999
+    for one in (close, half):
+        size = one.report["size_bytes"]
+        assert size["predicted"] == size["measured"]
+        loaded, dense = (shoestring.load(one.folder, model=job.model, decoded=decoded) for decoded in (False, True))
+        batch = batches(1, WORKING[name][1])[0]
+        assert torch.equal(called(loaded, batch), called(one.model, batch)) and torch.equal(called(dense, batch), called(loaded, batch))
+
+
+def eight_bit_floats() -> nn.Module:
+    model = nn.Sequential(nn.Linear(16, 4), Wider())
+    model.unused = nn.Parameter(torch.zeros(4, 4, dtype=torch.float8_e4m3fn), requires_grad=False)
+    return model
+
+
+@pytest.mark.parametrize(("make", "said"), [
+    (lambda: nn.Sequential(Remembering(16, 4)), "get_extra_state"), (Sparsely, "mask is torch.sparse_coo"),
+    (eight_bit_floats, "unused is torch.strided of torch.float8")])
+def test_what_a_folder_can_not_hold_is_refused_before_anything_is_written(make: Callable[[], nn.Module], said: str, tmp_path: Path) -> None:
+    with pytest.raises(Mistake, match=said):
+        shoestring.compress(job_for(make, vectors(16)), tmp_path / "small", use=["Half()"], samples=32)
+    assert not (tmp_path / "small").exists()
+
+
+def test_the_users_own_model_stays_as_it_is(tmp_path: Path) -> None:
+    job = job_for(lambda: nn.Linear(16, 4), vectors(16))
+    model = nn.Linear(16, 4).train()
+    before = model.weight.detach().clone()
+    small = shoestring.compress(job, tmp_path / "small", use=["Quantize(bits=2)"], samples=32, model=model)
+    assert model.training and model.weight.requires_grad and torch.equal(model.weight, before) and small.model is not model
+
+
+@pytest.mark.parametrize("held_out", [0, 1, 2])
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_few_batches_are_cut_for_their_three_uses(count: int, held_out: int) -> None:
+    job = Job(model=lambda: nn.Linear(16, 4), data=lambda: batches(count, vectors(16)), forward=called, loss=loss,
+              held_out=(lambda: batches(held_out, vectors(16), seed=1)) if held_out else None)
+    given = samples_of(job)
+    uses = [torch.cat([batch[0] for batch in some]) for some in (given.calibration, given.checked, given.unseen)]
+    assert all(len(one) for one in uses)
+    rows = [tuple(row.tolist()) for one in uses for row in one]
+    assert len(set(rows)) == len(rows), "none has two uses"
+
+
+def test_a_single_sample_is_too_few() -> None:
+    one = [(torch.zeros(1, 16), torch.zeros(1, dtype=torch.long))]
+    with pytest.raises(Mistake, match="needs some to calibrate with and others to measure on"):
+        samples_of(Job(model=lambda: nn.Linear(16, 4), data=lambda: one, forward=called, loss=loss))
+
+
+def test_a_loss_that_does_not_work_is_told(tmp_path: Path) -> None:
+    def broken(output: Tensor, batch: Any) -> Mapping[str, Tensor]:
+        raise KeyError("labels")
+
+    job = Job(model=lambda: nn.Linear(16, 4), data=lambda: batches(6, vectors(16)), forward=called, loss=broken)
+    small = shoestring.compress(job, tmp_path / "small", use=["Half()"], samples=16)
+    assert any("KeyError: 'labels'" in note for note in small.report["notes"]) and not small.report["metric"]
