@@ -1,15 +1,16 @@
-"""MiniLM on one thread: eager torch, onnxruntime in float32, its own dynamic int8, and ours.
+"""MiniLM on one thread: eager torch, torchao's int8 eager and compiled, onnxruntime in float32, its own dynamic int8, and ours.
 
     python benchmarks/compress/onnxruntime_speed.py --model FOLDER --texts 'GLOB_OF_TXT' [--quick]
 
 Ways take turns, call by call; a time is the median over the rounds, and the ratio to eager is that of medians (beside it: that of minima).
 Fidelity: cosine of sentence embeddings (mean over tokens) to float32 in torch, over texts that calibration never saw.
-Results: onnxruntime_speed.json beside this file.
+Results: onnxruntime_speed.json beside this file. Where a CPU advertises AMX and has none, set ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16 before.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import glob
 import json
 import random
@@ -83,10 +84,36 @@ def ways(model: nn.Module, sample: dict[str, Tensor], calibration: list[dict[str
     said = [*fast.notes, f"difference {fast.largest_difference:.1e} (its norm by the outputs' norm)"]
     return {
         "torch eager, float32": (size, eager, []),
+        **torchao_ways(model, sample),
         "onnxruntime, float32": (plain.bytes, runner(plain.path), list(plain.notes)),
         "onnxruntime, dynamic int8 per channel": ((folder / "dynamic.onnx").stat().st_size, runner(folder / "dynamic.onnx"), []),
         "shoestring, fast": (fast.bytes, runner(fast.path), said),
     }
+
+
+def torchao_ways(model: nn.Module, sample: dict[str, Tensor]) -> dict[str, Way]:
+    """Those that run here; why others do not is printed."""
+    from torchao.quantization import Int8DynamicActivationInt8WeightConfig, Int8WeightOnlyConfig, quantize_
+
+    found: dict[str, Way] = {}
+    for name, config in (("int8 weights", Int8WeightOnlyConfig), ("int8 weights and activations", Int8DynamicActivationInt8WeightConfig)):
+        small = copy.deepcopy(model)
+        quantize_(small, config())
+        with tempfile.NamedTemporaryFile() as file:
+            torch.save(small.state_dict(), file.name)
+            size = Path(file.name).stat().st_size
+        for how, ready in (("eager", small), ("compiled", torch.compile(small, dynamic=True))):
+            def call(batch: dict[str, Tensor], ready: Any = ready) -> Tensor:
+                with torch.no_grad():
+                    return hidden_states(ready, batch)
+
+            try:
+                call(sample)
+            except Exception as error:
+                print(f"torchao, {name}, {how} does not run: {type(error).__name__}: {error}"[:400], flush=True)
+                continue
+            found[f"torchao, {name}, {how}"] = (size, call, [])
+    return found
 
 
 def timed(calls: dict[str, Callable[..., Tensor]], batch: dict[str, Tensor], rounds: int) -> dict[str, dict[str, float]]:

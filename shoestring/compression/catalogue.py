@@ -5,17 +5,22 @@ from shoestring.compression.codebook import Codebook
 from shoestring.compression.decode import Decode
 from shoestring.compression.factorize import Factorize
 from shoestring.compression.half import Half
+from shoestring.compression.int8 import Int8
 from shoestring.compression.product import ProductQuantize
 from shoestring.compression.prune import Prune
 from shoestring.compression.quantize import Quantize
 from shoestring.compression.sparsify import Sparsify
 from shoestring.compression.technique import CompressTechnique
 
-CATALOGUE: tuple[type[CompressTechnique], ...] = (Prune, Factorize, Sparsify, Half, Quantize, Codebook, ProductQuantize, Decode)
+CATALOGUE: tuple[type[CompressTechnique], ...] = (Prune, Factorize, Sparsify, Half, Quantize, Int8, Codebook,
+                                                   ProductQuantize, Decode)
+CLASHES: dict[frozenset[type[CompressTechnique]], str] = {
+    frozenset((Int8, Decode)): "Int8 multiplies whole numbers, and Decode makes ordinary weights of them: leave one out",
+    frozenset((Int8, Sparsify)): "Int8 multiplies all numbers of a weight and stores them, zeros too: use Quantize with Sparsify"}
 
 
 def clash(one: CompressTechnique, other: CompressTechnique) -> str:
     """Why two can't be combined; empty if they can."""
     if type(one) is type(other):
         return f"{type(one).__name__} twice: choose one of its settings"
-    return ""
+    return CLASHES.get(frozenset((type(one), type(other))), "")

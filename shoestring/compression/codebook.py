@@ -44,7 +44,7 @@ class Codebook(Storage):
     def choices(cls, cost: ModelCost, /) -> tuple[Codebook, ...]:
         return ()   # grids with compensation damage less at the same bytes (benchmarks/compress): for who asks
 
-    def only(self) -> bool:
+    def only(self, cost: ModelCost) -> bool:
         return True
 
     def labels(self, cost: ModelCost, weight: Weight) -> Sequence[str]:

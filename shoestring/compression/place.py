@@ -9,7 +9,8 @@ of an LSTM) is given to it for the time of a call.
 from __future__ import annotations
 
 import copyreg
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -32,6 +33,25 @@ def placed(model: nn.Module, forms: Mapping[str, Form]) -> nn.Module:
         if mine:
             put(module, mine)
     return model
+
+
+@contextmanager
+def inside(model: nn.Module, forms: Mapping[str, Form]) -> Iterator[None]:
+    """While inside, the model has forms in the place of these weights. Not for recurrent layers, which keep references to theirs."""
+    names = dict(model.named_parameters(remove_duplicate=False))
+    weights = {id(names[name]) for name in forms}
+    before = [(module, type(module), dict(own_parameters(module))) for module in model.modules()
+              if weights & {id(one) for one in own_parameters(module).values()}]
+    placed(model, forms)
+    try:
+        yield
+    finally:
+        for module, kind, mine in before:
+            for name in [name for name in mine if id(mine[name]) in weights]:
+                delattr(module, name + SUFFIX)
+            module.__class__ = kind
+            own_parameters(module).clear()
+            own_parameters(module).update(mine)
 
 
 def put(module: nn.Module, forms: Mapping[str, Form]) -> None:
@@ -57,6 +77,8 @@ def packed_class(kind: Any, names: tuple[str, ...]) -> type[nn.Module]:
              "__doc__": f"{kind.__name__} that computes {', '.join(names)} from packed numbers."}
     if issubclass(kind, nn.Embedding) and kind.forward is nn.Embedding.forward and names == ("weight",):
         body["forward"] = looked_up
+    elif issubclass(kind, nn.Linear) and kind.forward is nn.Linear.forward and "weight" in names:
+        body["forward"] = multiplied
     elif issubclass(kind, nn.RNNBase):
         body["forward"] = with_weights
     made = type(f"Packed{kind.__name__}", (kind,), body)
@@ -68,6 +90,12 @@ def looked_up(self: nn.Embedding, index: Tensor) -> Tensor:
     """Rows of an embedding, without making the others; a table whose rows are cut to a norm is made whole, as torch cuts them in place."""
     form: Form = getattr(self, "weight" + SUFFIX)
     return form.rows(index) if self.max_norm is None else nn.Embedding.forward(self, index)
+
+
+def multiplied(self: nn.Linear, x: Tensor) -> Tensor:
+    """A linear layer, as the form of its weight computes it."""
+    form: Form = getattr(self, "weight" + SUFFIX)
+    return form.linear(x, self.bias)
 
 
 def with_weights(self: nn.RNNBase, *inputs: Any, **named: Any) -> Any:

@@ -44,7 +44,7 @@ class ProductQuantize(Storage):
     def choices(cls, cost: ModelCost, /) -> tuple[ProductQuantize, ...]:
         return ()   # for who asks: slow to fit, and at three bits or more grids damage less
 
-    def only(self) -> bool:
+    def only(self, cost: ModelCost) -> bool:
         return True
 
     def recipe(self, columns: int) -> Recipe:

@@ -49,7 +49,7 @@ class Quantize(Storage):
             return (Setting(self.bits, self.group or GROUPS[self.bits]),)
         return tuple(dict.fromkeys(Setting(bits, self.group or group) for bits, group in USUAL))
 
-    def only(self) -> bool:
+    def only(self, cost: ModelCost) -> bool:
         return bool(self.bits)
 
     def labels(self, cost: ModelCost, weight: Weight) -> Sequence[str]:

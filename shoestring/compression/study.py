@@ -23,6 +23,7 @@ from shoestring.compression.forms.form import Form
 from shoestring.compression.forms.grid import Grid, matrix_shape
 from shoestring.compression.forms.sparse import Sparse
 from shoestring.compression.manifest import Stored
+from shoestring.compression.place import inside
 from shoestring.compression.rounding import Rounded, Setting, rounded
 from shoestring.compression.timing import Clock, clock_of
 from shoestring.compression.weights import Usage, Weight, looking_at, weights_of
@@ -30,7 +31,7 @@ from shoestring.core.batch import Batch, samples, split
 from shoestring.core.errors import Mistake
 
 PROBE = Setting(4, 64)      # the grid by which a weight's sensitivity is measured
-PROBED = 32                 # samples on which single weights are tried
+PROBED, FEWEST = 32, 8      # vectors of outputs, and samples, on which single weights are tried, at least
 LOOKED_AT = 4096            # rows of a table by which the error of a grid is estimated, before it is made of all of them
 NOTHING = 1e-12             # damage below this is rounding of the outputs
 
@@ -93,9 +94,11 @@ class Study:
 
     @cached_property
     def probe(self) -> list[Batch]:
-        """The batches on which single weights are tried: some samples of each, so that there are short ones and long ones."""
-        share = max(1, PROBED // len(self.others))
-        return [a_part(batch, share) for batch in self.others[:PROBED]]
+        """The batches on which single weights are tried: some samples of each, so that there are short ones and long ones. Of a language
+        model every token is compared, so that few samples are enough."""
+        each = len(outputs(self.model, self.forward, [a_part(self.others[0], 1)])[0])
+        count = max(FEWEST, -(-PROBED // each))
+        return [a_part(batch, max(1, count // len(self.others))) for batch in self.others[:count]]
 
     @cached_property
     def wanted(self) -> list[Tensor]:
@@ -196,7 +199,8 @@ class Study:
                 self.damages[key] = 0.0
             else:
                 wanted = self.wanted   # before anything is swapped
-                with swapped(self.values[weight.name], self.ways[key].form.dense()):
+                form = self.ways[key].form
+                with (swapped(self.values[weight.name], form.dense()) if form.keeps_inputs else inside(self.model, {weight.name: form})):
                     found = fidelity(outputs(self.model, self.forward, self.probe), wanted, self.measure)
                 self.damages[key] = found.damage if found.damage > NOTHING else 0.0
         return self.damages[key]

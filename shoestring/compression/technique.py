@@ -51,6 +51,11 @@ class Offer:
         return round(8 * numbers_bytes(self.stored) / max(prod(self.stored.shape), 1), 2)
 
 
+def is_plain(stored: Stored) -> bool:
+    """Whether nothing is to be computed before it is used."""
+    return stored.kind == "plain" and not stored.settings.get("stored")
+
+
 @dataclass(frozen=True)
 class ModelCost:
     """What a model costs, under a budget: which offer each weight takes follows from that."""
@@ -76,7 +81,7 @@ class ModelCost:
 
     def option(self, weight: Weight, offer: Offer) -> Option[Offer]:
         dense, packed = weight.count * weight.dtype.itemsize, offer.stored
-        seconds = 0.0 if self.decoded or packed.kind == "plain" else self.clock.decoding(packed)
+        seconds = 0.0 if self.decoded or is_plain(packed) else self.clock.decoding(packed)
         return Option(offer, stored_bytes(packed), self.study.damage(weight, offer.label), seconds,
                       dense if self.decoded else numbers_bytes(packed))
 
@@ -180,7 +185,7 @@ class Storage(CompressTechnique, ABC):
     def labels(self, cost: ModelCost, weight: Weight) -> Sequence[str]:
         """The ways to store a weight that it offers, as the study knows them; none if it can't store it."""
 
-    def only(self) -> bool:
+    def only(self, cost: ModelCost) -> bool:
         """Whether weights that it can store must be stored so: the user named a setting."""
         return False
 
@@ -188,7 +193,7 @@ class Storage(CompressTechnique, ABC):
         name, ways = type(self).__name__, cost.study.ways
         found = {weight.name: [Offer(name, label, ways[weight.name, label]) for label in labels]
                  for weight in cost.study.weights if (labels := self.labels(cost, weight))}
-        return cost.with_offers(found, self.only())
+        return cost.with_offers(found, self.only(cost))
 
     def apply(self, subject: Compressed, /) -> Compressed:
         mine = {name: one.what.way.form for name, one in subject.allocation.items() if one.what.technique == type(self).__name__}

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 from shoestring.compression.fidelity import Forward
 from shoestring.compression.forms.kinds import KINDS
@@ -76,17 +77,24 @@ class Clock:
         return 1.0 if percentile <= 0.5 else max(self.plain.p99 / self.plain.p50, 1.0)
 
     def decoding(self, stored: Stored) -> float:
-        """Seconds that an answer takes longer with a weight in this form: it is decoded as often as it is used."""
+        """Seconds that an answer takes longer with a weight in this form, which is decoded as often as it is used; below 0 if its product
+        is faster."""
         usage = self.usage[stored.names[0]]
         looked_up = usage.index if usage.kinds == {"embedding"} else None
-        key = (stored.kind, stored.shape, str(sorted(stored.settings.items())), None if looked_up is None else tuple(looked_up.shape))
+        rows = usage.inputs // max(usage.calls, 1)
+        key = (stored.kind, stored.shape, str(sorted(stored.settings.items())), rows if looked_up is None else tuple(looked_up.shape))
         if key not in self.known:
-            parts = KINDS[stored.kind].layout(stored.shape, stored.dtype, stored.settings)
-            form = KINDS[stored.kind](stored.shape, stored.dtype, stored.settings,
-                                      {name: torch.zeros(part.shape, dtype=part.dtype) for name, part in parts.items()})
+            form = KINDS[stored.kind].blank(stored.shape, stored.dtype, stored.settings)
             with torch.no_grad():
-                found = timed(form.dense if looked_up is None else lambda: form.rows(looked_up), seconds=0.02, least=5)
-            self.known[key] = found.p50
+                if looked_up is not None:
+                    found = timed(lambda: form.rows(looked_up), seconds=0.02, least=5).p50
+                elif form.keeps_inputs:
+                    found = timed(form.dense, seconds=0.02, least=5).p50
+                else:
+                    x, dense = torch.zeros(rows, stored.shape[1]), form.dense()
+                    found = (timed(lambda: form.linear(x, None), 0.02, least=5).p50
+                             - timed(lambda: functional.linear(x, dense), 0.02, least=5).p50)
+            self.known[key] = found
         return self.known[key] * max(usage.calls, 1)   # not every use is seen: one of an LSTM is not
 
 

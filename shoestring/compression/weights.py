@@ -73,6 +73,7 @@ class Usage:
     calls: int = 0
     moment: Tensor | None = None           # (columns, columns): sum of x x^T over the inputs x of a product
     inputs: int = 0                        # x that it is a sum of
+    largest: float = 0.0                   # of their numbers, without sign
     index: Tensor | None = None            # of an embedding: rows that the last call looked up
     kinds: set[str] = field(default_factory=set)   # linear, convolution, embedding
 
@@ -107,6 +108,7 @@ class Looking(TorchFunctionMode):
         else:
             rows = patches(x.detach(), weight, args, named)
         if rows is not None and len(rows):
+            usage.largest = max(usage.largest, float(rows.abs().max()))
             if len(rows) > ROWS:   # evenly spread
                 rows = rows[:: -(-len(rows) // ROWS)]
             rows = rows.float()

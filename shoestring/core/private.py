@@ -44,6 +44,8 @@ CTC_LOSSES = {torch.ops.aten._ctc_loss.default, torch.ops.aten._ctc_loss.Tensor}
 SOFTMAX_BACKWARDS = {torch.ops.aten._softmax_backward_data.default, torch.ops.aten._log_softmax_backward_data.default}
 TRAINING_BATCH_NORMS = {torch.ops.aten._native_batch_norm_legit.default, torch.ops.aten._native_batch_norm_legit.no_stats}
 
+int8_product: Any = torch._int_mm   # of two matrices of bytes, in whole numbers of 32 bits
+
 # Methods that give the dense tensors which a sparse tensor consists of (indices() refuses what is not coalesced, _indices() does not)
 SPARSE_PARTS = {
     torch.sparse_coo: ("_indices", "_values"), torch.sparse_csr: ("crow_indices", "col_indices", "values"),

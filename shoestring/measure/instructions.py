@@ -198,6 +198,12 @@ def computed(dtype: str) -> None:
     """Products of matrices in a dtype, without autograd, whose threads a fork may not have."""
     import torch
 
+    from shoestring.core.private import int8_product
+
+    if dtype == "int8":
+        bytes_ = torch.randint(-9, 9, (64, 64), dtype=torch.int8)
+        int8_product(bytes_, bytes_)
+        return
     kind = {"bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
     with torch.no_grad():
         left = torch.randn(64, 64).to(kind)

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 Shape = tuple[int, ...]
 Settings = Mapping[str, Any]   # as JSON has them
@@ -34,6 +35,7 @@ class Form(nn.Module, ABC):
     """Abstract. `kind` names it in a manifest; `settings` is all that `layout` needs beside the shape."""
 
     kind: ClassVar[str]
+    keeps_inputs: ClassVar[bool] = True   # a layer is given what it was given; else its damage is more than that of its weight
 
     def __init__(self, shape: Shape, dtype: torch.dtype, settings: Settings, tensors: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -55,9 +57,19 @@ class Form(nn.Module, ABC):
     def layout(cls, shape: Shape, dtype: torch.dtype, settings: Settings) -> dict[str, Part]:
         """The tensors that it consists of, by name. Settings that can't be are a ValueError."""
 
+    @classmethod
+    def blank(cls, shape: Shape, dtype: torch.dtype, settings: Settings) -> Self:
+        """One with nothing in it, to see how long it takes."""
+        parts = cls.layout(shape, dtype, settings)
+        return cls(shape, dtype, settings, {name: torch.zeros(part.shape, dtype=part.dtype) for name, part in parts.items()})
+
     @abstractmethod
     def dense(self) -> Tensor:
         """The weight: of the form's shape and dtype."""
+
+    def linear(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """What a linear layer with this weight gives."""
+        return functional.linear(x, self.dense(), bias)
 
     def rows(self, index: Tensor) -> Tensor:
         """Some rows of the weight, as an embedding looks them up: index.shape + shape[1:]."""

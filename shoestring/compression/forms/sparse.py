@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from math import prod
 from typing import Self
 from zlib import crc32
@@ -50,6 +51,13 @@ class Sparse(Form):
         parts = {} if "seed" in settings else {"mask": Part((packed_bytes(count, 1),), torch.uint8)}
         inside = inner_kind(settings).layout((kept,), dtype, settings["inner_settings"])
         return parts | {INNER + name: part for name, part in inside.items()}
+
+    @classmethod
+    def blank(cls, shape: Shape, dtype: torch.dtype, settings: Settings) -> Self:
+        inner = partial(inner_kind(settings).blank, dtype=dtype, settings=settings["inner_settings"])
+        parts = {} if "seed" in settings else {"mask": packed(torch.arange(prod(shape)) < int(settings["kept"]), 1)}
+        inside = inner((int(settings["kept"]),)).tensors()
+        return cls(shape, dtype, settings, parts | {INNER + name: tensor for name, tensor in inside.items()})
 
     @classmethod
     def of(cls, weight: Tensor, inner: Callable[[Tensor], Form], mask: Tensor | None = None) -> Self:

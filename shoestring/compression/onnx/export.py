@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from shoestring.compression.forms.form import Form
+from shoestring.compression.forms.int8 import Int8
 from shoestring.compression.onnx.needed import check_packages
 from shoestring.compression.place import decoded, forms_of
 from shoestring.core.batch import Batch, mapped
@@ -62,8 +63,9 @@ def exported(
     named = dict(named_tensors(batch))
     if not named:
         raise Mistake("the batch holds no tensor, and only tensors can be inputs of an ONNX file: give a batch with a tensor in it")
-    model = model.eval()
+    model, told = with_plain_inputs(model.eval())
     graph, notes = traced(model, forward, batch, dynamic, dense=fast)
+    notes = [*told, *notes]
     feeds = [flat_inputs(one) for one in (calibration or (batch,))]
     tolerance = TOLERANCE
     if fast:
@@ -82,6 +84,19 @@ def exported(
                 f"{'export without `fast`' if fast else 'keep the packed folder, which needs no export'}"
             )
     return Exported(target, len(written), tolerance, largest, tuple(notes))
+
+
+def with_plain_inputs(model: nn.Module) -> tuple[nn.Module, list[str]]:
+    """The model whose linear layers are given what they were given: rounding inputs is torch's business there, and onnxruntime's here."""
+    if all(form.keeps_inputs for form in forms_of(model).values()):
+        return model, []
+    changed = copy.deepcopy(model)
+    for module in list(changed.modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(child, Int8):
+                setattr(module, name, child.as_grid())
+    return changed, ["the ONNX file has the weights of the folder, but does not round the inputs of linear layers as the folder's model "
+                     "does (Int8 is torch's own product of bytes); onnx-int8 rounds them in onnxruntime's way"]
 
 
 # Inputs and outputs by name
