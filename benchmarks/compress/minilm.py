@@ -160,7 +160,8 @@ def latencies(quick: bool) -> dict[str, Any]:
     source, given = ready()
     cost = plain_cost(source, given, Budget(), "cosine")
     sample, found = one_sample(given.unseen[0]), {}
-    for use in (["Half()"], ["Quantize(bits=8)"], ["Quantize(bits=4)"], ["Quantize(bits=3)"], ["Quantize(bits=4)", "Decode()"]):
+    for use in (["Half()"], ["Quantize(bits=8)"], ["Quantize(bits=4)"], ["Quantize(bits=3)"], ["Quantize(bits=4)", "Decode()"],
+                ["Int8()"], ["Int8(inputs='calibrated')"]):
         plan = planned(cost, source.model, given.checked, use).chosen
         model = plan.made().model
         rounds = [(latency(source.model, source.job.forward, sample, 1.0).p50, latency(model, source.job.forward, sample, 1.0).p50)
@@ -172,10 +173,28 @@ def latencies(quick: bool) -> dict[str, Any]:
     return found
 
 
+def int8(quick: bool) -> dict[str, Any]:
+    """Products of bytes in torch: damage on unseen sentences, and how many times as fast as the original."""
+    from shoestring.compression.room import plain_cost, planned
+    from shoestring.core.budget import Budget
+
+    source, given = ready()
+    cost, found = plain_cost(source, given, Budget(), "cosine"), {}
+    for use in (["Int8()"], ["Int8(inputs='calibrated')"], ["Int8()", "Quantize(bits=8)"]):
+        plan = planned(cost, source.model, given.checked, use).chosen
+        model = plan.made().model
+        found[" + ".join(use)] = {"bytes": plan.known["size_bytes"], "predicted": plan.cost.known["damage"],
+                                  **compared(model, source, given.unseen),
+                                  "speed": speeds(source.model, model, source.job.forward, given.unseen)}
+        print(use, found[" + ".join(use)], flush=True)
+    return found
+
+
 def healed(size: str, use: tuple[str, ...] | None, minutes: str) -> Callable[[bool], dict[str, Any]]:
     def part(quick: bool) -> dict[str, Any]:
         from shoestring.api import train
         from shoestring.compression.healing import healed as heal
+        from shoestring.compression.place import decoded
         from shoestring.compression.session import Asked, begun
         from shoestring.compression.source import from_job
         from shoestring.core.budget import Budget
@@ -193,25 +212,23 @@ def healed(size: str, use: tuple[str, ...] | None, minutes: str) -> Callable[[bo
             from minilm_job import mrr
 
             ranks = {"mrr": mrr(model), "mrr of the original": mrr(source.model)}
-            return found | ranks | {"speed": speeds(source.model, model, source.job.forward, session.given.unseen)}
+            return found | ranks | {"speed": speeds(source.model, decoded(model), source.job.forward, session.given.unseen)}
     return part
 
 
 def speeds(plain: nn.Module, small: nn.Module, forward: Any, batches: Any) -> dict[str, float]:
-    """How many times as fast, in turns, at a batch of one and of many; weights decoded."""
-    from shoestring.compression.place import decoded
+    """How many times as fast, in turns, at a batch of one and of many."""
     from shoestring.compression.timing import latency, one_sample
 
-    fast = decoded(copy.deepcopy(small))
     found = {}
     for name, batch in (("1", one_sample(batches[0])), ("32", batches[0])):
-        pairs = [(latency(plain, forward, batch, 0.5).p50, latency(fast, forward, batch, 0.5).p50) for _ in range(5)]
+        pairs = [(latency(plain, forward, batch, 0.5).p50, latency(small, forward, batch, 0.5).p50) for _ in range(5)]
         found[name] = statistics.median(one / other for one, other in pairs)
     return found
 
 
 PARTS: dict[str, Callable[[bool], dict[str, Any]]] = {
-    "budgets": budgets, "peers": peers, "latencies": latencies, "healed, 9 MB": healed("9MB", None, "5m"),
+    "budgets": budgets, "peers": peers, "latencies": latencies, "int8": int8, "healed, 9 MB": healed("9MB", None, "5m"),
     "pruned, heads and neurons by half": healed("", ("Prune(heads=0.5, neurons=0.5)",), "20m"),
     "student, 3 of 6 layers": healed("", ("Prune(layers=0.5)",), "15m")}
 
@@ -241,6 +258,11 @@ def table(kept: Mapping[str, Any]) -> str:
         rows.append(f"| {name} | {one['bytes'] / 1e6:.2f} MB | {one['damage']:.5f} | {one['ours']['damage']:.5f} "
                     f"({one['ours']['bytes'] / 1e6:.2f} MB) | {one['damage'] / one['ours']['damage']:.1f} |" if "damage" in one else
                     f"| {name} | | does not run: {one['failed']} | | |")
+    rows += ["", "| products of bytes in torch | size | cosine to float32 | worst | predicted damage | measured | times as fast, 1 | 32 |",
+             "|---|---|---|---|---|---|---|---|"]
+    rows += [row(name, f"{one['bytes'] / 1e6:.2f} MB", f"{1 - one['damage']:.5f}", f"{1 - one['worst']:.5f}", f"{one['predicted']:.5f}",
+                 f"{one['damage']:.5f}", f"{one['speed']['1']:.2f}", f"{one['speed']['32']:.2f}")
+             for name, one in kept.get("int8", {}).items()]
     rows += ["", "| runs as | predicted median | measured | off | the plain model |", "|---|---|---|---|---|"]
     rows += [row(name, f"{1e3 * one['predicted']:.1f} ms", f"{1e3 * one['measured']:.1f} ms",
                  f"{one['measured'] / one['predicted'] - 1:+.0%}", f"{1e3 * one['plain']:.1f} ms")
@@ -256,7 +278,7 @@ def main() -> None:
     options = parser.parse_args()
     kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     for name in () if options.table else options.only.split(";"):
-        torch.set_num_threads(2 if PARTS[name] not in (budgets, peers, latencies) else 1)
+        torch.set_num_threads(2 if PARTS[name] not in (budgets, peers, latencies, int8) else 1)
         kept[name] = PARTS[name](options.quick)
         if not options.quick:
             RESULTS.write_text(json.dumps(kept, indent=1))

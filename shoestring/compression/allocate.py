@@ -151,13 +151,13 @@ def filled(allocation: Allocation[What] | None, options: Options[What], most_byt
         now[name] = one
 
 
-def frontier(options: Options[What], points: int = 24, most_seconds: float = inf) -> list[tuple[int, float, float]]:
-    """Bytes, damage and seconds from the smallest to where more bytes buy nothing."""
+def frontier(options: Options[What], points: int = 24, most_seconds: float = inf) -> list[Allocation[What]]:
+    """From the smallest to where more bytes buy nothing."""
     low = sum(min(one.bytes for one in some) for some in options.values())
     best = least_damage(options, inf, most_seconds)
     if best is None:
         return []
     high = max(total(best)[0], low)
     found = [least_damage(options, low + (high - low) * (number / (points - 1)) ** 1.5, most_seconds) for number in range(points)]
-    told = [total(one) for one in found if one is not None]
-    return [one for number, one in enumerate(told) if number == 0 or one[1] < told[number - 1][1]]
+    there = [one for one in found if one is not None]
+    return [one for number, one in enumerate(there) if number == 0 or total(one)[1] < total(there[number - 1])[1]]

@@ -137,11 +137,10 @@ class ModelCost:
                 "median_seconds": self.clock.median + seconds, "quality": max(1 - damage, 0.0), "damage": damage}
 
     def frontier(self) -> list[dict[str, float]]:
-        """The whole of what can be reached, by arithmetic; a size is at most some bytes a weight too large, which the manifest's text may
-        take."""
-        fixed, dead = fixed_bytes(self.about, self.buffers), self.study.base.damage
-        return [{"size_bytes": size + fixed, "damage": damage * self.factor + dead,
-                 "latency_ms": 1000 * (self.clock.median + seconds)} for size, damage, seconds in frontier(self.options)]
+        """The whole of what can be reached, by arithmetic."""
+        return [{"size_bytes": folder_bytes(self.about, self.specs(one), self.buffers),
+                 "damage": total(one)[1] * self.factor + self.study.base.damage,
+                 "latency_ms": 1000 * (self.clock.median + total(one)[2])} for one in frontier(self.options)]
 
     def with_offers(self, offers: Mapping[str, Sequence[Offer]], only: bool) -> Self:
         """With more forms for some weights. `only`: the user named these, so others do not count for them."""

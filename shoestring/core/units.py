@@ -47,10 +47,10 @@ def parse_seconds(text: str) -> float:
     >>> parse_seconds("90s"), parse_seconds("1.5m"), parse_seconds("5ms")
     (90.0, 90.0, 0.005)
     """
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h)\s*", text)
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(us|ms|s|m|h)\s*", text)
     if found is None or not float(found[1]):
-        raise Mistake(f"{text!r} is not a time: write a number and a unit, such as 90s, 5m or 1h")
-    return float(found[1]) * {"ms": 0.001, "s": 1, "m": 60, "h": 3600}[found[2]]
+        raise Mistake(f"{text!r} is not a time: write a number and a unit, such as 5ms, 90s, 5m or 1h")
+    return float(found[1]) * {"us": 1e-6, "ms": 0.001, "s": 1, "m": 60, "h": 3600}[found[2]]
 
 
 def bytes_text(size: float) -> str:
