@@ -19,7 +19,7 @@ from shoestring.compression.restructure import plain_offers
 from shoestring.compression.source import Samples, Source
 from shoestring.compression.study import Study
 from shoestring.compression.technique import Compressed, CompressTechnique, ModelCost, Offer
-from shoestring.compression.timing import one_sample
+from shoestring.compression.timing import latency, one_sample
 from shoestring.core.batch import Batch
 from shoestring.core.budget import Budget
 from shoestring.core.errors import Mistake, OverBudget
@@ -94,26 +94,37 @@ class CompressRoom(Room[CompressTechnique, ModelCost, CompressPlan]):
 
     def confirmed(self, one: Candidate[CompressTechnique, ModelCost]) -> CompressPlan:
         """The model really compressed, and compared with the original. A quality floor that sums of damages only seemed to keep is asked
-        for once more, with damages corrected by how far off they were."""
+        for once more, with damages corrected by how far off they were; a latency likewise."""
         cost = one.cost
         for _ in range(TRIES):
-            found = self.compared(one.techniques, cost)
+            found, late = self.compared(one.techniques, cost)
             known = {**cost.known, "quality": found.mean, "damage": found.damage}
+            if late is not None:
+                median = cost.known["median_seconds"] + late
+                known |= {"median_seconds": median, "latency_seconds": median * cost.clock.tail(self.budget.percentile)}
             plan = CompressPlan(one.techniques, one.exactness, known, cost, self.first, found)
+            broken = {excess.limit.name for excess in self.budget.broken(known)}
             sum_of = cost.known["damage"] - cost.study.base.damage
-            if self.budget.size is not None or self.budget.quality is None or found.mean >= self.budget.quality or sum_of <= 0:
+            if "latency" in broken and late is not None and late > 0:
+                cost = replace(cost, late=cost.late + late)
+            elif "quality" in broken and self.budget.size is None and sum_of > 0:
+                cost = replace(cost, factor=cost.factor * max(1.02, (found.damage - cost.study.base.damage) / sum_of))
+            else:
                 return plan
-            cost = replace(cost, factor=cost.factor * max(1.02, (found.damage - cost.study.base.damage) / sum_of))
         return plan
 
-    def compared(self, techniques: Sequence[CompressTechnique], cost: ModelCost) -> Fidelity:
+    def compared(self, techniques: Sequence[CompressTechnique], cost: ModelCost) -> tuple[Fidelity, float | None]:
+        """What the model really does; where a latency counts, also by how many seconds an answer is later than reckoned."""
         study = cost.study
         if not techniques:   # the model as it is
-            return Fidelity(1.0, 1.0, 0)
+            return Fidelity(1.0, 1.0, 0), None
         if self.wanted is None:
             self.wanted = outputs(self.original, study.forward, self.batches)
-        made = compressed(techniques, cost, self.first)
-        return fidelity(outputs(made.model, study.forward, self.batches), self.wanted, study.measure)
+        made = compressed(techniques, cost, self.first).model
+        found = fidelity(outputs(made, study.forward, self.batches), self.wanted, study.measure)
+        if self.budget.latency is None:
+            return found, None
+        return found, latency(made, study.forward, study.sample).p50 - cost.known["median_seconds"]
 
     def clash(self, one: CompressTechnique, other: CompressTechnique) -> str:
         return clash(one, other)

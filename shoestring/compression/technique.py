@@ -69,6 +69,7 @@ class ModelCost:
     forced: bool = False                                                  # the user named the techniques: what they can store they must
     settled: frozenset[str] = frozenset()                                 # weights of which the user named the form
     factor: float = 1.0                                                   # by which damages measured together exceeded their sum
+    late: float = 0.0                                                     # seconds by which an answer, timed as a whole, exceeded its sum
 
     @property
     def clock(self) -> Clock:
@@ -100,7 +101,8 @@ class ModelCost:
         budget = self.wanted
         fixed, dead = fixed_bytes(self.about, self.buffers), self.study.base.damage
         most = (budget.size - fixed) if budget.size is not None else float("inf")
-        seconds = budget.latency / self.clock.tail(budget.percentile) - self.clock.median if budget.latency is not None else float("inf")
+        seconds = float("inf") if budget.latency is None else (
+            budget.latency / self.clock.tail(budget.percentile) - self.clock.median - self.late)
         if budget.size is None and budget.quality is not None:
             found = fewest_bytes(self.options, (1 - budget.quality - dead) / self.factor, seconds)
             if found is not None:
@@ -133,14 +135,14 @@ class ModelCost:
         damage = damage * self.factor + self.study.base.damage
         return {"size_bytes": folder_bytes(self.about, self.specs(found), self.buffers),
                 "memory_bytes": sum(one.memory for one in found.values()),
-                "latency_seconds": (self.clock.median + seconds) * self.clock.tail(self.wanted.percentile),
-                "median_seconds": self.clock.median + seconds, "quality": max(1 - damage, 0.0), "damage": damage}
+                "latency_seconds": (median := self.clock.median + seconds + self.late) * self.clock.tail(self.wanted.percentile),
+                "median_seconds": median, "quality": max(1 - damage, 0.0), "damage": damage}
 
     def frontier(self) -> list[dict[str, float]]:
         """The whole of what can be reached, by arithmetic."""
         return [{"size_bytes": folder_bytes(self.about, self.specs(one), self.buffers),
                  "damage": total(one)[1] * self.factor + self.study.base.damage,
-                 "latency_ms": 1000 * (self.clock.median + total(one)[2])} for one in frontier(self.options)]
+                 "latency_ms": 1000 * (self.clock.median + total(one)[2] + self.late)} for one in frontier(self.options)]
 
     def with_offers(self, offers: Mapping[str, Sequence[Offer]], only: bool) -> Self:
         """With more forms for some weights. `only`: the user named these, so others do not count for them."""

@@ -111,6 +111,18 @@ def test_a_latency_below_the_originals_is_kept_by_products_of_bytes(monkeypatch:
     assert plan.known["latency_seconds"] <= 0.0105 and plan.known["size_bytes"] <= 5000
 
 
+def test_an_answer_that_is_later_than_reckoned_is_reckoned_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every packed weight is said to take nothing, and the whole to take 2 ms more: then only decoding once keeps the latency."""
+    monkeypatch.setattr(Clock, "decoding", lambda self, stored: 0.0)
+    monkeypatch.setattr("shoestring.compression.timing.latency", lambda *given: Latency(0.010, 0.010, 20))
+    monkeypatch.setattr("shoestring.compression.room.latency",
+                        lambda model, *given: Latency(0.012 if forms_of(model) else 0.010, 0.012, 20))
+    job = job_of("mlp")
+    source = Source(job, prepared(job.model()), {"job": None, "edits": [], "decoded": False}, (), "mlp")
+    plan = begun(source, Asked(Budget.parsed(latency="11ms", size="5KB"), unseen=16)).plan
+    assert "Decode()" in str(plan) and plan.known["latency_seconds"] == pytest.approx(0.010)
+
+
 def test_a_form_that_says_something_else_is_refused() -> None:
     with pytest.raises(ValueError, match="int8"):
         Int8((2, 3, 4), torch.float32, {"inputs": "token"}, {})
