@@ -21,13 +21,14 @@ Measured on MiniLM (6 layers, 12 heads, 1,536 neurons), half of heads and neuron
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from shoestring.compression.fidelity import Forward, fidelity, outputs
 from shoestring.compression.structure.groups import Group, Structure, structure_of
 from shoestring.compression.structure.layers import Stack, skipped, stacks_of
 from shoestring.compression.structure.readers import second_moments
@@ -38,7 +39,6 @@ METHODS = ("elimination", "taylor", "energy")
 DAMPING = 1e-2   # of the mean of the diagonal of M
 STEPS = 256      # units of a group leave in so many steps at most
 
-Forward = Callable[[nn.Module, Any], Any]
 
 
 def importance(model: nn.Module, batches: Sequence[Any], forward: Forward, *, method: str = "elimination", seed: int = 0,
@@ -123,11 +123,11 @@ def taylor(model: nn.Module, groups: Sequence[Group], batches: Sequence[Any], fo
     draws = max(1, 32 // len(batches))
     for batch in [batch for batch in batches for _ in range(draws)]:
         with torch.enable_grad():
-            outputs = [one for one in tensors_in(forward(model, batch)) if one.requires_grad]
-            if not outputs:
+            given = [one for one in tensors_in(forward(model, batch)) if one.requires_grad]
+            if not given:
                 raise Mistake("the forward's outputs have no gradients, so nothing can be said of its units: "
                               "do not run it without gradients, or give scores")
-            value = sum((one * torch.randn(one.shape, generator=generator).to(one)).sum() for one in outputs)
+            value = sum((one * torch.randn(one.shape, generator=generator).to(one)).sum() for one in given)
         used = [name for name in weights if any(name in group.readers for group in groups)]
         slopes = dict(zip(used, torch.autograd.grad(value, [weights[name] for name in used], allow_unused=True), strict=True))  # type: ignore[arg-type]
         for group in groups:
@@ -148,7 +148,7 @@ def changes(group: Group, weights: dict[str, nn.Parameter], slopes: dict[str, An
 
 def leaving(model: nn.Module, stack: Stack, batches: Sequence[Any], forward: Forward) -> Tensor:
     """The damage when each block of a stack leaves, in the order in which they leave; what can't leave has an infinite one."""
-    wanted = [outputs(model, batch, forward) for batch in batches]
+    wanted = outputs(model, forward, batches)
     scores = torch.full((stack.length,), float("inf"))
     gone: list[int] = []
     worst = 0.0
@@ -158,21 +158,9 @@ def leaving(model: nn.Module, stack: Stack, batches: Sequence[Any], forward: For
             if member not in gone:
                 with ExitStack() as hooks:
                     hooks.enter_context(skipped(model, stack, [*gone, member]))
-                    tried[member] = damage(wanted, [outputs(model, batch, forward) for batch in batches])
+                    tried[member] = fidelity(outputs(model, forward, batches), wanted).damage
         least = min(tried, key=lambda member: tried[member])
         worst = max(worst * (1 + 1e-6) + 1e-12, tried[least])
         scores[least] = worst
         gone.append(least)
     return scores
-
-
-def outputs(model: nn.Module, batch: Any, forward: Forward) -> list[Tensor]:
-    with torch.no_grad():
-        return [one.float() for one in tensors_in(forward(model, batch)) if one.is_floating_point()]
-
-
-def damage(wanted: Sequence[Sequence[Tensor]], found: Sequence[Sequence[Tensor]]) -> float:
-    """1 - cosine of the last dimension, mean over all."""
-    values = [1 - nn.functional.cosine_similarity(one, other, dim=-1).mean()
-              for mine, theirs in zip(wanted, found, strict=True) for one, other in zip(mine, theirs, strict=True) if one.dim()]
-    return float(torch.stack(values).mean()) if values else 0.0

@@ -23,13 +23,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from shoestring.compression.fidelity import Forward, fidelity, outputs
 from shoestring.compression.structure.edits import Cut, Edit, edited_with_names, indices
-from shoestring.compression.structure.importance import Forward, damage, outputs
 from shoestring.compression.structure.readers import Read, reads
 from shoestring.core.errors import Mistake
 
@@ -84,7 +85,7 @@ def refit(model: nn.Module, smaller: nn.Module, modules: dict[str, nn.Module], e
     told = [f"{name}: no matrix product reads it, so it is not refitted" for name in names if name not in order]
     # Only outputs are kept over the batches: inputs are several times as wide
     targets = [wanted_outputs(products(model, whole, batch), model, edits) for batch in batches]
-    judge = Judge(outputs(model, batches[-1], forward), lambda: outputs(smaller, batches[-1], forward))
+    judge = Judge(outputs(model, forward, batches[-1:]), lambda: outputs(smaller, forward, batches[-1:]))
     for together in ([[name] for name in order] if in_order else [order]):
         fits = {name: Fit() for name in together}
         for batch, target in zip(batches, targets, strict=True):
@@ -110,7 +111,8 @@ class Judge:
         self.least = self.damage()
 
     def damage(self) -> float:
-        return damage([self.wanted], [self.found()])
+        found = self.found()
+        return fidelity(found, self.wanted).damage if all(bool(torch.isfinite(one).all()) for one in found) else inf
 
     def kept(self, fit: Fit, weight: Tensor, damping: float) -> str:
         """Refit a weight; why it is as before, if it is."""
