@@ -31,7 +31,7 @@ from minilm import PEERS, uniform  # noqa: E402
 from minilm_job import data_folder  # noqa: E402
 
 RESULTS = HERE / "smollm.json"
-TOKENS, PIECES, BATCH = 64, 768, 8
+TOKENS, PIECES, BATCH = 64, 512, 8
 SIZES = (145, 110, 95, 80, 70, 60)    # MB
 BITS = (8, 6, 5, 4, 3)
 
@@ -106,39 +106,37 @@ def main() -> None:
     source, given = source_of(job, None, {}), samples_of(job, PIECES // 2)
     with torch.no_grad():
         wanted = [called(source.model, batch).flatten(0, 1) for batch in given.unseen]
-    kept: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
 
-    def keep(name: str, size: int, model: nn.Module, **more: Any) -> None:
-        kept[name] = {"bytes": size, **perplexity(model, given.unseen, wanted), **more}
-        RESULTS.write_text(json.dumps(kept, indent=1))
-        print(name, kept[name], flush=True)
+    def keep(name: str, found: dict[str, Any]) -> None:
+        kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}   # peers and ours may be measured at the same time
+        RESULTS.write_text(json.dumps(kept | {name: found}, indent=1))
+        print(name, found, flush=True)
 
     if options.only != "ours":
-        keep("float32", sum(one.nbytes for one in source.model.parameters()), source.model)
+        keep("float32", {"bytes": sum(one.nbytes for one in source.model.parameters()), **perplexity(source.model, given.unseen, wanted)})
         for bits in BITS:
             model, size = uniform(source, bits)
-            keep(f"uniform, {bits} bits, nearest", size, model)
+            keep(f"uniform, {bits} bits, nearest", {"bytes": size, **perplexity(model, given.unseen, wanted)})
         for name, make in PEERS.items():
             try:
                 model, size = make(copy.deepcopy(source.model), given)
-                keep(name, size, model)
+                keep(name, {"bytes": size, **perplexity(model, given.unseen, wanted)})
             except Exception as error:   # a peer that does not run here is told of, in its own words
-                kept[name] = {"failed": f"{type(error).__name__}: {error}"[:300]}
-                print(name, kept[name], flush=True)
+                keep(name, {"failed": f"{type(error).__name__}: {error}"[:300]})
     if options.only != "peers":
         cost = plain_cost(source, given, Budget(), "kl")
         for size in map(float, options.sizes.split(",")):
             begun = time.process_time()
             plan = planned(replace(cost, wanted=Budget(size=int(size * 1e6))), source.model, given.checked).chosen
             taken = time.process_time() - begun
-            keep(f"shoestring, {size:g} MB", int(plan.known["size_bytes"]), plan.made().model, predicted=plan.cost.known["damage"],
-                 seconds=taken)
-    print(table(kept))
+            keep(f"shoestring, {size:g} MB", {"bytes": plan.known["size_bytes"], "predicted": plan.cost.known["damage"], "seconds": taken,
+                                              **perplexity(plan.made().model, given.unseen, wanted)})
+    print(table(json.loads(RESULTS.read_text())))
 
 
 def table(results: Mapping[str, Any]) -> str:
     rows = ["| | MB | perplexity | 1 - exp(-KL) | predicted | search, CPU |", "|---|--:|--:|--:|--:|--:|"]
-    for name, one in results.items():
+    for name, one in sorted(results.items(), key=lambda row: (row[0].startswith("shoestring"), -row[1].get("bytes", 0))):
         if "failed" in one:
             rows.append(f"| {name} | | does not run: {one['failed']} | | | |")
             continue

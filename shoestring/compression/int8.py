@@ -19,6 +19,7 @@ from shoestring.core.errors import Mistake
 from shoestring.core.private import own_parameters
 from shoestring.measure.instructions import deadly
 
+READ_BY_OTHERS = nn.modules.linear.NonDynamicallyQuantizableLinear   # in torch's attention, which takes its weight and never calls it
 SMALLEST = 16   # columns: below, rounding takes longer than it saves
 
 
@@ -67,7 +68,8 @@ class Int8(Storage):
             return False
         value = study.values[weight.name]
         users = [module for module in study.model.modules() if any(one is value for one in own_parameters(module).values())]
-        plain = all(type(module).forward is nn.Linear.forward and getattr(module, "weight", None) is value for module in users)
+        plain = all(type(module).forward is nn.Linear.forward and getattr(module, "weight", None) is value
+                    and not isinstance(module, READ_BY_OTHERS) for module in users)
         return plain and study.usage[weight.name].kinds == {"linear"}
 
     def form(self, study: Study, weight: Weight) -> Form:
