@@ -45,17 +45,25 @@ def beside(model: nn.Module) -> dict[str, Tensor]:
 def write_folder(target: Path, about: Mapping[str, Any], stored: Mapping[str, Stored], forms: Mapping[str, Form],
                  buffers: Mapping[str, Tensor], files: Mapping[str, bytes] | None = None) -> int:
     """Write tensors and manifest, and other `files` beside them; gives the bytes of the two. One that is there is not overwritten."""
-    if target.exists():
-        raise Mistake(f"{target} is there already: name another folder with --out, or remove it")
+    check_free(target)
     tensors = {f"{name}:{part}": tensor for name in stored for part, tensor in forms[name].tensors().items()}   # in the predicted order
     tensors |= {f"{name}:buffer": value for name, value in buffers.items()}
-    with drafted(target, folder=True) as draft:
-        size = write_tensors(draft / TENSORS, tensors)
-        text = manifest(about, stored, buffers, file_digest(draft / TENSORS))
-        (draft / MANIFEST).write_bytes(text)
-        for name, content in (files or {}).items():
-            (draft / name).write_bytes(content)
+    try:
+        with drafted(target, folder=True) as draft:
+            size = write_tensors(draft / TENSORS, tensors)
+            text = manifest(about, stored, buffers, file_digest(draft / TENSORS))
+            (draft / MANIFEST).write_bytes(text)
+            for name, content in (files or {}).items():
+                (draft / name).write_bytes(content)
+    except OSError:
+        check_free(target)   # somebody else may have been faster
+        raise
     return size + len(text)
+
+
+def check_free(target: Path) -> None:
+    if target.exists():
+        raise Mistake(f"{target} is there already: name another folder with --out, or remove it")
 
 
 def file_digest(path: Path) -> str:
