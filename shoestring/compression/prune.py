@@ -25,8 +25,8 @@ class Prune(Restructure):
     Frantar, Alistarh 2022, "Optimal Brain Compression", arXiv 2208.11580; Michel, Levy, Neubig 2019, "Are Sixteen Heads Really Better than
     One?", arXiv 1905.10650; Molchanov et al. 2019, arXiv 1906.10771. What can't be followed through skips and norms is left alone.
     Measured on MiniLM (cosine, without healing): half of heads and neurons .713 as cut and .877 fitted anew; 34 % of heads and 58 % of
-    neurons .891; 3 of 6 layers .730. Healed: half of heads and neurons .947 after 20 minutes on two cores, 3 of 6 layers .946 after 15. Alone
-    it damages more than grids of the same size do, so it is for speed, with --heal.
+    neurons .891; 3 of 6 layers .730. Healed: half of heads and neurons .947 after 20 minutes on two cores, 3 of 6 layers .946 after 15.
+    Alone it damages more than grids of the same size do, so it is for speed, with --heal.
     """
 
     heads: float = 0.0
