@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
+import torch
 from torch import nn
 
 from shoestring.compression.allocate import Allocation
@@ -121,7 +122,10 @@ class CompressRoom(Room[CompressTechnique, ModelCost, CompressPlan]):
         if self.wanted is None:
             self.wanted = outputs(self.original, study.forward, self.batches)
         made = compressed(techniques, cost, self.first).model
-        found = fidelity(outputs(made, study.forward, self.batches), self.wanted, study.measure)
+        said = outputs(made, study.forward, self.batches)
+        if self.budget.broken(cost.known) and not all(bool(torch.isfinite(one).all()) for one in said):
+            return Fidelity(0.0, 0.0, sum(map(len, said))), None   # it is only told of, as the nearest that there is
+        found = fidelity(said, self.wanted, study.measure)
         if self.budget.latency is None:
             return found, None
         return found, latency(made, study.forward, study.sample).p50 - cost.known["median_seconds"]

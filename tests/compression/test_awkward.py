@@ -11,8 +11,10 @@ from torch import Tensor, nn
 
 import shoestring
 from shoestring import Job
+from shoestring.compression.fidelity import outputs
+from shoestring.compression.place import forms_of
 from shoestring.compression.source import samples_of
-from shoestring.core.errors import Mistake
+from shoestring.core.errors import Mistake, OverBudget
 from tests.compression.models import batches, called, loss, vectors, words
 
 
@@ -201,6 +203,17 @@ def test_a_single_sample_is_too_few() -> None:
     one = [(torch.zeros(1, 16), torch.zeros(1, dtype=torch.long))]
     with pytest.raises(Mistake, match="needs some to calibrate with and others to measure on"):
         samples_of(Job(model=lambda: nn.Linear(16, 4), data=lambda: one, forward=called, loss=loss))
+
+
+def test_what_is_nearest_is_told_though_it_answers_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two bits for every weight can break a model altogether; its size is still what could be reached."""
+    monkeypatch.setattr("shoestring.compression.room.outputs", lambda model, forward, given: [
+        one * torch.inf if forms_of(model) else one for one in outputs(model, forward, given)])
+    job = job_for(lambda: nn.Linear(64, 64), vectors(64))
+    with pytest.raises(OverBudget) as told:
+        shoestring.compress(job, tmp_path / "small", size="2KB", samples=16)
+    nearest: Any = told.value.nearest
+    assert 2000 < nearest.known["size_bytes"] < 4000 and nearest.known["quality"] == 0
 
 
 def test_a_loss_that_does_not_work_is_told(tmp_path: Path) -> None:
