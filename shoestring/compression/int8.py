@@ -32,7 +32,8 @@ class Int8(Storage):
     inputs   "token": every token has a scale of its own, found when it comes; "calibrated": one scale for all, from calibration: no search
              for the largest number, and inputs above it are cut to it
 
-    Chosen where a latency asks for it. Everything else than plain linear layers is left to other techniques.
+    Measured on MiniLM: damage .0026 and 1.5 times as fast for one sentence (2.1 for 32) with a scale a token, .0185 with a calibrated one
+    (decisions/022). Chosen where a latency asks for it. Everything else than plain linear layers is left to other techniques.
     """
 
     inputs: str = "token"
