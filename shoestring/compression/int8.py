@@ -50,7 +50,8 @@ class Int8(Storage):
     def refusal(self, cost: ModelCost, /) -> str:
         if why := deadly("int8"):
             return why
-        return "" if any(self.fits(cost.study, weight) for weight in cost.study.weights) else "the model has no plain linear layer"
+        return "" if any(self.fits(cost.study, weight) for weight in cost.study.weights) else (
+            f"the model has no plain linear layer with {SMALLEST} inputs or more")
 
     def only(self, cost: ModelCost) -> bool:
         return cost.forced
