@@ -88,8 +88,14 @@ def damages(found: Tensor, wanted: Tensor, measure: str) -> Tensor:
     return torch.where(both_zero[:, 0], 0.0, gap.square().sum(-1) / 2)
 
 
+def finite(said: Iterable[Tensor]) -> bool:
+    return all(bool(torch.isfinite(one).all()) for one in said)
+
+
 def fidelity(found: Sequence[Tensor], wanted: Sequence[Tensor], measure: str = "cosine") -> Fidelity:
+    """Vectors with numbers that are not finite have fidelity 0; where the original's are not, nothing can be said."""
+    if not finite(wanted):
+        raise Mistake("the original's outputs have numbers that are not finite: there is nothing to compare with")
     lost = torch.cat([damages(one, other, measure) for one, other in zip(found, wanted, strict=True)])
-    if not bool(torch.isfinite(lost).all()):
-        raise Mistake("the outputs have numbers that are not finite")
+    lost = torch.where(torch.isfinite(lost), lost, 1.0)
     return Fidelity(1 - float(lost.mean()), 1 - float(lost.max()), len(lost))

@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-import torch
 from torch import nn
 
 from shoestring.compression.allocate import Allocation
 from shoestring.compression.catalogue import CATALOGUE, clash
 from shoestring.compression.decode import finished
-from shoestring.compression.fidelity import Fidelity, fidelity, outputs
+from shoestring.compression.fidelity import Fidelity, fidelity, finite, outputs
 from shoestring.compression.forms.form import Form
 from shoestring.compression.manifest import numbers_bytes
 from shoestring.compression.pack import buffers_of
@@ -123,8 +122,8 @@ class CompressRoom(Room[CompressTechnique, ModelCost, CompressPlan]):
             self.wanted = outputs(self.original, study.forward, self.batches)
         made = compressed(techniques, cost, self.first).model
         said = outputs(made, study.forward, self.batches)
-        if self.budget.broken(cost.known) and not all(bool(torch.isfinite(one).all()) for one in said):
-            return Fidelity(0.0, 0.0, sum(map(len, said))), None   # it is only told of, as the nearest that there is
+        if not finite(said) and not self.budget.broken(cost.known):   # else it is only told of, as the nearest that there is
+            raise Mistake("the compressed model's outputs have numbers that are not finite: allow more bytes")
         found = fidelity(said, self.wanted, study.measure)
         if self.budget.latency is None:
             return found, None

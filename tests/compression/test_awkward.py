@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import shoestring
 from shoestring import Job
-from shoestring.compression.fidelity import outputs
+from shoestring.compression.fidelity import fidelity, outputs
 from shoestring.compression.place import forms_of
 from shoestring.compression.source import samples_of
 from shoestring.core.errors import Mistake, OverBudget
@@ -214,6 +214,16 @@ def test_what_is_nearest_is_told_though_it_answers_nothing(tmp_path: Path, monke
         shoestring.compress(job, tmp_path / "small", size="2KB", samples=16)
     nearest: Any = told.value.nearest
     assert 2000 < nearest.known["size_bytes"] < 4000 and nearest.known["quality"] == 0
+
+
+def test_what_is_not_finite_has_no_fidelity_and_an_original_must_be_finite() -> None:
+    wanted, broken = torch.ones(3, 4), torch.ones(3, 4)
+    broken[1, 2] = torch.nan
+    for measure in ("cosine", "kl"):
+        found = fidelity([broken], [wanted], measure)
+        assert found.mean == pytest.approx(2 / 3) and found.worst == 0
+        with pytest.raises(Mistake, match="the original's outputs"):
+            fidelity([wanted], [broken], measure)
 
 
 def test_a_loss_that_does_not_work_is_told(tmp_path: Path) -> None:

@@ -40,7 +40,6 @@ DAMPING = 1e-2   # of the mean of the diagonal of M
 STEPS = 256      # units of a group leave in so many steps at most
 
 
-
 def importance(model: nn.Module, batches: Sequence[Any], forward: Forward, *, method: str = "elimination", seed: int = 0,
                structure: Structure | None = None, layers: bool = True) -> dict[str, Tensor]:
     """A score for every unit of every group, and every block of every stack, by the group's name; the higher, the more is lost.

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import inf
 from typing import Any
 
 import torch
@@ -111,8 +110,7 @@ class Judge:
         self.least = self.damage()
 
     def damage(self) -> float:
-        found = self.found()
-        return fidelity(found, self.wanted).damage if all(bool(torch.isfinite(one).all()) for one in found) else inf
+        return fidelity(self.found(), self.wanted).damage
 
     def kept(self, fit: Fit, weight: Tensor, damping: float) -> str:
         """Refit a weight; why it is as before, if it is."""
