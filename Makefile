@@ -1,8 +1,9 @@
-# Everything runs in .venv of this clone. torch is installed first and alone: the pin takes the CPU build.
+# Everything runs in .venv of this clone. torch is installed first and alone, so that no other package chooses its version. Whether pip takes
+# its CPU build or its larger CUDA build depends on where pip looks; both work.
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-browser lint check bench clean
+.PHONY: demo test test-browser lint check oldest bench clean
 
 .venv/torch: constraints.txt
 	$(PYTHON) -m venv .venv
@@ -45,8 +46,16 @@ lint: .venv/test
 check: lint test-browser
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not browser"
 
+# The oldest versions that pyproject.toml allows, in an environment of their own. Not transformers: its older releases are not ours to prove.
+oldest:
+	$(PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/pip install --quiet torch==2.9.0 numpy==1.26.0 xxhash==3.0.0 rich==13.0.0 jinja2==3.1.0 markupsafe==2.1.0 -e '.[test]'
+	.venv-oldest/bin/python -m pytest -n 2 --dist worksteal -m "not slow and not browser"
+
+# All benchmarks, one after the other: hours. What a script needs beside the extra `bench` (data of Debian or npm packages), it says.
 bench: .venv/bench
-	for script in benchmarks/*/run.py; do $(BIN)/python $$script || exit 1; done
+	@failed=; for script in benchmarks/*/run.py; do $(BIN)/python $$script || failed="$$failed $$script"; done; \
+	  test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
 
 clean:
-	rm -rf .venv runs report.html
+	rm -rf .venv .venv-oldest runs report.html

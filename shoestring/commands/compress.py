@@ -84,9 +84,9 @@ def checked_source(options: Namespace) -> tuple[str, dict[str, Any]]:
     for written in options.use or ():
         check_written(written, COMPRESS)
     if options.to:
-        from shoestring.compression.onnx.needed import check_packages
+        from shoestring.core.extras import require
 
-        check_packages()
+        require("onnx")
     if not options.samples.isdecimal() or int(options.samples) < 2:
         raise Mistake(f"--samples {options.samples}: give a whole number, 2 or more")
     if not (options.size or options.latency or options.keep or options.metric or options.use):

@@ -27,7 +27,7 @@ def run(options: Namespace) -> int:
     from importlib.util import find_spec
 
     if find_spec("torch") is None:
-        raise Mistake("torch is not installed: pip install torch==2.13.0 (the CPU build), or the build for your GPU")
+        raise Mistake("torch is not installed: pip install torch, in the build for your CPU or GPU")
     from shoestring.measure.probe import kept_hardware, remember, settled
     from shoestring.processes.launch import run_worker
     from shoestring.processes.tasks import DoctorTask
@@ -45,13 +45,11 @@ def run(options: Namespace) -> int:
 
 def missing() -> list[str]:
     """What could be installed, and what for."""
-    from importlib.util import find_spec
-
+    from shoestring.core.extras import EXTRAS
     from shoestring.memory.allocator import LIBRARIES, library
 
     libraries = [f"{one}: Debian's lib{one}2 or lib{one}2.0 gives the allocator another choice" for one in LIBRARIES if not library(one)]
-    return libraries + [f"{one}: pip install {package}" for one, package in
-                        (("transformers", "transformers"), ("sklearn", "scikit-learn")) if find_spec(one) is None]
+    return libraries + [extra.refusal for extra in EXTRAS.values() if extra.refusal]
 
 
 def rows(found: Hardware) -> list[list[str]]:

@@ -60,13 +60,13 @@ def run(options: Namespace) -> int:
     cadence, workers = cadence_of(options), team(options)
     from pathlib import Path
 
+    from shoestring.core.extras import require
     from shoestring.jobfile import usual_values
     from shoestring.runs.request import request_for
     from shoestring.runs.resume import new_folder, opened
-    from shoestring.runs.tensorboard import needs_tensorboard
 
     if options.tensorboard:
-        needs_tensorboard()
+        require("tensorboard")
     wanted = request_for(given.path, given.flags, given.memory, options.use, options.inexact, options.plan, options.exact)
     if workers.nodes is not None and workers.nodes.rank:
         return followed(options, given.path, wanted, workers)

@@ -11,6 +11,7 @@ from shoestring.compression.products import Recipe, fitted_product
 from shoestring.compression.technique import ModelCost, Storage
 from shoestring.compression.weights import Weight
 from shoestring.core.errors import Mistake
+from shoestring.core.extras import MissingExtra
 
 KINDS = {"vector": Recipe(books=1), "pq": Recipe(books=0), "opq": Recipe(books=0, rotation=1), "residual": Recipe(stages=2),
          "lsq": Recipe(stages=2, method="local search")}
@@ -62,9 +63,9 @@ class ProductQuantize(Storage):
         label = f"{self.kind} {self.bits}/{self.length}"
         try:
             study.form(weight, label, partial(fitted_product, study.values[weight.name], self.recipe(columns), importance))
-        except Mistake as error:
-            if "faiss" in str(error):
-                raise
+        except MissingExtra:
+            raise
+        except Mistake:
             return ()   # rows that are no whole number of vectors
         saves = study.ways[weight.name, label].stored
         return (label,) if sum(part.bytes for part in saves.parts().values()) < weight.count * weight.dtype.itemsize else ()

@@ -31,6 +31,7 @@ from shoestring.compression.codebooks import broadcast, checked
 from shoestring.compression.forms.product import Product, Sizes, sizes_of
 from shoestring.compression.vectors import Found, encoded, refined
 from shoestring.core.errors import Mistake
+from shoestring.core.extras import require
 
 POINTS = 1 << 15   # vectors that codebooks are trained on, of one book
 METHODS = ("residual", "local search")   # for sums of several entries
@@ -160,10 +161,9 @@ def rotation_of(rows: Tensor, recipe: Recipe, seed: int) -> Tensor:
 
 
 def imported_faiss() -> Any:
-    try:
-        import faiss
-    except ImportError:
-        raise Mistake("codebooks of vectors are trained by faiss, which is not here: pip install faiss-cpu") from None
+    require("codebooks")
+    import faiss
+
     return faiss
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from shoestring.core.budget import Budget
 from shoestring.core.errors import Mistake
+from shoestring.core.extras import require
 
 Wanted = Mapping[str, Any]   # what is asked for, by the names of `NAMES`; None: it is not
 NAMES = ("clients", "per_round", "rounds", "processes", "every", "upload", "download", "time", "epsilon", "delta")
@@ -25,4 +26,6 @@ def checked(wanted: Wanted) -> dict[str, Any]:
         raise Mistake(f"--delta {found['delta']}: give a chance above 0 and below 1, such as 1e-6")
     if budget.epsilon is not None and not budget.epsilon > 0:
         raise Mistake(f"--epsilon {found['epsilon']}: give a number above 0")
+    if budget.epsilon is not None:
+        require("private")
     return found | {"upload": budget.up, "download": budget.down, "time": budget.seconds, "epsilon": budget.epsilon, "delta": budget.delta}

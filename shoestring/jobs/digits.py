@@ -10,15 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from shoestring import Dirichlet, Job, Local
-from shoestring.core.errors import Mistake
+from shoestring.core.extras import require
 
 
 def digits() -> torch.utils.data.TensorDataset:
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError:
-        raise Mistake("the job `digits` reads its data from scikit-learn, which is not installed: "
-                      "pip install scikit-learn") from None
+    require("sklearn")
+    from sklearn.datasets import load_digits
+
     found = load_digits()
     return torch.utils.data.TensorDataset(torch.tensor(found.images, dtype=torch.float32)[:, None] / 16,
                                           torch.tensor(found.target))

@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.util import find_spec
 from math import ceil, floor, inf, log10, sqrt
 from typing import Any
 
 from shoestring.core.errors import Mistake
+from shoestring.core.extras import require
 
 EXACT, QUICK, COARSE = 1e-4, 1e-3, 1e-2   # distance of the grid's points, in units of epsilon
 LEAST, MOST = 0.3, 1e5                    # multipliers among which one is looked for
@@ -38,13 +38,6 @@ class SampledGaussian:
 
 
 Events = tuple[tuple[SampledGaussian, int], ...]   # kinds of rounds, and how many there were of each
-
-
-def missing() -> str:
-    """Why there is no accountant; empty if there is one."""
-    if find_spec("dp_accounting") is not None:
-        return ""
-    return 'epsilon is computed by dp-accounting, which is not installed: pip install "shoestring[private]"'
 
 
 def check_delta(delta: float) -> None:
@@ -86,8 +79,7 @@ def loss_of(kind: SampledGaussian, interval: float) -> Any:
 
 def library() -> Any:
     """dp-accounting, when it is needed: it takes a second to import."""
-    if why := missing():
-        raise Mistake(why)
+    require("private")
     from dp_accounting.pld import privacy_loss_distribution
 
     return privacy_loss_distribution

@@ -1,17 +1,10 @@
 """TensorBoard event files of a run."""
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from shoestring.core.errors import Mistake
 from shoestring.runs.event import Begun, Event, Stepped, Validated, Warned
-
-
-def needs_tensorboard() -> None:
-    if find_spec("tensorboard") is None:
-        raise Mistake("--tensorboard needs the package tensorboard: pip install 'shoestring[tensorboard]'")
 
 
 class Board:

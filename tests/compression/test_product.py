@@ -125,6 +125,6 @@ def test_what_can_not_be_coded_is_refused(recipe: Recipe, weight: Tensor, import
 def test_without_faiss_it_says_what_to_install_and_what_was_stored_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     form = fitted_product(drawn(8, 8), SMALL)
     monkeypatch.setitem(sys.modules, "faiss", None)
-    with pytest.raises(Mistake, match="pip install faiss-cpu"):
+    with pytest.raises(Mistake, match=r"shoestring\[codebooks\]"):
         fitted_product(drawn(8, 8), SMALL)
     assert torch.equal(Product((8, 8), torch.float32, form.settings, form.tensors()).dense(), form.dense())

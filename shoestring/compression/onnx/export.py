@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 from shoestring.compression.forms.form import Form
 from shoestring.compression.forms.int8 import Int8
-from shoestring.compression.onnx.needed import check_packages
 from shoestring.compression.place import decoded, forms_of
 from shoestring.core.batch import Batch, mapped
 from shoestring.core.errors import Mistake
+from shoestring.core.extras import require
 from shoestring.core.files import drafted
 from shoestring.core.private import recurrent_weights
 
@@ -55,7 +55,7 @@ def exported(
     """Write a model as ONNX. `forward(model, batch)` is how the job calls it: the batch's tensors are the inputs, all tensors in what
     comes out the outputs. `dynamic`: the number of samples and the lengths stay open where the model allows it. `fast`: linear layers
     compute in int8, smoothed with what `calibration` (or the batch) shows (see `fast.py`)."""
-    check_packages()
+    require("onnx")
     from shoestring.compression.onnx.check import compared
     from shoestring.compression.onnx.fast import TOLERANCE as FAST_TOLERANCE
     from shoestring.compression.onnx.fast import accelerated

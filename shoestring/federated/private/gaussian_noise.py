@@ -22,7 +22,7 @@ from shoestring.federated.private.adaptive_clip import COUNTED
 from shoestring.federated.private.sampling import alike, begun, check_multiplier, choose, noise_refusal, noisy, norm_of, with_noise
 from shoestring.federated.round import Combined, Population, Round, Server, Updates
 from shoestring.federated.technique import FederatedTechnique, RoundCost
-from shoestring.privacy.account import missing, noise_for
+from shoestring.privacy.account import noise_for
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class GaussianNoise(FederatedTechnique):
     @classmethod
     def choices(cls, cost: RoundCost, /) -> tuple[GaussianNoise, ...]:
         """As much as the epsilon that was asked for needs."""
-        if cost.wanted == inf or not cost.delta or not cost.clip or missing():
+        if cost.wanted == inf or not cost.delta or not cost.clip:
             return ()
         try:
             return (cls(noise_for(cost.wanted, cost.per_round / cost.clients, cost.rounds, cost.delta)),)

@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 
 from shoestring.core.errors import Mistake
+from shoestring.core.extras import EXTRAS
 from shoestring.federated.private.clip import NORM
 from shoestring.federated.round import Combined, Group, Population, Server, Updates
 from shoestring.federated.seeds import generator_of
 from shoestring.federated.technique import RoundCost
-from shoestring.privacy.account import epsilon_of, missing
+from shoestring.privacy.account import epsilon_of
 
 EXPECTED, ASKED = "Noise.expected", "Noise.asked"   # of the server: devices of a round, expected and this time
 
@@ -79,7 +80,7 @@ def noise_refusal(cost: RoundCost, clip: str) -> str:
         return f"an update can be arbitrarily long, so no noise is enough for any promise: add {clip}"
     if not cost.delta:
         return "epsilon means nothing without the chance that it does not hold: give --delta 1e-6, or less than 1 / clients"
-    return missing()
+    return EXTRAS["private"].refusal
 
 
 def check_multiplier(multiplier: float, name: str) -> None:

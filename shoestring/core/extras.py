@@ -1,0 +1,53 @@
+"""Optional packages: the extra of shoestring that installs each one, and what it is needed for."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+from shoestring.core.errors import Mistake
+
+
+@dataclass(frozen=True)
+class Extra:
+    name: str                  # as in pip install "shoestring[name]"
+    modules: tuple[str, ...]   # the packages it brings, by the names that Python imports
+    purpose: str               # what works only with them
+
+    @property
+    def absent(self) -> tuple[str, ...]:
+        """The packages of it that are not installed."""
+        return tuple(module for module in self.modules if find_spec(module) is None)
+
+    @property
+    def command(self) -> str:
+        """How to install it.
+
+        >>> EXTRAS["private"].command
+        'pip install "shoestring[private]"'
+        """
+        return f'pip install "shoestring[{self.name}]"'
+
+    @property
+    def refusal(self) -> str:
+        """Why its purpose can't be served here, and what to do; empty if all its packages are installed."""
+        return f"{self.purpose}: this needs {', '.join(self.absent)}, which is not installed; run: {self.command}" if self.absent else ""
+
+
+EXTRAS = {extra.name: extra for extra in (
+    Extra("private", ("dp_accounting",), "epsilon: federate --epsilon and techniques that add noise"),
+    Extra("onnx", ("onnx", "onnxscript", "onnxruntime"), "compress --to onnx"),
+    Extra("codebooks", ("faiss",), 'compress --use "ProductQuantize(...)"'),
+    Extra("tensorboard", ("tensorboard",), "train --tensorboard"),
+    Extra("sklearn", ("sklearn",), "the built-in job `digits`"),
+    Extra("transformers", ("transformers",), "jobs with Hugging Face models, such as examples/fine_tune.py"),
+    Extra("peft", ("peft",), "loading what export --to peft writes"),
+)}
+
+
+class MissingExtra(Mistake):
+    """Something was asked for that needs a package which is not installed."""
+
+
+def require(name: str) -> None:
+    if refusal := EXTRAS[name].refusal:
+        raise MissingExtra(refusal)
