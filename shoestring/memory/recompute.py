@@ -325,13 +325,13 @@ class Recorder:
         """Write down a call about to happen."""
         structure, leaves, held = taken(given, segment)
         with torch.enable_grad():
-            node = Keep.apply(torch.empty(0, requires_grad=True), *held).grad_fn   # type: ignore[no-untyped-call]
+            kept = Keep.apply(torch.empty(0, requires_grad=True), *held)   # type: ignore[no-untyped-call]
         now = random_state.state()
         if self.random is not None and now["python"] == self.random["python"]:   # it takes 20 KB and hardly ever moves
             now["python"] = self.random["python"]
         self.random = now
         kind = next((tensor.device.type for tensor in held), "cpu")
-        return Call(forward, number, self.names[number], structure, leaves, lambda: node.saved_tensors, now, autocast_state(kind), state,
+        return Call(forward, number, self.names[number], structure, leaves, lambda: kept.grad_fn.saved_tensors, now, autocast_state(kind), state,
                     state.picture())
 
     def packing(self, number: int, block: nn.Module, segment: Segment) -> Callable[[Tensor], Slot]:

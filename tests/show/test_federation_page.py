@@ -129,7 +129,7 @@ def test_the_headline_and_the_progress_are_in_rounds(tmp_path: Path) -> None:
     told = told_of(path)
     lock.release()
     words = words_of(page(told))
-    for said in ("Round 25 of 40, about", "Saved up to round 20; 5 rounds have come since.", "2 rounds/s 500 ms a round", "best, round 20",
+    for said in ("Round 25 of 40, about", "Saved up to round 20; 5 rounds have come since.", "2 rounds/s 500 ms, the median round", "best, round 20",
                  "Training begins, 40 rounds to do"):
         assert said in words, said
     assert title(told) == "Training 62 % · digits · shoestring"

@@ -24,8 +24,8 @@ from shoestring.show.page.words import (
     numbers,
     numbers_of_steps,
     pairs,
-    rate_text,
     rate_unit,
+    step_seconds,
     step_word,
     whole,
 )
@@ -154,11 +154,12 @@ def throughput(story: Entries) -> Markup:
     known = numbers(list(line.y))
     if len(known) < 2 or min(known) <= 0:
         return Markup()
-    overall, word = len(known) / sum(known), step_word(story)
-    factor, unit = rate_unit(overall, word)
+    usual, word = step_seconds(story) or sum(known) / len(known), step_word(story)
+    factor, unit = rate_unit(1 / usual, word)
     few = line.fewer(FEW // 3)
     speed = Line("speed", "optimizer", few.x, [None if value is None else factor / value for value in few.y])
-    note = f"{rate_text(overall, word)} over the run, {counted(len(known), word)} in {seconds_text(sum(known))} of training."
+    note = f"The median {word} takes {seconds_text(usual)}; all {counted(len(known), word)} took {seconds_text(sum(known))}."
+    note += " The first of a process are slower: their memory is tracked." if word == "step" else ""
     return Chart("speed", "Speed", note, (speed,), word, unit=unit, rows=unit, zero=True, span=span(story)).drawn()
 
 

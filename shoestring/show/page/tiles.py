@@ -17,11 +17,11 @@ from shoestring.show.page.words import (
     loss_text,
     number,
     numbers,
-    pace,
     rate_text,
     seconds_left,
     short,
     state_of,
+    step_seconds,
     step_word,
     whole,
 )
@@ -40,7 +40,7 @@ class Tile:
 
 def tiles(story: Entries) -> Iterator[Tile]:
     """The figures one looks at first, big."""
-    losses, one, left = numbers(story.get("losses")), pace(story), seconds_left(story)
+    losses, one, left = numbers(story.get("losses")), step_seconds(story), seconds_left(story)
     used, budget, word = figure_of(story, "measured", "process_bytes"), figure_of(story, "budget", "memory"), step_word(story)
     if losses:
         yield Tile("Training loss", loss_text(losses[-1]), f"from {loss_text(losses[0])}")
@@ -51,7 +51,7 @@ def tiles(story: Entries) -> Iterator[Tile]:
     if word == "round":
         yield from federated_tiles(story)
     if one is not None:
-        yield Tile("Speed", rate_text(1 / one, word), f"{seconds_text(one)} a {word}")
+        yield Tile("Speed", rate_text(1 / one, word), f"{seconds_text(one)}, the median {word}")
     if used is not None and (budget is not None or word == "step"):
         over = budget is not None and used > budget
         yield Tile("Memory", bytes_text(used), "" if budget is None else f"{'above the' if over else 'of'} {bytes_text(budget)}", over)

@@ -214,9 +214,10 @@ def numbers_of_steps(story: Entries) -> list[int]:
     return [int(step) for step in found] if fit else list(range(1, len(losses) + 1))
 
 
-def pace(story: Entries) -> float | None:
-    """Seconds of one step lately."""
-    return time_left.pace(lately(story))
+def step_seconds(story: Entries) -> float | None:
+    """Seconds of the median step: the one speed that a page tells. Before it is a measured figure, it is that of the last steps."""
+    found = figure_of(story, "measured", "step_seconds")
+    return found if found is not None and found > 0 else time_left.pace(lately(story))
 
 
 def lately(story: Entries) -> list[float]:
