@@ -263,7 +263,8 @@ def test_the_headline_says_where_the_run_stands(state: str) -> None:
 
 def test_a_run_that_trains_shows_progress_speed_and_time_left() -> None:
     text = plain_text(content(told("training")))
-    for words in ("30 %", "Saved up to step 100; 20 steps have come since.", "2 steps/s", "500 ms, the median step", "about 2 min", "65 s so far",
+    for words in ("30 %", "Saved up to step 100; 20 steps have come since.", "1.1 steps/s", "910 ms, the median step", "about 2 min",
+                  "65 s so far",
                   "531 MiB", "of 600 MiB", 'data-title="Training 30 % · gpt · shoestring"'):
         assert words in text, words
 
