@@ -331,8 +331,8 @@ class Recorder:
             now["python"] = self.random["python"]
         self.random = now
         kind = next((tensor.device.type for tensor in held), "cpu")
-        return Call(forward, number, self.names[number], structure, leaves, lambda: kept.grad_fn.saved_tensors, now, autocast_state(kind), state,
-                    state.picture())
+        return Call(forward, number, self.names[number], structure, leaves, lambda: kept.grad_fn.saved_tensors, now, autocast_state(kind),
+                    state, state.picture())
 
     def packing(self, number: int, block: nn.Module, segment: Segment) -> Callable[[Tensor], Slot]:
         """What forgets a tensor: of a block's first call all that are not weights are to be compared, later the last of them."""

@@ -14,6 +14,7 @@ from urllib.parse import quote
 from markupsafe import Markup
 
 from shoestring.core.units import about, bytes_text
+from shoestring.planning.spelling import technique_text
 from shoestring.show.page.charts import MOST, Chart, Line
 from shoestring.show.page.curves import HELD_OUT, MOST_NAME, metric_line, metric_names, process_line, step_line
 from shoestring.show.page.drawing import Strip, strip
@@ -25,6 +26,7 @@ from shoestring.show.page.words import (
     STATES,
     Entries,
     counted,
+    dicts,
     figure_of,
     flags_of,
     inner,
@@ -41,7 +43,7 @@ from shoestring.show.page.words import (
 
 MOST_RUNS, MOST_FLAGS, MOST_METRICS, DRAWN = 250, 8, 5, 8   # rows and columns that keep the page small; runs that are drawn at first
 GOING_ON = ("planning", "training")
-SHORT = 140    # characters of why a run failed
+SHORT, MOST_TECHNIQUES = 140, 80    # characters of why a run failed, and of its techniques
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,7 @@ class Summary:
     stand: str = ""
     warned: int = 0
     bar: Strip | None = None
+    techniques: str | None = None     # of its plan; None before there is one
     flags: Mapping[str, str] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)   # of the best validation
     loss: float | None = None
@@ -92,7 +95,7 @@ def summary(story: Entries, name: str) -> Summary:
     line = step_line(story, "losses", name, "forward").fewer(60)
     return Summary(
         name, state_of(story), stands.tone, stands.word, shorter(stands.why), str(job_text(story)),
-        stand(story), warnings_in(story), bar(story, stands.tone),
+        stand(story), warnings_in(story), bar(story, stands.tone), techniques_in(story),
         {str(key)[:60]: str(value)[:60] for key, value in flags_of(story).items()},
         {key: best[key] for key in metric_names(story) if number(best.get(key)) is not None}, losses[-1] if losses else None,
         (figure_of(story, "predicted", "process_bytes"), figure_of(story, "measured", "process_bytes"),
@@ -100,6 +103,17 @@ def summary(story: Entries, name: str) -> Summary:
         found.trained if found else None, taken_steps(story),
         f"{len(listed(story.get('losses')))}-{len(listed(story.get('metrics')))}", line if losses else None,
         counts=step_word(story), participants=last_of(story, "participants"), up=total(story, "bytes_up", "up"), privacy=privacy(story))
+
+
+def techniques_in(story: Entries) -> str | None:
+    """The techniques of a run's plan.
+
+    >>> techniques_in({"techniques": []}), techniques_in({})
+    ('plain', None)
+    """
+    if story.get("techniques") is None:
+        return None
+    return " + ".join(str(technique_text(one)) for one in dicts(story["techniques"]))[:MOST_TECHNIQUES] or "plain"
 
 
 def shorter(text: str) -> str:
@@ -133,6 +147,7 @@ class Column:
     name: str
     cell: Callable[[Summary], Cell]
     first: str = "up"     # which way it is sorted first
+    long: bool = False    # words, which may break into lines
 
 
 def overview(runs: Sequence[Summary]) -> Markup:
@@ -157,6 +172,7 @@ def columns(runs: Sequence[Summary]) -> tuple[list[Column], str]:
     same = f"All runs have {', '.join(common)[:300]}." if common and len(runs) > 1 else ""
     metrics = list(dict.fromkeys(name for one in runs for name in one.metrics))[:MOST_METRICS]
     found = [Column(name, flag_cell(name)) for name in differ[:MOST_FLAGS]]
+    found += [Column("Techniques", techniques_cell, long=True)] * any(one.techniques is not None for one in runs)
     found += [Column("Training loss", lambda one: number_cell(one.loss, loss_text))]
     found += [Column("Held-out loss" if name == HELD_OUT else f"Best {name}", metric_cell(name), "up" if name == HELD_OUT else "down")
               for name in metrics]
@@ -176,6 +192,10 @@ def federated_columns(runs: Sequence[Summary]) -> list[Column]:
 
 def epsilon_cell(one: Summary) -> Cell:
     return Cell() if one.privacy is None else replace(number_cell(one.privacy.spent, loss_text), over=one.privacy.over)
+
+
+def techniques_cell(one: Summary) -> Cell:
+    return Cell() if one.techniques is None else Cell(one.techniques, one.techniques)
 
 
 def flag_cell(name: str) -> Callable[[Summary], Cell]:

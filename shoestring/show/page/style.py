@@ -190,7 +190,17 @@ main:has(.runs){max-width:100rem}
 .runs .state .why.data-ended{color:var(--amber)}
 .runs .state svg{height:.25rem;border-radius:.125rem;background:var(--line);margin-top:.35rem;max-width:14rem}
 .runs .warned{color:var(--amber);font-size:.8125rem;font-weight:600;white-space:nowrap}
+.runs .long{text-align:left;white-space:normal;min-width:14rem}
 .runs tbody tr:hover{background:var(--well)}
+@media(max-width:40rem){.runs,.runs tbody{display:block}
+.runs thead tr{display:flex;flex-wrap:wrap;gap:0 .875rem}
+.runs tbody tr{display:grid;grid-template-columns:repeat(3,minmax(0,1fr));gap:.35rem .75rem;padding:.75rem 0;
+border-bottom:1px solid var(--line)}
+.runs :is(thead,tbody) :is(th,td){display:block;border:0;padding:0;text-align:left;white-space:normal;width:auto;min-width:0;max-width:none}
+.runs tbody th{grid-column:2/-1}
+.runs .state,.runs td.long{grid-column:1/-1}
+.runs td[data-v=""]{display:none!important}
+.runs td[data-label]::before{content:attr(data-label);display:block;color:var(--soft);font-size:.75rem}}
 #connection{position:fixed;left:50%;bottom:1.25rem;transform:translateX(-50%);width:max-content;max-width:calc(100% - 2rem);
 background:var(--ink);color:var(--paper);font-size:.875rem;padding:.6rem 1.1rem;border-radius:2rem}
 """

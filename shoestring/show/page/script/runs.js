@@ -72,6 +72,12 @@ const colour = table => {
   for (const row of rowsOf(table)) row.querySelector("i").className = boxOf(row).checked ? "tone-" + toneOf(row) : "off";
 };
 
+// On a phone a row stands on end, and every figure has the name of its column before it
+const labelCells = table => {
+  const heads = [...table.tHead.rows[0].cells];
+  for (const row of rowsOf(table)) [...row.cells].slice(3).forEach((cell, at) => { cell.dataset.label = heads[at + 3].dataset.name; });
+};
+
 const enhanceRuns = () => {
   const table = document.querySelector("table.runs"), figure = document.querySelector("figure[data-runs]");
   if (!table) return;
@@ -94,6 +100,7 @@ const enhanceRuns = () => {
     drawRuns(table);
   };
   colour(table);
+  labelCells(table);
   sortTable(table);
   const chart = charts.get(figure);
   if (chart && !document.querySelector("#curve")) {
