@@ -1,0 +1,36 @@
+"""The job of every chapter of docs/coming_from.md is made as it is written there, and it trains."""
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import shoestring
+
+PAGE = (Path(__file__).parents[1] / "docs" / "coming_from.md").read_text(encoding="utf-8")
+CHAPTERS = dict(re.findall(r"^## From (\w+).*?```python\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL))
+
+
+def made(chapter: str) -> Any:
+    names: dict[str, Any] = {}
+    exec(compile(CHAPTERS[chapter], f"docs/coming_from.md, {chapter}", "exec"), names)
+    return names["job"]()
+
+
+def test_every_chapter_has_a_job() -> None:
+    assert list(CHAPTERS) == ["Hugging", "Lightning", "Flower"]
+
+
+@pytest.mark.parametrize("chapter", ["Hugging", "Lightning"])
+def test_the_job_trains_and_measures_what_it_says(chapter: str) -> None:
+    steps = list(shoestring.train(made(chapter), ()))
+    assert {"loss", "accuracy"} <= set(steps[-1].metrics or {}) and steps[-1].number == {"Hugging": 12, "Lightning": 20}[chapter]
+
+
+def test_the_federated_job_plays_a_round(tmp_path: Path) -> None:
+    file = tmp_path / "job.py"
+    file.write_text(CHAPTERS["Flower"], encoding="utf-8")
+    found = shoestring.federate(file, clients=10, per_round=4, rounds=1, use=["FedAdam(lr=0.01)"], run=tmp_path / "run")
+    assert found.report["rounds"] == 1
