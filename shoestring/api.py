@@ -22,6 +22,7 @@ from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness, allowed
 from shoestring.core.files import temporary_folder
+from shoestring.core.given import GivenData
 from shoestring.core.hardware import Hardware, cluster, for_group, measured_group
 from shoestring.core.job import Job, default_forward, default_optimizer, interval
 from shoestring.core.options import as_arguments, speaking_of_arguments
@@ -32,7 +33,7 @@ from shoestring.core.training import mesh_sizes
 from shoestring.core.units import budget_bytes
 from shoestring.course import Course
 from shoestring.data.feed import Feed, counted, shortened
-from shoestring.data.lengths import shared_data
+from shoestring.data.lengths import check_given, shared_data
 from shoestring.jobfile import job_path, loaded_job, with_course
 from shoestring.loop import finite, steps
 from shoestring.measure.instructions import require
@@ -299,6 +300,7 @@ def trained_here(job: Job, plan: Plan | Outcome | Iterable[Technique], model: nn
     for dtype in {parameter.dtype for parameter in model.parameters() if parameter.device.type == "cpu"}:
         if dtype in SHORT:   # Precision asks for itself
             require(SHORT[dtype])
+    check_given(job)
     feed = Feed(job)
     counted_job = replace(job, steps=feed.steps_in_all, epochs=0) if feed.steps_in_all else job
     run = prepared(counted_job, in_order(techniques), model)
@@ -353,11 +355,11 @@ def fit(model: nn.Module, loss: Callable[[Any, Batch], Tensor], batches: Iterabl
     """
     with speaking_of_arguments():
         refuse_while_imported("fit", devices)
-    if iter(batches) is batches:
+    if isinstance(batches, Iterator):
         raise Mistake("fit was given an iterator, which can be gone through once; planning looks at the first batches too: "
                       "give a list, a DataLoader, or a Job with data=lambda: ...")
     count = steps if steps is not None else len(batches) if isinstance(batches, Sized) else 100
-    job = Job(model=Given(model), data=Given(batches), loss=loss, forward=forward, optimizer=optimizer, steps=count, clip=clip)
+    job = Job(model=Given(model), data=GivenData(batches), loss=loss, forward=forward, optimizer=optimizer, steps=count, clip=clip)
     if devices > 1:
         with speaking_of_arguments(), temporary_folder() as folder:
             return fitted_by_group(job, model, memory, inexact, exact, run or folder / "run", devices, folder)

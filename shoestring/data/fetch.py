@@ -48,7 +48,7 @@ class Samples(Dataset[Any]):
     """A data set by parts of batches."""
 
     def __init__(self, data: Any, collate: Callable[[list[Any]], Batch] | None, seed: int) -> None:
-        self.data, self.collate, self.seed = data, collate or default_collate, seed
+        self.data, self.collate, self.seed = data, default_collate if collate is None else collate, seed
         self.epoch: int | None = None   # that the data were told of last
 
     def __getitem__(self, wanted: Wanted) -> Batch | Trouble:

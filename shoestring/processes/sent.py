@@ -23,6 +23,7 @@ from typing import Any
 from torch import nn
 
 from shoestring.core.errors import Mistake
+from shoestring.core.given import GivenData
 from shoestring.core.job import Job
 from shoestring.jobfile import loaded_job
 from shoestring.processes.scripted import described
@@ -103,7 +104,7 @@ def sent(job: Job, model: nn.Module | None, folder: Path, devices: int) -> Job:
         (folder / "model.pickle").write_bytes(written)
         parts["model"] = FromFile(str(folder / "model.pickle"))
     for name, value in parts.items():
-        of_script |= pickled(value, "the data" if name == "data" and isinstance(value, Given) else f"the job's {name}")[1]
+        of_script |= pickled(value, "the data" if name == "data" and isinstance(value, (Given, GivenData)) else f"the job's {name}")[1]
     if of_script:
         check_guard(sorted(of_script)[0], devices)
     whole, _ = pickled(parts, "the job")
