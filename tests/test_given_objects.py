@@ -1,4 +1,4 @@
-"""What a user gives to a Job is called, and never hashed, compared or asked whether it is true; data may be objects in place of factories."""
+"""What a user gives to a Job is called, and never hashed, compared or asked whether it is true. Data may be given as objects."""
 from __future__ import annotations
 
 from collections.abc import Iterator

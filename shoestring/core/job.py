@@ -100,7 +100,8 @@ class Origin:
     """Where a job came from, so that another process can make it again."""
 
     file: str                         # path of the job file
-    flags: tuple[tuple[str, Any], ...] = ()
+    flags: tuple[tuple[str, Any], ...] = ()       # that were given
+    arguments: tuple[tuple[str, Any], ...] = ()   # of its function: all of them, with the values that it was called with
 
 
 class Sampler(Protocol):

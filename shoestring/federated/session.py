@@ -4,6 +4,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from traceback import extract_tb
 from typing import Any
 
@@ -18,8 +19,9 @@ from shoestring.federated.room import FederatedOutcome, FederatedPlan, planned
 from shoestring.federated.runner import Ended, Runner
 from shoestring.federated.wanted import Wanted
 from shoestring.runs.cadence import Cadence
-from shoestring.runs.event import Event, Planning
+from shoestring.runs.event import Event, Planning, Warned
 from shoestring.runs.events import note
+from shoestring.runs.modules import note_modules
 from shoestring.runs.report import report_of
 from shoestring.runs.resume import Opened
 
@@ -66,7 +68,9 @@ class Session:
 
     @blaming_the_job()
     def run(self, tell: Callable[[Event], None], cadence: Cadence) -> Ended:
-        request = self.held.request
+        request, folder = self.held.request, self.held.folder
+        if job_file := self.given.job.origin:   # what was imported while devices' work was tried is known by now
+            note_modules(folder, Path(job_file.file).parent, True, lambda text: note(folder.path, Warned(text)), begins=True)
         known_by = f"{request.source} {sorted(request.flags.items())}"
         return Runner(self.given, self.plan, self.held.folder, tell, cadence, (request.federated or {}).get("every") or 0, known_by).run()
 
