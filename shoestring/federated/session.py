@@ -5,10 +5,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from traceback import extract_tb
 from typing import Any
 
-from shoestring.core.blame import blame
+from shoestring.core.blame import blamed
 from shoestring.core.budget import Budget
 from shoestring.core.errors import Mistake, OverBudget
 from shoestring.core.job import Job
@@ -44,7 +43,7 @@ def blaming_the_job() -> Iterator[None]:
     except (Mistake, OverBudget, MemoryError):
         raise
     except Exception as error:
-        found = blame(extract_tb(error.__traceback__))
+        found = blamed(error)
         if found.ours:
             raise
         said = (str(error).strip().splitlines() or [""])[0]
