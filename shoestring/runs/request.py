@@ -26,6 +26,11 @@ class Request:
     federated: Mapping[str, Any] | None = None                      # of a federated run: rounds, devices and budgets, by their flags
     environment: Mapping[str, Any] = field(default_factory=dict)    # versions and threads that may change the last bits
 
+    @property
+    def by_script(self) -> bool:
+        """Whether a script made the job, so that no file makes it again: a job file is named by its whole path."""
+        return not Path(self.job).is_absolute()
+
 
 def request_for(job: Path, flags: Mapping[str, Any], memory: int | None, use: Sequence[str] | None, inexact: bool,
                 plan: str | None, exact: str | None = None) -> Request:
