@@ -166,7 +166,7 @@ def planned(options: Namespace, job: Job, memory: int | None, hardware: str | No
         return within(load_plan(Path(options.plan)), options.exact), {}
     workers = team(options)
     # What the job says meanwhile is overheard; what we say is said aloud
-    with overheard(silent=options.command == "train") as aloud, telling(options) as doing:
+    with telling(options) as doing, overheard(silent=options.command == "train") as aloud:
         outcome = api.planned(job, memory, options.use, options.inexact, devices=workers.world, here=workers.devices, hardware=hardware,
                               exact=options.exact, fresh=options.fresh_plan, on_progress=aloud(doing))
     return outcome.chosen, outcome.as_json() | {"blocks": outcome.chosen.blocks}

@@ -12,6 +12,7 @@ from shoestring.commands.output import say
 from shoestring.commands.progress import Shower
 from shoestring.commands.report import reported, unfinished
 from shoestring.commands.run_plan import after_memory_ran_out, require_means, settled_plan
+from shoestring.commands.ticker import Ticker
 from shoestring.core.errors import Mistake, OverBudget
 
 TYPE_CHECKING = False
@@ -172,7 +173,8 @@ def worked(options: Namespace, task: TrainTask, job: Job, chosen: Plan, held: Op
 
     board = Board(held.folder.path) if options.tensorboard else None
     line = MovingLine()
-    show = Shower(options, line, job, held)
+    ticker = Ticker(line.say)
+    show = Shower(options, line, job, held, ticker)
 
     def on_event(event: Event) -> None:
         if board is not None:
@@ -180,9 +182,10 @@ def worked(options: Namespace, task: TrainTask, job: Job, chosen: Plan, held: Op
         show(event)
 
     try:
-        if workers.world == 1:
-            return run_worker(task, worker_environment(chosen.techniques), on_event, held.lock.file, say_stopping)
-        return grouped(task, held, workers, rendezvous, on_event)
+        with ticker.running(not line.moves):
+            if workers.world == 1:
+                return run_worker(task, worker_environment(chosen.techniques), on_event, held.lock.file, say_stopping)
+            return grouped(task, held, workers, rendezvous, on_event)
     finally:
         line.end()
         if board is not None:
