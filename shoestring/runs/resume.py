@@ -1,6 +1,7 @@
 """Beginning a run in a folder, or going on with the one that is there."""
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -11,15 +12,18 @@ from typing import Any
 
 from shoestring.core.errors import Mistake, OverBudget
 from shoestring.core.files import clear, drafted_name
+from shoestring.core.regular import not_a_folder
 from shoestring.runs.event import Adopted, Warned
 from shoestring.runs.events import note
 from shoestring.runs.folder import Folder, Lock, has_digest
 from shoestring.runs.history import History
 from shoestring.runs.modules import NAME as MODULES
-from shoestring.runs.modules import changed_text, changes, keep_modules, kept_modules, modules_on_path
+from shoestring.runs.modules import changed_text, changes, keep_modules, kept_modules, modules_on_path, refusal
 from shoestring.runs.request import Request, argument_differences, differences, flags_together
 
-ATTEMPT = ("events.jsonl", "plan.json", "plan-next.json", "report.json", "report.html", "job.py", MODULES, "run.json")   # files of a start
+# Files that a start leaves before its first step
+ATTEMPT = ("events.jsonl", "plan.json", "plan-next.json", "report.json", "report.html", "job.py", MODULES, "moments.bin", "stream.bin",
+           "run.json")
 SPENT = "privacy.jsonl"   # what a private federation has spent is never forgotten
 
 
@@ -87,6 +91,7 @@ def forget_attempt(folder: Path, begins: bool = False) -> None:
     holds its lock."""
     for name in ATTEMPT:
         (folder / name).unlink(missing_ok=True)
+    shutil.rmtree(folder / "tensorboard", ignore_errors=True)
     if not begins and {one.name for one in folder.iterdir()} <= {"lock", "checkpoints"}:
         with suppress(OSError):   # of somebody who waits for the lock
             (folder / "checkpoints").rmdir()
@@ -123,6 +128,8 @@ def opened(path: Path, asked: Request, source: str, fresh: bool, adopt: bool, us
             moved, lock = lock, Lock(path)
             moved.release()
         clear(one for one in path.glob("*.tmp-*") if drafted_name(one.name))
+        if in_the_way := not_a_folder(folder.checkpoints):
+            raise Mistake(f"{in_the_way}, for the run's checkpoints: move it away, or give another --run")
         before = folder.request()
         held = gone_on(folder, lock, before, asked, source, adopt, usual, resolve) if before is not None else None
         return held or begun(folder, lock, asked, source, resolve)
@@ -161,9 +168,7 @@ def gone_on(folder: Folder, lock: Lock, before: Request, asked: Request, source:
         forget_attempt(path, begins=True)
         return None
     if found and not adopt:
-        raise Mistake(f"{path} holds a run that differs from what is asked for now: {'; '.join(found)}. "
-                      f"--adopt goes on from its last checkpoint with what is asked for now, --fresh begins anew "
-                      f"(and keeps the old run aside)")
+        raise refusal(folder, found)
     if before.environment != asked.environment:
         was = ", ".join(f"{name} {before.environment.get(name)} -> {value}" for name, value in asked.environment.items()
                         if before.environment.get(name) != value)
