@@ -33,7 +33,7 @@ from shoestring.core.training import mesh_sizes
 from shoestring.core.units import budget_bytes
 from shoestring.course import Course
 from shoestring.data.feed import Feed, counted, shortened
-from shoestring.data.lengths import check_given, shared_data
+from shoestring.data.lengths import shared_data
 from shoestring.jobfile import job_path, loaded_job, with_course
 from shoestring.loop import finite, steps
 from shoestring.measure.instructions import require
@@ -300,7 +300,6 @@ def trained_here(job: Job, plan: Plan | Outcome | Iterable[Technique], model: nn
     for dtype in {parameter.dtype for parameter in model.parameters() if parameter.device.type == "cpu"}:
         if dtype in SHORT:   # Precision asks for itself
             require(SHORT[dtype])
-    check_given(job)
     feed = Feed(job)
     counted_job = replace(job, steps=feed.steps_in_all, epochs=0) if feed.steps_in_all else job
     run = prepared(counted_job, in_order(techniques), model)
@@ -346,9 +345,8 @@ def fit(model: nn.Module, loss: Callable[[Any, Batch], Tensor], batches: Iterabl
 
     loss        of the model's output and the batch
     batches     that can be gone through again: a list, a DataLoader
-    memory, inexact, exact    as for `plan`
     steps       default: one round of the batches; more go round
-    optimizer, forward, clip    as for a Job
+    optimizer, forward, clip    as for a Job; memory, inexact, exact    as for `plan`
     run         a folder that keeps the run, as for `train`: the same call goes on with it
     devices     so many processes on this machine train it together, each within `memory`; the planner chooses how (copies of the model,
                 or parts of it). As for `train`: call it under `if __name__ == "__main__":`, with what is sent to them at the top level
@@ -356,10 +354,11 @@ def fit(model: nn.Module, loss: Callable[[Any, Batch], Tensor], batches: Iterabl
     with speaking_of_arguments():
         refuse_while_imported("fit", devices)
     if isinstance(batches, Iterator):
-        raise Mistake("fit was given an iterator, which can be gone through once; planning looks at the first batches too: "
-                      "give a list, a DataLoader, or a Job with data=lambda: ...")
+        raise Mistake("fit was given an iterator, which can be gone through once; planning looks at the first batches too: give a list, a "
+                      "DataLoader, or a Job with data=lambda: ...")
     count = steps if steps is not None else len(batches) if isinstance(batches, Sized) else 100
-    job = Job(model=Given(model), data=GivenData(batches), loss=loss, forward=forward, optimizer=optimizer, steps=count, clip=clip)
+    data = GivenData(batches, checked=run is None)   # who keeps no run may want batches that differ from round to round
+    job = Job(model=Given(model), data=data, loss=loss, forward=forward, optimizer=optimizer, steps=count, clip=clip)
     if devices > 1:
         with speaking_of_arguments(), temporary_folder() as folder:
             return fitted_by_group(job, model, memory, inexact, exact, run or folder / "run", devices, folder)

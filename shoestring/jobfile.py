@@ -168,6 +168,9 @@ def with_course(job: Job, values: Mapping[str, Any], given: Iterable[str] = ()) 
     return replace(job, **{**dropped, **values}, origin=origin)
 
 
+IMPORTED: set[str] = set()   # names of the modules that job files have imported in this process
+
+
 def loaded_job(path: str | Path, values: dict[str, Any]) -> Job:
     """Run a job file's `job` function; what it raises is the user's to see, in a sentence."""
     import importlib.util
@@ -181,6 +184,7 @@ def loaded_job(path: str | Path, values: dict[str, Any]) -> Job:
 
     cap_this_process()   # the file may multiply matrices, and after that it is too late
     folder, file = os.path.split(path)
+    before = set(sys.modules)
     name = f"shoestring_job_{file.removesuffix('.py')}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None, "a path to a file has a loader"
@@ -202,6 +206,7 @@ def loaded_job(path: str | Path, values: dict[str, Any]) -> Job:
         raise
     except Exception as error:
         raise Mistake(f"{path} raised {type(error).__name__}: {error}; add --traceback to see where") from error
+    IMPORTED.update(set(sys.modules) - before)
     if not isinstance(job, Job):
         raise Mistake(f"{path}: job() gave {type(job).__name__}, not a Job; end it with `return Job(...)`")
     job = with_course(job, {name: value for name, value in values.items() if name in OF_EVERY_JOB and name not in own}, values)

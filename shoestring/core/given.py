@@ -20,11 +20,10 @@ class GivenData:
         else                                the object
     """
 
-    def __init__(self, value: Any) -> None:
-        self.value = value
+    def __init__(self, value: Any, checked: bool = False) -> None:
+        self.value, self.checked = value, checked   # checked: that it can be gone through again (data/lengths.py)
         self.state = copy.deepcopy(value.state_dict()) if has_state(value) else None
         self.drawn = [(one, one.get_state()) for one in generators_in(value)]
-        self.checked = False   # that it can be gone through again (data/feed.py)
 
     def __call__(self) -> Any:
         if self.state is not None:
@@ -35,9 +34,9 @@ class GivenData:
         fresh = {id(one): torch.Generator(one.device).set_state(state) for one, state in self.drawn}
         return copied(self.value, fresh)
 
-    def __reduce__(self) -> tuple[type[GivenData], tuple[Any]]:
+    def __reduce__(self) -> tuple[type[GivenData], tuple[Any, bool]]:
         """Pickled by its object alone; pickle keeps a generator with its state."""
-        return GivenData, (self.value,)
+        return GivenData, (self.value, self.checked)
 
 
 def factory_of(name: str, value: Any) -> Any:

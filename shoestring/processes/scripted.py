@@ -22,7 +22,8 @@ from shoestring.core.files import write_whole
 from shoestring.core.job import Job
 from shoestring.core.options import as_arguments
 from shoestring.core.run import brought_home
-from shoestring.jobfile import resolved_arguments
+from shoestring.data.lengths import check_given
+from shoestring.jobfile import IMPORTED, resolved_arguments
 from shoestring.planning.outcome import plan_file
 from shoestring.planning.plan import Plan, plan_in
 from shoestring.processes.finished import finished_report
@@ -31,6 +32,7 @@ from shoestring.processes.training import Training
 from shoestring.runs.cadence import Cadence
 from shoestring.runs.event import Adopted, Event, Failed, Planning, Warned
 from shoestring.runs.events import note
+from shoestring.runs.modules import changed_text, imported_modules, kept_modules, refusal
 from shoestring.runs.recorder import Recording
 from shoestring.runs.report import report_of
 from shoestring.runs.request import Request, environment_now, request_for
@@ -76,14 +78,24 @@ class Scripted:
 
     def __init__(self, job: Job, plan: Plan, outcome: dict[str, Any], model: nn.Module, path: Path, cadence: Cadence,
                  fresh: bool, adopt: bool) -> None:
+        check_given(job)
         self.job, self.model, self.cadence = job, model, cadence
         request, source = request_of(job, model)
         self.held: Opened = opened(path, request, source, fresh, adopt)
         try:
+            if job.origin is not None and not adopt:
+                self.refuse_changed_modules()
             self.plan = self.kept_plan(plan, outcome, adopt)
         except BaseException:
             self.held.lock.release()
             raise
+
+    def refuse_changed_modules(self) -> None:
+        """Refuse to go on where a module that the job's file imports has changed; of other modules of the script it is told."""
+        known, now = kept_modules(self.held.folder) or {}, imported_modules(IMPORTED)
+        changed = [name for name, digest in now.items() if known.get(name, digest) != digest]
+        if changed and not without_a_step(self.held.folder.path):
+            raise refusal(self.held.folder, map(changed_text, changed))
 
     def kept_plan(self, given: Plan, outcome: dict[str, Any], adopt: bool) -> Plan:
         """The plan that the run was begun with: going on with another would not give the same bits, unless that is wanted (`adopt`). A new

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -30,12 +30,13 @@ JOB_FILE = "shoestring_job_"
 Modules = Mapping[str, str]   # name of the file -> SHA-256
 
 
-def imported_modules() -> dict[str, str]:
-    """The local modules that this process has imported by now."""
+def imported_modules(among: Collection[str] | None = None) -> dict[str, str]:
+    """The local modules that this process has imported by now, or those `among` these names."""
     files, found = set(own_modules()), {}
     for name, module in list(sys.modules.items()):
         file = os.path.abspath(getattr(module, "__file__", None) or "")
-        if file in files and name not in KNOWN and not name.startswith(JOB_FILE) and (digest := digest_of(file)):
+        wanted = (among is None or name in among) and name not in KNOWN and not name.startswith(JOB_FILE)
+        if wanted and file in files and (digest := digest_of(file)):
             found[file_name(name, file)] = digest
     return found
 
@@ -65,7 +66,7 @@ def digest_of(file: str | Path) -> str:
 
 def modules_on_path(names: Iterable[str], folder: str | Path) -> dict[str, str]:
     """Those of these files that Python would find now for a job in a folder, with their digests. Nothing is imported."""
-    found = {}
+    found: dict[str, str] = {}
     for name in names:
         inside = PurePosixPath(name)
         if inside.suffix == ".py" and not inside.is_absolute() and ".." not in inside.parts:
@@ -101,6 +102,12 @@ def changed_text(name: str) -> str:
     return f"the module {name}, which the job imports, is not as it was when the run was begun"
 
 
+def refusal(folder: Folder, found: Iterable[str]) -> Mistake:
+    """What to raise where a run is not what is asked for now, and `found` says how it differs."""
+    return Mistake(f"{folder.path} holds a run that differs from what is asked for now: {'; '.join(found)}. --adopt goes on from its last "
+                   f"checkpoint with what is asked for now, --fresh begins anew (and keeps the old run aside)")
+
+
 def kept_modules(folder: Folder) -> dict[str, str] | None:
     """The modules that a run was begun with; None where nobody has noted them."""
     found = folder.read(NAME).get("modules")
@@ -117,9 +124,7 @@ def note_modules(folder: Folder, beside: str | Path, refuse: bool, tell: Callabl
     before, now = kept_modules(folder), imported_modules()
     found = changes(before or {}, now, beside)
     if found.changed and refuse:
-        raise Mistake(f"{folder.path} holds a run that differs from what is asked for now: {'; '.join(map(changed_text, found.changed))}. "
-                      f"--adopt goes on from its last checkpoint with what is asked for now, --fresh begins anew (and keeps the old run "
-                      f"aside)")
+        raise refusal(folder, map(changed_text, found.changed))
     for name in found.changed:
         tell(f"{changed_text(name)}: the run goes on with it as it is now")
     for remark in found.remarks if begins and refuse and before is not None else ():

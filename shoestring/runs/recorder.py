@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -95,9 +96,14 @@ class Recorder:
     def note_modules(self, begins: bool = False) -> None:
         """Note the local modules that the run is made of, if this process has imported others since the last time. The first worker
         does so for all."""
+        def say(text: str) -> None:
+            self.tell(Warned(text))
+            if not self.job_folder:   # a script, which nobody shows the run's events
+                warnings.warn(text, stacklevel=2)
+
         if self.events is not None and self.modules != len(sys.modules):
             self.modules = len(sys.modules)
-            note_modules(self.folder, self.job_folder or os.curdir, bool(self.job_folder), lambda text: self.tell(Warned(text)), begins)
+            note_modules(self.folder, self.job_folder or os.curdir, bool(self.job_folder), say, begins)
 
     def resume(self, run: Run, feed: Feed) -> int:
         """Bring the run to the checkpoint that was found; gives the step it stands at, 0 for a new run."""
