@@ -58,7 +58,7 @@ def run(options: Namespace) -> int:
         from shoestring.jobfile import job_path, loaded_job
 
         job = loaded_job(job_path(options.job_of_run), job_flags)
-    with ticking(options, "looking at the model"):
+    with ticking("looking at the model"):
         source = opened(path, job_flags, best=not options.newest, job=job)
         warn(source.notes)
         session = session_of(options, source, asked)

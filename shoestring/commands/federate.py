@@ -6,6 +6,7 @@ import sys
 
 from shoestring.commands import DONE, FAULT, NOT_KEPT, STOPPED
 from shoestring.commands.output import say, screen, warn, write_page
+from shoestring.commands.ticker import ticking
 from shoestring.core.errors import Mistake
 
 TYPE_CHECKING = False
@@ -168,7 +169,8 @@ def federated(options: Namespace, job: Job, held: Opened) -> int:
 
     cadence, line = cadence_of(options), MovingLine()
     say(options, LOOKING)
-    session = begun(job, held)
+    with ticking("looking at the clients"):   # over before devices are simulated by processes, which are forked
+        session = begun(job, held)
     if session.outcome is not None:
         say(options, outcome_text(session.outcome, screen(sys.stderr)))
     try:

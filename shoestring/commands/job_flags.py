@@ -4,6 +4,7 @@ from __future__ import annotations
 import os
 from collections import namedtuple
 
+from shoestring.commands.ticker import ticking
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import ASKED, Exactness, allowed
 
@@ -121,7 +122,7 @@ def loaded(options: Namespace, path: Path, flags: dict[str, Any], room: str = "s
         import_module(room)
         from shoestring.processes.chatter import overheard
     try:
-        with overheard(silent=options.command == "train"):   # then the worker says it
+        with ticking(f"running {path.name}"), overheard(silent=options.command == "train"):   # then the worker says it
             return loaded_job(path, flags)
     except Mistake as error:
         if options.traceback and error.__cause__ is not None:

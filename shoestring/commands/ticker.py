@@ -7,7 +7,6 @@ from contextlib import contextmanager
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from argparse import Namespace
     from collections.abc import Callable, Iterator
 
 LONGEST = 9.0   # seconds without a line
@@ -65,7 +64,7 @@ class Ticker:
 
 
 @contextmanager
-def ticking(options: Namespace, doing: str) -> Iterator[Ticker]:
+def ticking(doing: str) -> Iterator[Ticker]:
     """While inside, a log gets a line at least every ten seconds."""
     from shoestring.commands.moving_line import MovingLine
 
