@@ -22,6 +22,7 @@ from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness, allowed
 from shoestring.core.files import temporary_folder
+from shoestring.core.given import GivenData
 from shoestring.core.hardware import Hardware, cluster, for_group, measured_group
 from shoestring.core.job import Job, default_forward, default_optimizer, interval
 from shoestring.core.options import as_arguments, speaking_of_arguments
@@ -344,20 +345,20 @@ def fit(model: nn.Module, loss: Callable[[Any, Batch], Tensor], batches: Iterabl
 
     loss        of the model's output and the batch
     batches     that can be gone through again: a list, a DataLoader
-    memory, inexact, exact    as for `plan`
     steps       default: one round of the batches; more go round
-    optimizer, forward, clip    as for a Job
+    optimizer, forward, clip    as for a Job; memory, inexact, exact    as for `plan`
     run         a folder that keeps the run, as for `train`: the same call goes on with it
     devices     so many processes on this machine train it together, each within `memory`; the planner chooses how (copies of the model,
                 or parts of it). As for `train`: call it under `if __name__ == "__main__":`, with what is sent to them at the top level
     """
     with speaking_of_arguments():
         refuse_while_imported("fit", devices)
-    if iter(batches) is batches:
-        raise Mistake("fit was given an iterator, which can be gone through once; planning looks at the first batches too: "
-                      "give a list, a DataLoader, or a Job with data=lambda: ...")
+    if isinstance(batches, Iterator):
+        raise Mistake("fit was given an iterator, which can be gone through once; planning looks at the first batches too: give a list, a "
+                      "DataLoader, or a Job with data=lambda: ...")
     count = steps if steps is not None else len(batches) if isinstance(batches, Sized) else 100
-    job = Job(model=Given(model), data=Given(batches), loss=loss, forward=forward, optimizer=optimizer, steps=count, clip=clip)
+    data = GivenData(batches, checked=run is None)   # who keeps no run may want batches that differ from round to round
+    job = Job(model=Given(model), data=data, loss=loss, forward=forward, optimizer=optimizer, steps=count, clip=clip)
     if devices > 1:
         with speaking_of_arguments(), temporary_folder() as folder:
             return fitted_by_group(job, model, memory, inexact, exact, run or folder / "run", devices, folder)

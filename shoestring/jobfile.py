@@ -168,11 +168,15 @@ def with_course(job: Job, values: Mapping[str, Any], given: Iterable[str] = ()) 
     return replace(job, **{**dropped, **values}, origin=origin)
 
 
+IMPORTED: set[str] = set()   # names of the modules that job files have imported in this process
+
+
 def loaded_job(path: str | Path, values: dict[str, Any]) -> Job:
     """Run a job file's `job` function; what it raises is the user's to see, in a sentence."""
     import importlib.util
     import inspect
     import sys
+    from contextlib import suppress
     from dataclasses import replace
 
     from shoestring.core.job import Job, Origin
@@ -180,26 +184,59 @@ def loaded_job(path: str | Path, values: dict[str, Any]) -> Job:
 
     cap_this_process()   # the file may multiply matrices, and after that it is too late
     folder, file = os.path.split(path)
+    before = set(sys.modules)
     name = f"shoestring_job_{file.removesuffix('.py')}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None, "a path to a file has a loader"
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    sys.path.insert(0, folder or ".")
+    with suppress(ValueError):
+        sys.path.remove(folder or ".")
+    sys.path.insert(0, folder or ".")   # and there it stays: functions of the job may import what lies beside it when they are called
     try:
         spec.loader.exec_module(module)
         own = inspect.signature(module.job).parameters
         anything = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in own.values())
         for given in () if anything else set(values) - set(own) - set(OF_EVERY_JOB):
             raise Mistake(f"the job {file} has no argument {given!r}{did_you_mean(given, [*own, *OF_EVERY_JOB])}")
-        job = module.job(**{name: value for name, value in values.items() if name in own or name not in OF_EVERY_JOB})
+        bound = inspect.signature(module.job).bind(**{name: value for name, value in values.items()
+                                                      if name in own or name not in OF_EVERY_JOB})
+        job = module.job(*bound.args, **bound.kwargs)
     except Mistake:
         raise
     except Exception as error:
         raise Mistake(f"{path} raised {type(error).__name__}: {error}; add --traceback to see where") from error
-    finally:
-        sys.path.remove(folder or ".")
+    IMPORTED.update(set(sys.modules) - before)
     if not isinstance(job, Job):
         raise Mistake(f"{path}: job() gave {type(job).__name__}, not a Job; end it with `return Job(...)`")
     job = with_course(job, {name: value for name, value in values.items() if name in OF_EVERY_JOB and name not in own}, values)
-    return replace(job, origin=Origin(str(path), tuple(values.items())))
+    bound.apply_defaults()
+    return replace(job, origin=Origin(str(path), tuple(values.items()), tuple(spread(bound.arguments, own).items())))
+
+
+def spread(arguments: Mapping[str, Any], parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments by name, with what `**` took among them."""
+    return {key: value for name, one in arguments.items()
+            for key, value in (one.items() if parameters[name].kind is parameters[name].VAR_KEYWORD else ((name, one),))}
+
+
+def resolved_arguments(job: Job) -> dict[str, Any]:
+    """The arguments that a job from a file was made with, defaults included, and its steps or epochs and its seed: what can be written
+    as JSON as it is, the rest as text."""
+    if job.origin is None:
+        return {}
+    found = {**dict(job.origin.arguments), **dict(job.origin.flags)}
+    course = {"steps": job.steps, "epochs": job.epochs, "seed": job.seed}
+    found |= {name: value for name, value in course.items() if name not in found and (value or name == "seed")}
+    return {name: readable(value) for name, value in found.items()}
+
+
+def readable(value: Any) -> Any:
+    """A value of an argument as a run keeps it."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [readable(one) for one in value]
+    if isinstance(value, dict):
+        return {str(key): readable(one) for key, one in value.items()}
+    return str(value) if isinstance(value, os.PathLike) else f"a {type(value).__qualname__}"

@@ -132,7 +132,8 @@ def untouched(run: Run) -> Iterator[None]:
 def generators_beside(run: Run) -> Iterator[Any]:
     """Random generators that the code of a model finds beside it: in the file that it is written in, or around its functions."""
     places: dict[int, Mapping[str, Any]] = {}
-    for code in {run.evaluate, *(type(module).forward for module in run.model.modules())}:
+    codes = (run.evaluate, *{type(module): type(module).forward for module in run.model.modules()}.values())
+    for code in codes:
         if isinstance(code, FunctionType) and not code.__module__.startswith("torch."):
             places[id(code.__globals__)] = code.__globals__
             places[id(code)] = getclosurevars(code).nonlocals

@@ -6,6 +6,7 @@ import sys
 
 from shoestring.commands import DONE
 from shoestring.commands.output import say, screen, warn, write_page
+from shoestring.commands.ticker import ticking
 from shoestring.core.errors import Mistake, OverBudget
 
 TYPE_CHECKING = False
@@ -26,6 +27,8 @@ def flags(parser: ArgumentParser) -> None:
     parser.epilog = "The job's own arguments are flags too: name the job before --help to see them."
     parser.set_defaults(job_words=[], own_flags=[], given=set(), steps=None, epochs=None, seed=None)
     parser.add_argument("job", metavar="RUN|JOB", help="folder of a run, whose best weights are taken, or a job with weights")
+    parser.add_argument("--job", dest="job_of_run", metavar="FILE",
+                        help="of a run that a script has begun: a job file that makes the same model, and its data")
     parser.add_argument("--size", metavar="BYTES", help="most bytes on disk, such as 16MB")
     parser.add_argument("--latency", metavar="TIME", help="most time for an answer to one sample, 99 of 100 times, such as 5ms")
     parser.add_argument("--keep", metavar="SHARE", help="least fidelity to the original on unseen data, such as 0.998")
@@ -50,9 +53,15 @@ def run(options: Namespace) -> int:
 
     asked = asked_of(options)
     say(options, LOOKING)
-    source = opened(path, job_flags, best=not options.newest)
-    warn(source.notes)
-    session = session_of(options, source, asked)
+    job = None
+    if options.job_of_run:
+        from shoestring.jobfile import job_path, loaded_job
+
+        job = loaded_job(job_path(options.job_of_run), job_flags)
+    with ticking("looking at the model"):
+        source = opened(path, job_flags, best=not options.newest, job=job)
+        warn(source.notes)
+        session = session_of(options, source, asked)
     if options.heal is not None and not options.plan_only:
         from shoestring.api import train
         from shoestring.compression.healing import healed
@@ -95,9 +104,13 @@ def checked_source(options: Namespace) -> tuple[str, dict[str, Any]]:
         if not os.path.exists(os.path.join(options.job, "run.json")):
             raise Mistake(f"{options.job} is a folder, and not a run of shoestring: give the folder that `shoestring train` named, or a "
                           f"job file")
+        if options.job_of_run:
+            return options.job, parsed_flags(job_path(options.job_of_run), options.job_words, options.own_flags)
         if options.job_words:
             raise Mistake(f"{options.job_words[0]!r}: a run has the flags that it was trained with; give the job file to change them")
         return options.job, {}
+    if options.job_of_run:
+        raise Mistake(f"--job makes the model of a run that a script has begun, and {options.job} is no folder of a run: leave --job out")
     return options.job, parsed_flags(job_path(options.job), options.job_words, options.own_flags)
 
 

@@ -6,6 +6,7 @@ import sys
 
 from shoestring.commands import DONE, FAULT, NOT_KEPT, STOPPED
 from shoestring.commands.output import say, screen, warn, write_page
+from shoestring.commands.ticker import ticking
 from shoestring.core.errors import Mistake
 
 TYPE_CHECKING = False
@@ -69,7 +70,7 @@ def run(options: Namespace) -> int:
         raise Mistake("--fresh and --adopt are about a run that is there: name it with --run")
     if options.fresh and options.adopt:
         raise Mistake("--fresh begins anew, --adopt goes on: give one of them")
-    from shoestring.commands.job_flags import loaded
+    from shoestring.commands.job_flags import JobLoader, loaded
     from shoestring.commands.train import cadence_of
 
     cadence_of(options)   # a mistake in it is told now
@@ -86,14 +87,15 @@ def run(options: Namespace) -> int:
     from shoestring.runs.resume import new_folder, opened
 
     asked = replace(request_for(path, job_flags, None, options.use, False, None), federated=wanted)
+    loader = JobLoader(options, path, ROOM)
     held = opened(Path(options.run) if options.run else new_folder(path.stem), asked, path.read_text(), options.fresh, options.adopt,
-                  usual_values(path))
+                  usual_values(path), loader.resolve)
     try:
         report = {} if held.changed else kept_report(held.folder)
         if report:
             say(options, f"{held.folder.path} is finished; --fresh federates it anew")
             return reported(options, report, held.folder)
-        return noted(options, loaded(options, path, dict(held.request.flags), ROOM), held)
+        return noted(options, loader.job(held.request.flags), held)
     finally:
         held.lock.release()
 
@@ -143,14 +145,18 @@ def without_folder(options: Namespace, job: Job, wanted: dict[str, Any]) -> int:
 
 
 def noted(options: Namespace, job: Job, held: Opened) -> int:
-    """Federate; what ends it early is noted among the run's events."""
+    """Federate; what ends it early is noted among the run's events. A mistake before the first round leaves no run."""
     from shoestring.runs.event import Failed, Stopped
     from shoestring.runs.events import note
+    from shoestring.runs.resume import came_to_nothing, forget_attempt
 
     try:
         return federated(options, job, held)
     except (Exception, KeyboardInterrupt) as error:
         stopped = isinstance(error, KeyboardInterrupt)
+        if came_to_nothing(error, held.folder.path):
+            forget_attempt(held.folder.path)
+            raise
         note(held.folder.path, Stopped(text="stopped at once; what was not saved is lost") if stopped else Failed(str(error)))
         raise
 
@@ -163,7 +169,8 @@ def federated(options: Namespace, job: Job, held: Opened) -> int:
 
     cadence, line = cadence_of(options), MovingLine()
     say(options, LOOKING)
-    session = begun(job, held)
+    with ticking("looking at the clients"):   # over before devices are simulated by processes, which are forked
+        session = begun(job, held)
     if session.outcome is not None:
         say(options, outcome_text(session.outcome, screen(sys.stderr)))
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 import sys
 
 from shoestring.commands.output import screen as screen_of
+from shoestring.commands.ticker import Ticker
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class RoundShower:
 
     def __init__(self, options: Namespace, line: MovingLine, rounds: int, epsilon: float | None) -> None:
         self.options, self.line, self.rounds, self.epsilon = options, line, rounds, epsilon
+        self.ticker = Ticker(line.say)   # rounds that take long are each told
         self.step: Stepped | None = None
         self.seconds: list[float] = []
         self.metrics: dict[str, Any] = {}
@@ -77,8 +79,10 @@ class RoundShower:
             self.line.say(f"going on after round {event.step} of {event.steps}: {event.how}")
 
     def rounded(self, event: Rounded) -> None:
-        if self.options.json or not (self.line.moves or event.step % 10 in (0, 1) or event.step == self.rounds):
+        due = self.ticker.due
+        if (self.options.json and not due) or not (self.line.moves or event.step % 10 in (0, 1) or event.step == self.rounds or due):
             return
+        self.ticker.said()
         assert self.step is not None, "a round is told of after its step"
         self.line.show(self.text(event, self.step)[:(screen_of(sys.stderr).width or 100_000) - 1])
 

@@ -4,18 +4,21 @@ from __future__ import annotations
 import os
 from collections import namedtuple
 
+from shoestring.commands.ticker import ticking
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import ASKED, Exactness, allowed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
+    from collections.abc import Mapping
     from pathlib import Path
     from typing import Any
 
     from shoestring.core.job import Job
     from shoestring.planning.plan import Plan
     from shoestring.processes.nodes import Team
+    from shoestring.runs.resume import Resolved
 
 # path: of the job's file; flags: values of the job's own flags; memory: bytes, None: what is free
 Asked = namedtuple("Asked", ["path", "flags", "memory"])
@@ -119,7 +122,7 @@ def loaded(options: Namespace, path: Path, flags: dict[str, Any], room: str = "s
         import_module(room)
         from shoestring.processes.chatter import overheard
     try:
-        with overheard(silent=options.command == "train"):   # then the worker says it
+        with ticking(f"running {path.name}"), overheard(silent=options.command == "train"):   # then the worker says it
             return loaded_job(path, flags)
     except Mistake as error:
         if options.traceback and error.__cause__ is not None:
@@ -127,6 +130,28 @@ def loaded(options: Namespace, path: Path, flags: dict[str, Any], room: str = "s
 
             traceback.print_exception(error.__cause__)
         raise
+
+
+class JobLoader:
+    """Makes the job of a file, once for the same flags."""
+
+    def __init__(self, options: Namespace, path: Path, room: str = "shoestring.api") -> None:
+        self.options, self.path, self.room = options, path, room
+        self.made: list[tuple[Mapping[str, Any], Job]] = []
+
+    def job(self, flags: Mapping[str, Any]) -> Job:
+        if not self.made or self.made[0][0] != flags:
+            self.made[:] = [(dict(flags), loaded(self.options, self.path, dict(flags), self.room))]
+        return self.made[0][1]
+
+    def resolve(self, flags: Mapping[str, Any]) -> Resolved:
+        """The arguments that the job is made with, and the local modules that it has imported."""
+        from shoestring.jobfile import resolved_arguments
+        from shoestring.runs.modules import imported_modules
+        from shoestring.runs.resume import Resolved
+
+        job = self.job(flags)
+        return Resolved(resolved_arguments(job), imported_modules())
 
 
 def planned(options: Namespace, job: Job, memory: int | None, hardware: str | None = None) -> tuple[Plan, dict[str, Any]]:
@@ -142,7 +167,7 @@ def planned(options: Namespace, job: Job, memory: int | None, hardware: str | No
         return within(load_plan(Path(options.plan)), options.exact), {}
     workers = team(options)
     # What the job says meanwhile is overheard; what we say is said aloud
-    with overheard(silent=options.command == "train") as aloud, telling(options) as doing:
+    with telling(options) as doing, overheard(silent=options.command == "train") as aloud:
         outcome = api.planned(job, memory, options.use, options.inexact, devices=workers.world, here=workers.devices, hardware=hardware,
                               exact=options.exact, fresh=options.fresh_plan, on_progress=aloud(doing))
     return outcome.chosen, outcome.as_json() | {"blocks": outcome.chosen.blocks}

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 from shoestring.commands.moving_line import MovingLine
 from shoestring.commands.output import screen
+from shoestring.commands.ticker import Ticker
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,26 +19,32 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def telling(options: Namespace) -> Iterator[Callable[[str, float | None], None]]:
-    """While inside, what planning is doing is told, for how long it has been at it, and how long it took the last time."""
+def telling(options: Namespace, clock: Callable[[], float] | None = None) -> Iterator[Callable[[str, float | None], None]]:
+    """While inside, what planning is doing is told, for how long it has been at it, and how long it took the last time. In a log, it is
+    told again every ten seconds."""
     import time
 
-    line, begun = MovingLine(), time.monotonic()
+    now = clock or time.monotonic
+    line, begun = MovingLine(), now()
+    ticker = Ticker(line.say, now)
 
     def doing(what: str, expected: float | None) -> None:
         from shoestring.core.units import about
 
+        ticker.begin(f"planning: {what}")
         if options.json and not line.moves:
             return
-        so_far = time.monotonic() - begun
+        so_far = now() - begun
         of = f" of about {about(expected)}" if expected and so_far < expected else " so far"
         passed = f", {about(so_far)}{of}" if so_far > 1 else f", about {about(expected)}" if expected else ""
         text = f"planning{passed}: {what} …"   # the time first: the end may be cut
         width = screen(line.stream).width
         line.show(text if width is None else text[:width - 1])
+        ticker.said()
 
     try:
-        yield doing
+        with ticker.running(not line.moves and clock is None):
+            yield doing
     finally:
         line.clear()
 
@@ -45,8 +52,11 @@ def telling(options: Namespace) -> Iterator[Callable[[str, float | None], None]]
 class Shower:
     """Shows the events of a run. What it needs of the past, a run that goes on has in its folder."""
 
-    def __init__(self, options: Namespace, line: MovingLine, job: Job, held: Opened) -> None:
+    def __init__(self, options: Namespace, line: MovingLine, job: Job, held: Opened, ticker: Ticker) -> None:
         from shoestring.runs.history import History
+
+        self.ticker = ticker
+        ticker.begin("training: making the model")
 
         history = History().read(held.folder.path)
         self.options, self.line, self.budget, self.job = options, line, held.request.memory, job
@@ -62,6 +72,8 @@ class Shower:
 
         from shoestring.runs.event import Begun, Died, Reformed, Stepped, Validated, Warned
 
+        if isinstance(event, (Begun, Stepped)):
+            self.ticker.begin(f"training, after step {event.step}" if event.step else "training: the first step")
         if isinstance(event, Stepped):
             self.stepped(event)
         elif isinstance(event, Validated):
@@ -88,14 +100,15 @@ class Shower:
             self.line.say(text)
 
     def stepped(self, event: Stepped) -> None:
-        """The line moves with every step; on a pipe, every tenth has its own."""
+        """The line moves with every step; on a pipe, every tenth has its own, and one that comes ten seconds after the last line."""
         from shoestring.runs.time_left import time_left
         from shoestring.show.terminal import Progress
 
         self.seconds.append(event.seconds)
         epoch = self.rounds[-1] + 1 if self.rounds else 1
         self.rounds.append(event.epoch)
-        if self.options.json or not (self.line.moves or event.step % 10 in (0, 1) or event.step == self.steps):
+        due = self.ticker.due
+        if (self.options.json and not due) or not (self.line.moves or event.step % 10 in (0, 1) or event.step == self.steps or due):
             return
         self.show(Progress(event.step, self.steps, event.loss, event.most, self.budget,
                            time_left(event.step, self.steps, self.seconds, self.validations),
@@ -106,6 +119,7 @@ class Shower:
 
         self.told = told
         self.line.show(progress(told, screen(self.line.stream)))
+        self.ticker.said()
 
 
 def validation_text(step: int, metrics: Mapping[str, float | None], best: bool) -> str:

@@ -117,7 +117,7 @@ def new_plan(options: Namespace, job: Job, held: Opened) -> Plan:
     held.folder.write("plan.json", plan_file(chosen, outcome))
     (held.folder.path / "plan-next.json").unlink(missing_ok=True)
     if not options.json and outcome:
-        print(plan_text(outcome, reasons(), screen(sys.stdout)), "", sep="\n")
+        print(plan_text(outcome, reasons(), screen(sys.stdout)), "", sep="\n", flush=True)   # a log has it before training begins
     return chosen
 
 

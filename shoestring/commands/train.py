@@ -6,12 +6,13 @@ import re
 import sys
 
 from shoestring.commands import DONE, STOPPED
-from shoestring.commands.job_flags import asked, job_flags, loaded, team, team_flags
+from shoestring.commands.job_flags import JobLoader, asked, job_flags, team, team_flags
 from shoestring.commands.moving_line import MovingLine
 from shoestring.commands.output import say
 from shoestring.commands.progress import Shower
 from shoestring.commands.report import reported, unfinished
 from shoestring.commands.run_plan import after_memory_ran_out, require_means, settled_plan
+from shoestring.commands.ticker import Ticker
 from shoestring.core.errors import Mistake, OverBudget
 
 TYPE_CHECKING = False
@@ -71,14 +72,15 @@ def run(options: Namespace) -> int:
     if workers.nodes is not None and workers.nodes.rank:
         return followed(options, given.path, wanted, workers)
     with rendezvous_of(workers) as rendezvous:
+        loader = JobLoader(options, given.path)
         held = opened(Path(options.run) if options.run else new_folder(given.path.stem), wanted, given.path.read_text(), options.fresh,
-                      options.adopt, usual_values(given.path))
+                      options.adopt, usual_values(given.path), loader.resolve)
         try:
             report = {} if held.changed else kept_report(held.folder)
             if report and not options.replan:
                 say(options, f"{held.folder.path} is finished; --fresh trains it anew")
                 return reported(options, report, held.folder.path)
-            return noted(options, given.path, held, cadence, workers, rendezvous)
+            return noted(options, loader, held, cadence, workers, rendezvous)
         finally:
             held.lock.release()
 
@@ -108,23 +110,27 @@ def kept_report(folder: Folder) -> dict[str, Any]:
         return {}
 
 
-def noted(options: Namespace, path: Path, held: Opened, cadence: Cadence, workers: Team, rendezvous: Rendezvous | None) -> int:
-    """Train; what ends it early is noted among the run's events, unless the worker did so."""
+def noted(options: Namespace, loader: JobLoader, held: Opened, cadence: Cadence, workers: Team, rendezvous: Rendezvous | None) -> int:
+    """Train; what ends it early is noted among the run's events, unless the worker did so. A mistake before the first step leaves no run
+    behind."""
     from shoestring.runs.event import Failed, Stopped
     from shoestring.runs.events import note, read
+    from shoestring.runs.resume import came_to_nothing, forget_attempt
 
     try:
-        return trained(options, path, held, cadence, workers, rendezvous)
+        return trained(options, loader, held, cadence, workers, rendezvous)
     except (Exception, KeyboardInterrupt) as error:
         said = read(held.folder.path).events
-        if isinstance(error, KeyboardInterrupt):
+        if came_to_nothing(error, held.folder.path):
+            forget_attempt(held.folder.path)
+        elif isinstance(error, KeyboardInterrupt):
             note(held.folder.path, Stopped(text="stopped at once; what was not saved is lost"))
         elif not said or not isinstance(said[-1], Failed):
             note(held.folder.path, Failed(str(error)))
         raise
 
 
-def trained(options: Namespace, path: Path, held: Opened, cadence: Cadence, workers: Team, rendezvous: Rendezvous | None) -> int:
+def trained(options: Namespace, loader: JobLoader, held: Opened, cadence: Cadence, workers: Team, rendezvous: Rendezvous | None) -> int:
     """Train in a folder that this process holds."""
     from shoestring.planning.evidence.tasks import Position, specs_of
     from shoestring.processes.finished import finished_report
@@ -135,13 +141,13 @@ def trained(options: Namespace, path: Path, held: Opened, cadence: Cadence, work
     from shoestring.runs.report import report_of
 
     request = held.request
-    job = loaded(options, path, dict(request.flags))
+    job, path = loader.job(request.flags), loader.path
     chosen = settled_plan(options, job, held)
     require_means(chosen, workers, held.folder.path)
     folder = held.folder
     task = TrainTask(file=str(path), flags=request.flags, techniques=specs_of(chosen.techniques),
-                     recording=Recording(str(folder.path), cadence, request.memory, chosen.process_bytes), traceback=options.traceback,
-                     expected=expected(chosen), position=Position(speeds=chosen.speeds))
+                     recording=Recording(str(folder.path), cadence, request.memory, chosen.process_bytes, str(path.parent)),
+                     traceback=options.traceback, expected=expected(chosen), position=Position(speeds=chosen.speeds))
     try:
         result = worked(options, task, job, chosen, held, workers, rendezvous)
     except OutOfMemory as error:
@@ -167,7 +173,8 @@ def worked(options: Namespace, task: TrainTask, job: Job, chosen: Plan, held: Op
 
     board = Board(held.folder.path) if options.tensorboard else None
     line = MovingLine()
-    show = Shower(options, line, job, held)
+    ticker = Ticker(line.say)
+    show = Shower(options, line, job, held, ticker)
 
     def on_event(event: Event) -> None:
         if board is not None:
@@ -175,9 +182,10 @@ def worked(options: Namespace, task: TrainTask, job: Job, chosen: Plan, held: Op
         show(event)
 
     try:
-        if workers.world == 1:
-            return run_worker(task, worker_environment(chosen.techniques), on_event, held.lock.file, say_stopping)
-        return grouped(task, held, workers, rendezvous, on_event)
+        with ticker.running(not line.moves):
+            if workers.world == 1:
+                return run_worker(task, worker_environment(chosen.techniques), on_event, held.lock.file, say_stopping)
+            return grouped(task, held, workers, rendezvous, on_event)
     finally:
         line.end()
         if board is not None:

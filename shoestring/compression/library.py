@@ -1,7 +1,6 @@
 """The library's door to compression: `shoestring.compress` and `shoestring.load`."""
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,12 +11,13 @@ from torch import nn
 from shoestring.compression.load import load
 from shoestring.compression.metric import floor
 from shoestring.compression.session import Asked, begun
-from shoestring.compression.source import Source, about, opened, prepared
+from shoestring.compression.source import Source, about, copied, is_run, opened, prepared, with_copies
 from shoestring.compression.technique import CompressTechnique
 from shoestring.core.budget import Budget
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.options import speaking_of_arguments
+from shoestring.jobfile import job_path, loaded_job
 from shoestring.runs.initial_weights import fresh_model
 
 __all__ = ["Smaller", "compress", "load"]
@@ -33,15 +33,17 @@ class Smaller:
 
 
 @speaking_of_arguments()
-def compress(job: Job | str | Path, out: str | Path, *, size: str | int | None = None, latency: str | float | None = None,
-             keep: float | None = None, metric: str | None = None, use: Iterable[str | CompressTechnique] | None = None,
-             fidelity: str = "cosine", samples: int = 1024, model: nn.Module | None = None, **flags: Any) -> Smaller:
+def compress(source: Job | str | Path, out: str | Path, *, job: Job | str | Path | None = None, size: str | int | None = None,
+             latency: str | float | None = None, keep: float | None = None, metric: str | None = None,
+             use: Iterable[str | CompressTechnique] | None = None, fidelity: str = "cosine", samples: int = 1024,
+             model: nn.Module | None = None, **flags: Any) -> Smaller:
     """A smaller or faster model, within a size, a latency and a quality floor at once, written to the folder `out`.
 
         small = shoestring.compress(job, "small", size="16MB", keep=0.998, model=trained)
         print(small.report["fidelity"]["mean"])
 
-    job         a Job, the path of a job file, the name of a built-in one, or the folder of a run; `flags` are the file's own
+    source      a Job, the path of a job file, the name of a built-in one, or the folder of a run; `flags` are the file's own
+    job         of a run that a script has begun: the Job, or the path of a job file, that makes its model and data
     size, latency, keep    budgets: bytes on disk, time of an answer to one sample (99 of 100), least fidelity on unseen data
     metric      what a metric of the job must be: "accuracy>=0.91"
     use         exactly these techniques instead of choosing: ["Quantize(bits=4)"]
@@ -53,24 +55,19 @@ def compress(job: Job | str | Path, out: str | Path, *, size: str | int | None =
     """
     names = None if use is None else tuple(use)
     asked = Asked(Budget.parsed(size=size, latency=latency, quality=keep), floor(metric) if metric else None, names, fidelity, samples)
-    session = begun(source_of(job, model, flags), asked)
+    session = begun(source_of(source, model, flags, job), asked)
     measured = session.packed(Path(out))
     return Smaller(session.loaded_model(Path(out)), Path(out), session.report(measured, Path(out)))
 
 
-def copied(model: nn.Module) -> nn.Module:
-    """The user's own stays in its mode, on its device, with its gradients."""
-    try:
-        return copy.deepcopy(model)
-    except Exception as error:   # a module's own copying, or torch's, which refuses tensors that were computed
-        raise Mistake(f"model= can't be copied ({type(error).__name__}: {error}): it is compressed as a copy, so that yours stays as "
-                      f"it is; save its weights and name them in the Job instead: Job(weights=...)") from error
-
-
-def source_of(job: Job | str | Path, model: nn.Module | None, flags: Mapping[str, Any]) -> Source:
+def source_of(job: Job | str | Path, model: nn.Module | None, flags: Mapping[str, Any], of_run: Job | str | Path | None = None) -> Source:
+    if of_run is not None and (isinstance(job, Job) or not is_run(str(job))):
+        raise Mistake("job= makes the model of a run that a script has begun: give the folder of that run first, or one job alone")
     if not isinstance(job, Job):
-        found = opened(str(job), flags)
+        makes = of_run if isinstance(of_run, Job) or of_run is None else loaded_job(job_path(str(of_run)), dict(flags))
+        found = opened(str(job), flags, job=makes)
         return found if model is None else replace(found, model=prepared(copied(model)), notes=())
+    job = job if job.origin is not None else with_copies(job)
     made = fresh_model(job) if model is None else copied(model)
     origin = job.origin
     how = about(Path(origin.file), dict(origin.flags)) if origin is not None else {"job": None, "edits": [], "decoded": False}

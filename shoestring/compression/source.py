@@ -1,9 +1,10 @@
 """What is to be compressed: the trained model of a run, or of a job, and batches to look at it with."""
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from shoestring.jobfile import BUILT_IN, job_path, loaded_job
 from shoestring.runs.export import best_weights, checkpoint_of, named_weights, newer_weights
 from shoestring.runs.folder import Folder, source_of
 from shoestring.runs.initial_weights import fresh_model
+from shoestring.runs.modules import changed_text, changes, imported_modules, kept_modules
 
 CALIBRATION = 256    # samples that are looked at
 CHECKED = 192        # that plans are confirmed with,
@@ -39,9 +41,10 @@ def is_run(path: str) -> bool:
     return (Path(path) / "run.json").exists()
 
 
-def opened(path: str, flags: Mapping[str, Any], best: bool = True) -> Source:
-    """A run, with the weights that were best in validation or the newest, or a job with its own weights."""
-    return from_run(Folder(Path(path)), best) if is_run(path) else from_job(path, flags)
+def opened(path: str, flags: Mapping[str, Any], best: bool = True, job: Job | None = None) -> Source:
+    """A run, with the weights that were best in validation or the newest, or a job with its own weights. `job`: makes the model of the run,
+    in place of the run's own job file."""
+    return from_run(Folder(Path(path)), best, job) if is_run(path) else from_job(path, flags)
 
 
 def from_job(path: str, flags: Mapping[str, Any]) -> Source:
@@ -54,13 +57,27 @@ UNTRAINED = ("{} names no weights, so the model is compressed as the job's facto
              "run of it instead, or Job(weights=...)")
 
 
-def from_run(folder: Folder, best: bool) -> Source:
+def from_run(folder: Folder, best: bool, job: Job | None = None) -> Source:
     request = folder.request()
     if request is None:
         raise Mistake(f"{folder.path} is not a run of shoestring: give the folder that `shoestring train` named, or a job")
-    file = source_of(folder)
-    job = loaded_job(file, dict(request.flags))
+    if job is None and request.by_script:
+        raise Mistake(f"{folder.path} was begun by a script, which made its Job itself, so there is no job file to make its model from: "
+                      f"give --job, a file with `def job(...) -> Job` that makes the same model, or call shoestring.compress in the "
+                      f"script, with the folder of the run and job=")
     notes: list[str] = []
+    if job is None:
+        job = loaded_job(source_of(folder), dict(request.flags))
+        changed = changes(kept_modules(folder) or {}, imported_modules(), source_of(folder).parent).changed
+        notes += [f"{changed_text(name)}: what it computes with the run's weights may be something else" for name in changed]
+    job = job if job.origin is not None else with_copies(job)
+    model = filled(job, folder, best, notes)
+    how = about(Path(job.origin.file), dict(job.origin.flags)) if job.origin is not None else {"job": None, "edits": [], "decoded": False}
+    return Source(job, prepared(model), how, tuple(notes), folder.path.name)
+
+
+def filled(job: Job, folder: Folder, best: bool, notes: list[str]) -> nn.Module:
+    """The job's model with the weights of a run; adds to the notes what the user should know of them."""
     try:
         checkpoint = best_weights(folder) if best else checkpoint_of(folder, None)
     except Mistake:
@@ -73,6 +90,10 @@ def from_run(folder: Folder, best: bool) -> Source:
     missing = [name for name in own if name not in weights]
     if missing:
         raise Mistake(f"the checkpoint of step {checkpoint.step} has no {missing[0]}, which the job's model has: the job changed")
+    for name, value in own.items():
+        if tuple(weights[name].shape) != tuple(value.shape):
+            raise Mistake(f"{name} is {tuple(weights[name].shape)} in the checkpoint of step {checkpoint.step} and {tuple(value.shape)} in "
+                          f"the job's model: give the job, and the flags, that the run was trained with")
     with torch.no_grad():
         for name, value in own.items():
             flat, place = value.reshape(-1), 0
@@ -80,7 +101,22 @@ def from_run(folder: Folder, best: bool) -> Source:
             for piece in weights[name].pieces():
                 flat[place:place + piece.numel()] = piece.reshape(-1).to(value.dtype)
                 place += piece.numel()
-    return Source(job, prepared(model), about(file, request.flags), tuple(notes), folder.path.name)
+    return model
+
+
+def with_copies(job: Job) -> Job:
+    """The job of a script, whose factory may give one and the same model every time: that stays as it is."""
+    make = job.model
+    return replace(job, model=lambda: copied(make()))
+
+
+def copied(model: nn.Module) -> nn.Module:
+    """The user's own stays in its mode, on its device, with its gradients."""
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:   # a module's own copying, or torch's, which refuses tensors that were computed
+        raise Mistake(f"model= can't be copied ({type(error).__name__}: {error}): it is compressed as a copy, so that yours stays as "
+                      f"it is; save its weights and name them in the Job instead: Job(weights=...)") from error
 
 
 def prepared(model: nn.Module) -> nn.Module:

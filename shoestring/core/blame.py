@@ -5,9 +5,11 @@ belongs to no library:
 
     of the user                                     theirs, and that is the line to look at
     ours, and it calls what the user gave (SEAMS)   theirs: a model of torch's own layers has no frame of the user
-    ours, and layers of a model run below it        theirs, for the same reason; but not where we compute them again (REPLAYS),
-                                                    which went well the first time
+    ours, and layers of a model run below it        theirs, at the last line of the user's before; but not where we compute them again
+                                                    (REPLAYS), which went well the first time
     ours otherwise                                  ours
+
+Torch's own lines tell a user nothing: where a layer of torch fails, the module is named, as the model's `named_modules` has it.
 
 `Fused` changes the user's optimizer, so what fails in it when `Fused` calls is ours too (CHANGERS). A mode that watches operations stands
 between a layer and its kernel, and passes on what fails there: it counts as a library.
@@ -16,10 +18,12 @@ from __future__ import annotations
 
 import sysconfig
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
-from traceback import FrameSummary
+from traceback import FrameSummary, extract_tb, walk_tb
+
+from torch import nn
 
 ROOT = Path(__file__).resolve().parents[1]
 LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
@@ -79,7 +83,36 @@ PASSING = {"contextlib.py", "_contextlib.py", "_ops.py"}   # of libraries: they 
 @dataclass(frozen=True)
 class Blame:
     ours: bool
-    place: str   # my.py line 12; its model (linear.py line 134); memory/recompute.py line 150
+    line: str           # my.py line 12; its model; memory/recompute.py line 150
+    library: str = ""   # where in a library it failed, if no line of the user was closer
+    module: str = ""    # of the model: head (Linear)
+
+    @property
+    def place(self) -> str:
+        """my.py line 12, in the module head (Linear); its optimizer (sparse_adam.py line 30); memory/recompute.py line 150."""
+        if self.module:
+            return f"{self.line}, in the module {self.module}"
+        return f"{self.line} ({self.library})" if self.library else self.line
+
+
+def blamed(error: BaseException) -> Blame:
+    """Whose failure an exception is, and where: the user's line, and the module of the model that was running."""
+    found = blame(extract_tb(error.__traceback__))
+    return found if found.ours else replace(found, module=failed_module(error))
+
+
+def failed_module(error: BaseException) -> str:
+    """The name and the class of the innermost module whose forward failed; empty if none did, or it is the model itself."""
+    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+    first = [frame.f_locals.get(next(iter(frame.f_code.co_varnames), "")) for frame in frames if frame.f_code.co_name == "forward"]
+    called = [one for one in first if isinstance(one, nn.Module)]
+    if not called:
+        return ""
+    inner = called[-1]
+    around = (value for frame in frames for value in frame.f_locals.values() if isinstance(value, nn.Module))   # the outermost first
+    names = ({id(module): name for name, module in one.named_modules()} for one in around)
+    name = next((known[id(inner)] for known in names if id(inner) in known), "")
+    return f"{name} ({type(inner).__name__})" if name else ""
 
 
 def blame(frames: Sequence[FrameSummary]) -> Blame:
@@ -93,9 +126,11 @@ def blame(frames: Sequence[FrameSummary]) -> Blame:
     here, above = named(frame), [named(frames[number]) for number in telling[:-1] if is_ours(frames[number])][-1:]
     seam = SEAMS.get(here) or SEAMS.get((here[0], ""))
     if seam is not None and not set(above) & CHANGERS:
-        return Blame(False, f"its {seam}{below(frames, inner)}")
+        return Blame(False, f"its {seam}", below(frames, inner))
     if here not in REPLAYS and any(map(is_layer, frames[inner + 1:])):
-        return Blame(False, f"its model{below(frames, inner)}")
+        called = next(number for number, one in enumerate(frames) if is_layer(one))   # the model
+        own = [frames[number] for number in telling if number > called and not is_ours(frames[number])]
+        return Blame(False, line(own[-1])) if own else Blame(False, "its model", below(frames, inner))
     return Blame(True, f"{here[0]} line {frame.lineno}")
 
 
@@ -103,7 +138,7 @@ def below(frames: Sequence[FrameSummary], inner: int) -> str:
     """Where in a library it failed, called by a frame of ours: the innermost frame before a mode that watches operations."""
     inside = [frame for frame in takewhile(lambda frame: not is_watcher(frame), frames[inner + 1:])
               if Path(frame.filename).name not in PASSING]
-    return f" ({line(inside[-1])})" if inside else ""
+    return line(inside[-1]) if inside else ""
 
 
 def is_watcher(frame: FrameSummary) -> bool:

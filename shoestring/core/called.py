@@ -3,12 +3,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from inspect import signature
-from traceback import extract_tb
 from typing import Any
 
 from torch import Tensor, nn
 
-from shoestring.core.blame import blame
+from shoestring.core.blame import blamed
 from shoestring.core.errors import Mistake
 
 # Field of a Job -> what it is called with, and an example
@@ -56,7 +55,8 @@ def guarded(loss: Callable[[Any, Any], Tensor]) -> Callable[[Any, Any], Tensor]:
             kind = type(batch).__name__
             if isinstance(batch, Tensor) or kind not in str(error):
                 raise
-            place = blame(extract_tb(error.__traceback__)).place.removeprefix("its loss").strip(" ()")
+            found = blamed(error)
+            place = found.library or ("" if found.line == "its loss" else found.place)
             given = "Tensor" if isinstance(output, Tensor) else type(output).__name__
             raise Mistake(f"the job's loss failed ({place or 'in its call'}): {error}. It is called as loss(output, batch), with what the "
                           f"model gave (a {given}) and the whole batch (a {kind} of {len(batch)}): write {CALLS['loss'][1]}") from error

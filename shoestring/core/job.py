@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from shoestring.core.batch import Batch, samples, split
 from shoestring.core.called import check_calls
 from shoestring.core.errors import Mistake
+from shoestring.core.given import factory_of
 from shoestring.core.link import Link
 from shoestring.core.local import Local, Partition
 from shoestring.core.mesh import Mesh, on_one_axis
@@ -99,7 +100,8 @@ class Origin:
     """Where a job came from, so that another process can make it again."""
 
     file: str                         # path of the job file
-    flags: tuple[tuple[str, Any], ...] = ()
+    flags: tuple[tuple[str, Any], ...] = ()       # that were given
+    arguments: tuple[tuple[str, Any], ...] = ()   # of its function: all of them, with the values that it was called with
 
 
 class Sampler(Protocol):
@@ -113,15 +115,15 @@ class Sampler(Protocol):
     def per_epoch(self, count: int, size: int) -> int: ...        # batches that are one round of the samples
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)   # what a user gives is neither compared nor hashed: two jobs are the same if they are one object
 class Job:
     """What is to be trained, and how. `model` and `data` must be given; everything else has a default.
 
     What is trained
       model       a factory: `lambda: MyModel()`. Planning builds it without memory, so give a function, not a model
       weights     what the model begins from: a safetensors file, several of them, or a `Weights`, which takes a part of a file
-      data        a factory of batches, or of a map-style data set: any object with `__len__` and `__getitem__`. A list is one of
-                  batches, and with `collate` one of samples, in held_out too
+      data        batches (a list, a DataLoader), a map-style data set (any object with `__len__` and `__getitem__`), or a function that
+                  makes them. A list is one of batches, and with `collate` one of samples, in held_out too
       batch, sampler, collate, workers    how batches are made of a data set
       forward, loss, weight, split        how the model is called on a batch, what is minimised, what the loss is a mean over, and how
                   a batch is cut in pieces where its first dimension does not say
@@ -137,7 +139,7 @@ class Job:
       seed        every random number follows from it
 
     How good it is
-      held_out    a factory of batches, or of a data set, that are not trained on
+      held_out    batches, a data set, or a function that makes them: what is not trained on
       metrics     `lambda output, batch: {"accuracy": ...}`: means over the batch; the loss is always measured
       validate    `lambda model: {"accuracy": ...}`, for everything that means over batches can't say
       every       when to validate: 100 (steps), "1 epoch" or "5m". It is also done at the end
@@ -153,7 +155,7 @@ class Job:
     """
 
     model: Callable[[], nn.Module]
-    data: Callable[[], Any]
+    data: Any
     loss: Callable[[Any, Batch], Tensor] = default_loss
     forward: Callable[[nn.Module, Batch], Any] = default_forward
     weight: Callable[[Batch], float] = samples           # what the loss is a mean over
@@ -175,7 +177,7 @@ class Job:
     workers: int = 0                                     # processes that fetch samples of a Dataset ahead; 0: none, when they are needed
     largest: Callable[[], Batch] | None = None
     schedule: Callable[..., Any] | None = None
-    held_out: Callable[[], Any] | None = None
+    held_out: Any = None
     metrics: Callable[[Any, Batch], Mapping[str, Any]] | None = None
     validate: Callable[[nn.Module], Mapping[str, Any]] | None = None
     every: int | str = "1 epoch"
@@ -192,6 +194,9 @@ class Job:
             if getattr(self, name) < least:
                 raise Mistake(f"{name}={getattr(self, name)} in the Job: give {least} or more")
         check_calls(vars(self))
+        object.__setattr__(self, "data", factory_of("data", self.data))
+        if self.held_out is not None:
+            object.__setattr__(self, "held_out", factory_of("held_out", self.held_out))
         if not self.steps and not self.epochs:
             raise Mistake("steps=0 and no epochs in the Job: give 1 step or more, or epochs=1")
         if self.held_out is not None and self.validate is not None:

@@ -4,6 +4,7 @@ That it is the only one is checked by tests/core/test_private.py.
 """
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -54,19 +55,31 @@ SPARSE_PARTS = {
 }
 
 WRITE_COUNT: Any = Tensor._version   # see write_count
+FAKE_LOG = logging.getLogger(FakeTensorMode.__module__)
 unseen_functions: Any = torch._C.DisableTorchFunction   # while inside, nobody who looks at functions sees them
 NO_OVERRIDE: Any = torch._C._disabled_torch_function_impl   # of a subclass: functions are called as they are
 
 __all__ = ["BATCH_NORMS", "CTC_LOSSES", "GROUPED_PRODUCT", "NO_OVERRIDE", "READ_NUMBER", "RUNNING_NORMS", "SOFTMAX_BACKWARDS",
            "TRAINING_BATCH_NORMS",
            "UNTRACEABLE", "WATCHING", "WRITE_COUNT",
-           "DispatchMode", "FakeTensor", "FakeTensorMode", "all_gather", "arguments_of",
+           "DispatchMode", "FakeTensor", "FakeTensorMode", "Unlogged", "all_gather", "arguments_of",
            "bit_generator",
            "dense_parts", "has_backward_hooks", "has_schedule", "memory_format", "next_node_number", "node_number", "note_step_called",
            "number_of", "operation_of", "own_buffers", "own_parameters", "resize_storage", "results_of", "step_hooks", "storage_id",
            "storage_id_of", "transformers_initialiser", "tree_flatten", "tree_leaves", "tree_map", "tree_unflatten", "unseen_functions",
            "unwatched_by", "without_modes",
            "without_numbers", "write_count", "writes_unseen"]
+
+
+class Unlogged:
+    """While inside, torch logs no traceback of an operation that fails on fake tensors: the error comes to whoever called, who tells of it
+    in a sentence, or does without fake tensors."""
+
+    def __enter__(self) -> None:
+        self.before, FAKE_LOG.disabled = FAKE_LOG.disabled, True
+
+    def __exit__(self, *raised: object) -> None:
+        FAKE_LOG.disabled = self.before
 
 
 @contextmanager

@@ -53,6 +53,20 @@ def check(path: str | Path, mode: int) -> None:
         raise NotRegular(path, mode)
 
 
+def not_a_folder(path: Path) -> str:
+    """What is where a folder should be, as a clause; empty if a folder is there, or nothing yet.
+
+    >>> import pathlib
+    >>> not_a_folder(pathlib.Path("/dev/null"))
+    '/dev/null is a device, and a folder has to be there'
+    """
+    if path.is_dir() or not os.path.lexists(path):
+        return ""
+    mode = os.lstat(path).st_mode
+    what = "a link that leads to no folder" if stat.S_ISLNK(mode) else KINDS.get(stat.S_IFMT(mode), "a file")
+    return f"{path} is {what}, and a folder has to be there"
+
+
 def read_regular(path: str | Path) -> bytes:
     with open(path, "rb", opener=regular) as file:
         return file.read()

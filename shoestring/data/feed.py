@@ -25,11 +25,12 @@ from typing import Any
 from shoestring.core.assignment import Assignment, OwnPart, own_part
 from shoestring.core.batch import Batch, piece_bounds
 from shoestring.core.errors import Mistake
+from shoestring.core.given import generators_in
 from shoestring.core.job import Job
 from shoestring.core.random_state import RandomStream
 from shoestring.core.schedule import UNKNOWN_STEPS, takes_steps
 from shoestring.data.fetch import Fetchers, Samples, Wanted
-from shoestring.data.kinds import generators_of, is_listed, is_mapped
+from shoestring.data.kinds import is_listed, is_mapped
 from shoestring.data.rounds import Rounds
 from shoestring.data.samplers import InOrder, Shuffled
 
@@ -41,9 +42,9 @@ class Feed:
 
     def __init__(self, job: Job, assignment: Assignment | None = None, data: Callable[[], Any] | None = None) -> None:
         """`data` are others than those that the job trains on, such as held-out ones: a data set of them is gone through in order."""
-        self.job, self.assignment, factory = job, assignment or own_part(job.mesh), data or job.data
+        self.job, self.assignment, factory = job, assignment or own_part(job.mesh), job.data if data is None else data
         self.grouped = job.mesh.along("data").world > 1   # batches are divided between workers
-        self.sampler = job.sampler or (Shuffled() if data is None else InOrder())
+        self.sampler = job.sampler if job.sampler is not None else Shuffled() if data is None else InOrder()
         self.taken = 0                 # batches that were given so far
         self.random_stream = RandomStream((job.seed + APART) % 2**32)
         with self.random_stream.drawing():
@@ -51,7 +52,8 @@ class Feed:
         samples = is_listed(self.data) and job.collate is not None   # a list of samples, of which batches are to be made
         self.mapped, self.listed = samples or is_mapped(self.data), is_listed(self.data) and not samples
         for name in ("sampler", "collate", "workers") if data is None and not self.mapped else ():
-            if getattr(job, name):
+            given = getattr(job, name)
+            if given is not None and not (name == "workers" and given == 0):
                 raise Mistake(f"the job has {name}= and its data are a {type(self.data).__name__}, which is gone through as it is: give a "
                               f"map-style data set (an object with __len__ and __getitem__), or leave {name} out")
         self.rounds = None if self.mapped or self.listed else Rounds(self.data, factory, job.epochs, job.counts_epochs)
@@ -226,7 +228,7 @@ class Feed:
 def looking(job: Job, assignment: Assignment | None = None, data: Callable[[], Any] | None = None) -> Iterator[Feed]:
     """A feed to look at some batches: what they are drawn from stands afterwards as it stood, and no process is started for it."""
     feed = Feed(replace(job, workers=0), assignment, data)
-    before = [(one, one.get_state()) for one in generators_of(feed.data)]
+    before = [(one, one.get_state()) for one in generators_in(feed.data)]
     try:
         yield feed
     finally:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import ctypes
 import signal
 import sys
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_in
 
 from shoestring.core import random_state
 from shoestring.core.batch import Batch
-from shoestring.core.blame import blame
+from shoestring.core.blame import blamed
 from shoestring.core.errors import Mistake
 from shoestring.core.random_state import RandomStream
 from shoestring.data.kinds import begin_epoch
@@ -48,7 +47,7 @@ class Samples(Dataset[Any]):
     """A data set by parts of batches."""
 
     def __init__(self, data: Any, collate: Callable[[list[Any]], Batch] | None, seed: int) -> None:
-        self.data, self.collate, self.seed = data, collate or default_collate, seed
+        self.data, self.collate, self.seed = data, default_collate if collate is None else collate, seed
         self.epoch: int | None = None   # that the data were told of last
 
     def __getitem__(self, wanted: Wanted) -> Batch | Trouble:
@@ -57,7 +56,7 @@ class Samples(Dataset[Any]):
             random_state.seed(self.seed_of(wanted))
             return self.made(wanted)
         except Exception as error:
-            place = blame(traceback.extract_tb(error.__traceback__)).place
+            place = blamed(error).place
             said = (str(error).strip().splitlines() or [""])[0]
             return Trouble(str(error) if isinstance(error, Mistake) else f"the job failed in {place}: {type(error).__name__}: {said}")
 

@@ -4,17 +4,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from shoestring.core.errors import Mistake
+from shoestring.core.given import generators_in, has_state
 
 EXACT_SAMPLERS = (RandomSampler, SequentialSampler)   # torch's own: they know how many samples they give
-
-
-def has_state(data: Any) -> bool:
-    """Whether data can be brought to a position by a state of their own."""
-    return hasattr(data, "state_dict") and hasattr(data, "load_state_dict")
 
 
 def is_listed(data: Any) -> bool:
@@ -56,17 +51,10 @@ def begin_epoch(data: Any, epoch: int) -> None:
             one.set_epoch(epoch)
 
 
-def generators_of(data: Any) -> list[torch.Generator]:
-    """Generators of its own that a loader draws from."""
-    sampler = getattr(data, "sampler", None)
-    found = (getattr(one, "generator", None) for one in (data, sampler, getattr(getattr(data, "batch_sampler", None), "sampler", None)))
-    return list({id(one): one for one in found if isinstance(one, torch.Generator)}.values())
-
-
 def can_be_shared(data: Any) -> bool:
     """Whether going through data leaves nothing behind in them, so that several feeds can use one object: not so of an iterator, nor of
     data with a state, an epoch or a generator of their own, nor where an object of the user's is iterated, which may count anything."""
-    if isinstance(data, Iterator) or has_state(data) or generators_of(data):
+    if isinstance(data, Iterator) or has_state(data) or generators_in(data):
         return False
     parts = (data, getattr(data, "dataset", None), getattr(data, "sampler", None), getattr(data, "batch_sampler", None))
     if any(hasattr(one, "set_epoch") for one in parts):

@@ -24,6 +24,7 @@ from shoestring.core import random_state
 from shoestring.core.assignment import Assignment
 from shoestring.core.batch import Batch, leaves
 from shoestring.core.errors import Mistake
+from shoestring.core.given import GivenData
 from shoestring.core.job import Job
 from shoestring.core.mesh import on_one_axis
 from shoestring.core.private import dense_parts
@@ -179,8 +180,32 @@ def planned_batches(job: Job, assignment: Assignment | None = None) -> Iterator[
             yield from feed
 
 
+def check_given(job: Job) -> None:
+    """Refuse data, given to the Job as an object, whose first batch is another one when it is gone through again."""
+    for name, given in (("data", job.data), ("held_out", job.held_out)):
+        if not isinstance(given, GivenData) or given.checked or given.state is not None or can_be_shared(given.value):
+            continue
+        first, again = ([one.clone() for batch in islice(held_feed(job, given), 1) for one in tensors_in(batch)] for _ in range(2))
+        if len(first) != len(again) or not all(map(same_bits, first, again)):
+            raise Mistake(f"{name} in the Job is a {type(given.value).__name__} that gives other batches when it is gone through again, so "
+                          f"a run that stops could not go on with the same bits: give a function that makes it, {name}=lambda: ...")
+        given.checked = True
+
+
+def held_feed(job: Job, given: GivenData) -> Iterator[Batch]:
+    with looking(replace(job, mesh=on_one_axis(), sampler=None, collate=None), data=given) as feed:
+        yield from feed
+
+
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors of a batch are the same, whatever their layout, NaN included."""
+    return one.shape == other.shape and one.dtype == other.dtype and all(
+        torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(dense_parts(one), dense_parts(other), strict=True))
+
+
 def shared_data(job: Job) -> Job:
     """The job whose data are made once in this process, where several feeds can use one object; each draws as if it had made them."""
+    check_given(job)
     made: dict[int, tuple[Any, random_state.State]] = {}   # by the seed that they were drawn from
 
     def data() -> Any:

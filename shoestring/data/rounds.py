@@ -14,7 +14,8 @@ from typing import Any
 
 from shoestring.core import random_state
 from shoestring.core.batch import Batch
-from shoestring.data.kinds import begin_epoch, counts_right, has_state, said_length
+from shoestring.core.given import has_state
+from shoestring.data.kinds import begin_epoch, counts_right, said_length
 
 END = object()   # where a round has no more
 

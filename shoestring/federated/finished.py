@@ -15,7 +15,8 @@ def finished_report(request: Request, told: Report, ended: Ended) -> dict[str, A
     found = federation(request.federated or {}, told.rounds)
     predicted, seconds = dict(told.plan.get("predicted", {})), sum(told.seconds)
     return {
-        "run": told.run, "job": told.job, "flags": dict(request.flags), "steps": ended.rounds, "rounds": ended.rounds,
+        "run": told.run, "job": told.job, "flags": dict(request.flags), "arguments": dict(told.arguments),
+        "steps": ended.rounds, "rounds": ended.rounds,
         "losses": list(told.losses), "metrics": told.metrics, "best": told.best, "weights_sha256": ended.weights_sha256,
         "clients_per_second": sum(found["participants"]) / seconds if seconds else None,
         "bytes_up": found["bytes_up"], "bytes_down": found["bytes_down"], "epsilon": found["epsilon"][-1] if found["epsilon"] else None,

@@ -17,13 +17,14 @@ from shoestring.core.technique import text
 from shoestring.federated.session import begun
 from shoestring.federated.technique import FederatedTechnique
 from shoestring.federated.wanted import checked
-from shoestring.jobfile import job_path, loaded_job, with_course
+from shoestring.jobfile import job_path, loaded_job, resolved_arguments, with_course
 from shoestring.runs.cadence import Cadence
 from shoestring.runs.checkpoints import newest_good
 from shoestring.runs.event import Event
 from shoestring.runs.initial_weights import fresh_model
+from shoestring.runs.modules import imported_modules
 from shoestring.runs.request import Request, environment_now, request_for
-from shoestring.runs.resume import opened
+from shoestring.runs.resume import Resolved, opened
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,8 @@ def federate(job: Job | str | Path, rounds: int | None = None, per_round: int | 
     names = None if use is None else tuple(one if isinstance(one, str) else text(one) for one in use)
     with ExitStack() as stack:
         folder = Path(run) if run is not None else Path(stack.enter_context(temporary_folder()))
-        held = opened(folder, replace(request_of(made, names, run), federated=wanted), source_of(made), fresh, adopt)
+        held = opened(folder, replace(request_of(made, names, run), federated=wanted), source_of(made), fresh, adopt,
+                      resolve=(lambda flags: Resolved(resolved_arguments(made), imported_modules())) if run is not None else None)
         stack.callback(held.lock.release)
         session = begun(made, held)
         ended = session.run(tell or silent, Cadence(seconds=1e9) if run is None else Cadence())

@@ -55,7 +55,8 @@ class Records:
 
     def made(self, numbers: Sequence[int] | range) -> Batch:
         """A batch of samples, as the job makes them."""
-        return (self.collate or default_collate)([self.data[number] for number in numbers])
+        collate = default_collate if self.collate is None else self.collate
+        return collate([self.data[number] for number in numbers])
 
     def batch(self, numbers: Tensor) -> Batch:
         """The same, out of `whole` where that is there."""

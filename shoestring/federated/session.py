@@ -4,10 +4,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from traceback import extract_tb
+from pathlib import Path
 from typing import Any
 
-from shoestring.core.blame import blame
+from shoestring.core.blame import blamed
 from shoestring.core.budget import Budget
 from shoestring.core.errors import Mistake, OverBudget
 from shoestring.core.job import Job
@@ -18,8 +18,9 @@ from shoestring.federated.room import FederatedOutcome, FederatedPlan, planned
 from shoestring.federated.runner import Ended, Runner
 from shoestring.federated.wanted import Wanted
 from shoestring.runs.cadence import Cadence
-from shoestring.runs.event import Event, Planning
+from shoestring.runs.event import Event, Planning, Warned
 from shoestring.runs.events import note
+from shoestring.runs.modules import note_modules
 from shoestring.runs.report import report_of
 from shoestring.runs.resume import Opened
 
@@ -42,7 +43,7 @@ def blaming_the_job() -> Iterator[None]:
     except (Mistake, OverBudget, MemoryError):
         raise
     except Exception as error:
-        found = blame(extract_tb(error.__traceback__))
+        found = blamed(error)
         if found.ours:
             raise
         said = (str(error).strip().splitlines() or [""])[0]
@@ -66,7 +67,9 @@ class Session:
 
     @blaming_the_job()
     def run(self, tell: Callable[[Event], None], cadence: Cadence) -> Ended:
-        request = self.held.request
+        request, folder = self.held.request, self.held.folder
+        if job_file := self.given.job.origin:   # what was imported while devices' work was tried is known by now
+            note_modules(folder, Path(job_file.file).parent, True, lambda text: note(folder.path, Warned(text)), begins=True)
         known_by = f"{request.source} {sorted(request.flags.items())}"
         return Runner(self.given, self.plan, self.held.folder, tell, cadence, (request.federated or {}).get("every") or 0, known_by).run()
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from traceback import extract_tb
 from typing import Any
 
 from torch import Tensor
 
 from shoestring.core.batch import tensors
-from shoestring.core.blame import blame
+from shoestring.core.blame import blamed
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.federated.records import Records, records_of
@@ -92,7 +91,7 @@ def bytes_of(records: Records) -> int:
 
 def failure(error: Exception) -> str:
     """Why a device's work failed, with the line of the job where it did."""
-    place = blame(extract_tb(error.__traceback__)).place
+    place = blamed(error).place
     said = (str(error).strip().splitlines() or [""])[0]
     return str(error) if isinstance(error, Mistake) else f"its work failed in {place}: {type(error).__name__}: {said}"
 

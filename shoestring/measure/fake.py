@@ -30,6 +30,7 @@ from shoestring.core.private import (
     DispatchMode,
     FakeTensor,
     FakeTensorMode,
+    Unlogged,
     arguments_of,
     own_parameters,
     results_of,
@@ -118,7 +119,7 @@ class Stage(DispatchMode):
         key = signature(func, args, kwargs, lone=True) if is_settled(func) else None
         if key is None or key not in SMALL:
             with suppress(*UNTRACEABLE):
-                with self.fake:
+                with self.fake, Unlogged():
                     sketch = func(*args, **kwargs)
                 if storage_bytes(sketch) > REAL_LIMIT:
                     return sketch
@@ -144,7 +145,7 @@ class Stage(DispatchMode):
             return self.again(SEEN[key])
         if key is not None and key in VIEWS:
             return self.view_again(VIEWS[key], args[0])
-        with self.fake:
+        with self.fake, Unlogged():
             out = MISSING[func](*args, **kwargs) if func in MISSING else func(*args, **kwargs)
             out = corrected(func, out, args) if func in WRONG else out
         if key is None:

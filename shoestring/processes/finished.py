@@ -17,7 +17,8 @@ from shoestring.runs.resume import Opened
 def finished_report(job: Job, held: Opened, chosen: Plan, told: Report, result: TrainResult) -> dict[str, Any]:
     plan = plan_summary(plan_file(chosen, {}))
     report: dict[str, Any] = {
-        "run": str(held.folder.path), "job": told.job, "flags": dict(held.request.flags), "steps": told.step, "losses": list(told.losses),
+        "run": str(held.folder.path), "job": told.job, "flags": dict(held.request.flags),
+        "arguments": dict(told.arguments), "steps": told.step, "losses": list(told.losses),
         "budget": {"memory": held.request.memory}, "predicted": plan["predicted"],
         "measured": dict(told.measured), "off": {one.quantity.name: one.off for one in compared(plan["predicted"], told.measured)
                                                  if one.off is not None}, "techniques": plan["techniques"],

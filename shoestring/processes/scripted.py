@@ -11,6 +11,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from shoestring.core.files import write_whole
 from shoestring.core.job import Job
 from shoestring.core.options import as_arguments
 from shoestring.core.run import brought_home
+from shoestring.data.lengths import check_given
+from shoestring.jobfile import IMPORTED, resolved_arguments
 from shoestring.planning.outcome import plan_file
 from shoestring.planning.plan import Plan, plan_in
 from shoestring.processes.finished import finished_report
@@ -29,10 +32,11 @@ from shoestring.processes.training import Training
 from shoestring.runs.cadence import Cadence
 from shoestring.runs.event import Adopted, Event, Failed, Planning, Warned
 from shoestring.runs.events import note
+from shoestring.runs.modules import changed_text, imported_modules, kept_modules, refusal
 from shoestring.runs.recorder import Recording
 from shoestring.runs.report import report_of
 from shoestring.runs.request import Request, environment_now, request_for
-from shoestring.runs.resume import Opened, opened
+from shoestring.runs.resume import Opened, forget_attempt, opened, without_a_step
 from shoestring.show.page import page
 
 SEEN = ("batch", "steps", "epochs", "seed", "clip", "every", "goal", "patience")   # numbers of a job
@@ -50,7 +54,8 @@ def request_of(job: Job, model: nn.Module) -> tuple[Request, str]:
     """What a script asks for, and the source of its job."""
     if job.origin is not None:
         path = Path(job.origin.file)
-        return request_for(path, dict(job.origin.flags), None, None, False, None), path.read_text()
+        asked = request_for(path, dict(job.origin.flags), None, None, False, None)
+        return replace(asked, arguments=resolved_arguments(job)), path.read_text()
     text = described(job, model)
     name = f"{type(model).__name__}.py"   # named as a file of it would be
     return Request(job=name, source=hashlib.sha256(text.encode()).hexdigest(), environment=environment_now()), text
@@ -73,14 +78,24 @@ class Scripted:
 
     def __init__(self, job: Job, plan: Plan, outcome: dict[str, Any], model: nn.Module, path: Path, cadence: Cadence,
                  fresh: bool, adopt: bool) -> None:
+        check_given(job)
         self.job, self.model, self.cadence = job, model, cadence
         request, source = request_of(job, model)
         self.held: Opened = opened(path, request, source, fresh, adopt)
         try:
+            if job.origin is not None and not adopt:
+                self.refuse_changed_modules()
             self.plan = self.kept_plan(plan, outcome, adopt)
         except BaseException:
             self.held.lock.release()
             raise
+
+    def refuse_changed_modules(self) -> None:
+        """Refuse to go on where a module that the job's file imports has changed; of other modules of the script it is told."""
+        known, now = kept_modules(self.held.folder) or {}, imported_modules(IMPORTED)
+        changed = [name for name, digest in now.items() if known.get(name, digest) != digest]
+        if changed and not without_a_step(self.held.folder.path):
+            raise refusal(self.held.folder, map(changed_text, changed))
 
     def kept_plan(self, given: Plan, outcome: dict[str, Any], adopt: bool) -> Plan:
         """The plan that the run was begun with: going on with another would not give the same bits, unless that is wanted (`adopt`). A new
@@ -119,7 +134,7 @@ class Scripted:
                 raise KeyboardInterrupt if "Ctrl-C" in asked else SystemExit(128 + signal.SIGTERM)
         except Exception as error:
             with suppress(OSError):
-                note(folder.path, Failed(str(error)))
+                note_failure(folder.path, error)
             raise
         finally:
             self.held.lock.release()
@@ -136,6 +151,14 @@ class Scripted:
         if result.unsaved:
             raise Mistake(result.unsaved)
         brought_home(made.run)
+
+
+def note_failure(folder: Path, error: Exception) -> None:
+    """Note why a run failed; one that failed before its first step leaves nothing, because the script is told itself."""
+    if without_a_step(folder):
+        forget_attempt(folder)
+    else:
+        note(folder, Failed(str(error)))
 
 
 def silent(event: Event) -> None:

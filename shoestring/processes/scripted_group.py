@@ -22,12 +22,12 @@ from shoestring.planning.outcome import Outcome
 from shoestring.planning.plan import Plan
 from shoestring.processes.finished import finished_report
 from shoestring.processes.group.launch import run_group
-from shoestring.processes.scripted import Scripted, silent
+from shoestring.processes.scripted import Scripted, note_failure, silent
 from shoestring.processes.sizes import expected
 from shoestring.processes.tasks import TrainTask
 from shoestring.processes.verified import worker_environment
 from shoestring.runs.cadence import Cadence
-from shoestring.runs.event import Event, Failed, Stepped, Stopped, Validated
+from shoestring.runs.event import Event, Stepped, Stopped, Validated
 from shoestring.runs.events import note
 from shoestring.runs.export import checkpoint_of, model_of, named_weights
 from shoestring.runs.recorder import Recording
@@ -75,7 +75,7 @@ class ScriptedGroup(Scripted):
             raise
         except Exception as error:
             with suppress(OSError):
-                note(folder.path, Failed(str(error)))
+                note_failure(folder.path, error)
             raise
         finally:
             self.held.lock.release()

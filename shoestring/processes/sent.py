@@ -23,12 +23,14 @@ from typing import Any
 from torch import nn
 
 from shoestring.core.errors import Mistake
+from shoestring.core.given import GivenData
 from shoestring.core.job import Job
 from shoestring.jobfile import loaded_job
 from shoestring.processes.scripted import described
 from shoestring.runs.export import model_of
 
 SCRIPT = "shoestring_script"   # what a script is called where a worker imports it
+JOB = "job.pickle"
 OURS = ("origin", "mesh")   # fields of a job that every process sets for itself
 GUARD = 'put what begins it under `if __name__ == "__main__":`'
 FILE = '''"""A job that a script made; its parts are pickled beside this file. What can be seen of it has the SHA-256 {digest}."""
@@ -103,14 +105,15 @@ def sent(job: Job, model: nn.Module | None, folder: Path, devices: int) -> Job:
         (folder / "model.pickle").write_bytes(written)
         parts["model"] = FromFile(str(folder / "model.pickle"))
     for name, value in parts.items():
-        of_script |= pickled(value, "the data" if name == "data" and isinstance(value, Given) else f"the job's {name}")[1]
+        of_script |= pickled(value, "the data" if name == "data" and isinstance(value, (Given, GivenData)) else f"the job's {name}")[1]
     if of_script:
         check_guard(sorted(of_script)[0], devices)
     whole, _ = pickled(parts, "the job")
-    (folder / "job.pickle").write_bytes(whole)
+    (folder / JOB).write_bytes(whole)
     name = type(model).__name__ if model is not None else "job"
     file = folder / f"{name}.py"
-    path = [str(Path(one).resolve()) for one in sys.path]
+    folders = (Path(one).resolve() for one in sys.path)
+    path = [str(one) for one in folders if not (one / JOB).exists()]   # without those of jobs that were sent, which come and go
     seen = described(job, model_of(job.model) if model is None else model)   # so the same job has the same file, wherever it lies
     file.write_text(FILE.format(digest=hashlib.sha256(seen.encode()).hexdigest(), file=script_file(), module=script_module(), path=path))
     return replace(loaded_job(file, {}), mesh=job.mesh)
@@ -144,7 +147,7 @@ def received(file: str, found: str, module: str, path: list[str]) -> Job:
     """The job that was pickled beside a job file, by the script in this file or of this name, with these folders to import from."""
     origin.file, origin.module = found, module
     sys.path += [one for one in path if one not in sys.path]
-    return Job(**unpickled(Path(file).with_name("job.pickle")))
+    return Job(**unpickled(Path(file).with_name(JOB)))
 
 
 def unpickled(path: Path) -> Any:

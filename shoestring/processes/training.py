@@ -96,6 +96,8 @@ class Training:
         self.feed.assignment = run.assignment
         self.course = Course(self.job, run, self.feed)
         self.run = replace(run, state={**run.state, "course": self.course})
+        if self.recorder:
+            self.recorder.note_modules(begins=True)
         self.number = self.recorder.resume(self.run, self.feed) if self.recorder else 0   # the last step that is done
         self.losses: list[float] = []
         self.history = History()   # where no folder keeps it
@@ -132,6 +134,8 @@ class Training:
             self.recorder.tell(measured_by(workers))
         elif self.recorder and self.losses and (most := max(workers, key=lambda one: int(one["peak_bytes"])))["peak_bytes"] > self.told:
             self.recorder.tell(Measured(most["peak_bytes"], most["flops"], most["where"], most["parts"]))   # of a batch that came later
+        if self.recorder:
+            self.recorder.note_modules()
         unsaved = self.recorder.end(self.run, self.course) if self.recorder else ""
         if not self.course.over(self.number) and not self.feed.ended and self.run.assignment.counts_steps:
             return TrainResult(stopped=self.number)

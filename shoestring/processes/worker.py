@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from shoestring.core.imports import Uncollected, leave_garbage
 
 with Uncollected():   # torch is imported here
-    from shoestring.core.blame import blame
+    from shoestring.core.blame import blamed
     from shoestring.core.codec import to_json
     from shoestring.core.errors import Mistake, system_text
     from shoestring.core.private import load_compiler
@@ -93,7 +93,7 @@ def failure(error: Exception, task: Task[Any]) -> tuple[Cause, str]:
         return Cause.MISTAKE, str(error)
     if out_of_memory(error):
         return Cause.OUT_OF_MEMORY, f"memory ran out: {str(error).strip().splitlines()[0] if str(error) else 'no more'}"
-    found = blame(traceback.extract_tb(error.__traceback__))
+    found = blamed(error)
     if not found.ours:
         return Cause.MISTAKE, job_failed(error, found.place)
     if isinstance(error, OSError):   # what the machine refuses us is nobody's fault

@@ -4,7 +4,9 @@ from __future__ import annotations
 import math
 import os
 import signal
+import sys
 import threading
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,6 +24,7 @@ from shoestring.runs.checkpoints import Checkpoint, clear_drafts, forget_best, m
 from shoestring.runs.event import Begun, Event, Failed, Finished, Stepped, Stopped, Validated, Warned
 from shoestring.runs.events import Events
 from shoestring.runs.folder import Folder
+from shoestring.runs.modules import note_modules
 from shoestring.runs.saver import Saver, Snapshot, gather_only
 from shoestring.runs.snapshot import PARTS, best_snapshot, restore, snapshot_of
 from shoestring.validation import NoGoal
@@ -37,6 +40,7 @@ class Recording:
     cadence: Cadence = field(default_factory=Cadence)
     memory: int | None = None   # bytes of the budget: a process that comes near is told of
     predicted: int = 0          # bytes of the process, by the plan
+    job_folder: str = ""        # where the job's file is; empty: a script made it, which is told of modules that changed, not refused
 
 
 class Recorder:
@@ -50,6 +54,8 @@ class Recorder:
         self.events = Events(self.folder.path) if link.rank == 0 else None   # the first worker of a group writes, for all
         self.saver = Saver(self.folder.checkpoints, recording.cadence, self.tell)
         self.checkpoint: Checkpoint | None = None   # that the run goes on from
+        self.job_folder = recording.job_folder
+        self.modules = 0        # that this process had imported when they were last looked at
         self.step = 0
         self.stop = ""          # why to stop; empty: go on
         self.warned = False
@@ -87,6 +93,18 @@ class Recorder:
                              f"and the run goes on from {start}"))
         return self.checkpoint is not None
 
+    def note_modules(self, begins: bool = False) -> None:
+        """Note the local modules that the run is made of, if this process has imported others since the last time. The first worker
+        does so for all."""
+        def say(text: str) -> None:
+            self.tell(Warned(text))
+            if not self.job_folder:   # a script, which nobody shows the run's events
+                warnings.warn(text, stacklevel=2)
+
+        if self.events is not None and self.modules != len(sys.modules):
+            self.modules = len(sys.modules)
+            note_modules(self.folder, self.job_folder or os.curdir, bool(self.job_folder), say, begins)
+
     def resume(self, run: Run, feed: Feed) -> int:
         """Bring the run to the checkpoint that was found; gives the step it stands at, 0 for a new run."""
         self.saver.on_disk = [part.saved for part in run.state.values() if part.on_disk]
@@ -106,6 +124,7 @@ class Recorder:
     def after(self, run: Run, course: Course, event: Stepped) -> bool:
         """A step is done; gives whether to go on."""
         self.step, feed = event.step, course.feed
+        self.note_modules()
         synchronised = run.synchronised()
         validates = synchronised and course.due(self.step)
         stop, due = synchronised and bool(self.stop) and run.assignment.counts_steps, synchronised and self.saver.due(self.step)

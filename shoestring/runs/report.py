@@ -5,6 +5,7 @@ It is the same value while the run goes on and when it is over: the live page is
 
     name, run             of the folder
     job, flags, budget    what was asked for; budget has `memory`
+    arguments             of the job: all of them, with their final values
     state                 planning, training, stopped, finished, data ended (before the steps that it wanted), failed (it said why) or
                           died (it said nothing)
     pid                   who trains there now, or None
@@ -109,6 +110,11 @@ class Report:
         return self.request.flags if self.request else {}
 
     @property
+    def arguments(self) -> Mapping[str, Any]:
+        """Of the job: all of them, with their final values; of a run of a version before, the flags that were given."""
+        return (self.request.arguments or self.request.flags) if self.request else {}
+
+    @property
     def budget(self) -> Budget:
         return Budget(memory=self.request.memory if self.request else None)
 
@@ -189,7 +195,8 @@ class Report:
 
     def as_json(self) -> dict[str, Any]:
         told = {
-            "name": self.name, "run": self.run, "job": self.job, "flags": dict(self.flags), "budget": {"memory": self.budget.memory},
+            "name": self.name, "run": self.run, "job": self.job, "flags": dict(self.flags), "arguments": dict(self.arguments),
+            "budget": {"memory": self.budget.memory},
             "state": self.state, "pid": self.pid, "text": self.text, "step": self.step, "steps": self.steps,
             "losses": list(self.losses), "seconds": list(self.seconds), "samples_process": list(self.samples_process),
             "checkpoints": [record_of(one) | {"kept": one.checkpoint in self.kept} for one in self.checkpoints],

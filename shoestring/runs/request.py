@@ -16,7 +16,8 @@ from shoestring.core.units import bytes_text
 class Request:
     job: str                                                        # path of the job file
     source: str = ""                                                # SHA-256 of the job file
-    flags: Mapping[str, Any] = field(default_factory=dict)          # of the job
+    flags: Mapping[str, Any] = field(default_factory=dict)          # of the job, that were given
+    arguments: Mapping[str, Any] = field(default_factory=dict)      # of the job, all of them, defaults filled in; empty: not known
     memory: int | None = None                                       # bytes of the budget
     use: tuple[str, ...] | None = None                              # techniques as they were written; None: the planner chooses
     inexact: bool = False                                           # the weights may be changed by techniques,
@@ -24,6 +25,11 @@ class Request:
     plan: str | None = None                                         # SHA-256 of the plan that was given
     federated: Mapping[str, Any] | None = None                      # of a federated run: rounds, devices and budgets, by their flags
     environment: Mapping[str, Any] = field(default_factory=dict)    # versions and threads that may change the last bits
+
+    @property
+    def by_script(self) -> bool:
+        """Whether a script made the job, so that no file makes it again: a job file is named by its whole path."""
+        return not Path(self.job).is_absolute()
 
 
 def request_for(job: Path, flags: Mapping[str, Any], memory: int | None, use: Sequence[str] | None, inexact: bool,
@@ -63,10 +69,11 @@ def differences(before: Request, now: Request, usual: Mapping[str, Any] | None =
     found, same = [], before.source == now.source
     if not same:
         found.append(f"the job file {Path(now.job).name} is not the one it was begun with (kept as job.py in the run)")
-    otherwise = usual or {}
+    otherwise = (usual or {}) if same else {}
     then, after = before.flags, flags_together(before.flags, now.flags)
     for name in sorted({*then, *after}):
-        was, is_now = (flags.get(name, otherwise.get(name, OWN) if same else OWN) for flags in (then, after))
+        was = then.get(name, before.arguments.get(name, otherwise.get(name, OWN)))
+        is_now = after.get(name, before.arguments.get(name, otherwise.get(name, OWN)) if same else OWN)
         if name in then and name not in after:
             found.append(f"--{name} was {was} and does not count any more, because --{ENDS[name]} is given alone")
         elif was != is_now:
@@ -84,6 +91,19 @@ def differences(before: Request, now: Request, usual: Mapping[str, Any] | None =
         if before.federated is not None and value is not None and value != (was := before.federated.get(name)):
             found.append(f"--{name.replace('_', '-')} changed: {shown(name, was)} before, now {value}")
     return found
+
+
+def argument_differences(before: Request, now: Request, arguments: Mapping[str, Any]) -> list[str]:
+    """Arguments of the job that nobody gave as flags, then or now, and that are not as they were; compared as they are written.
+
+    >>> argument_differences(Request(job="my.py", arguments={"lr": 0.1, "width": 8}), Request(job="my.py"), {"lr": 0.01, "width": 8})
+    ['the argument lr of the job changed: 0.1 before, now 0.01']
+    """
+    if not before.arguments:   # a run of a version that did not note them
+        return []
+    names = [name for name in {**before.arguments, **arguments} if name not in before.flags and name not in now.flags]
+    values = [(name, *(repr(one.get(name, "not there")) for one in (before.arguments, arguments))) for name in names]
+    return [f"the argument {name} of the job changed: {was} before, now {now}" for name, was, now in values if was != now]
 
 
 def shown(name: str, value: Any) -> str:

@@ -1,20 +1,30 @@
 """Beginning a run in a folder, or going on with the one that is there."""
 from __future__ import annotations
 
+import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
-from shoestring.core.errors import Mistake
+from shoestring.core.errors import Mistake, OverBudget
 from shoestring.core.files import clear, drafted_name
+from shoestring.core.regular import not_a_folder
 from shoestring.runs.event import Adopted, Warned
 from shoestring.runs.events import note
 from shoestring.runs.folder import Folder, Lock, has_digest
-from shoestring.runs.request import Request, differences, flags_together
+from shoestring.runs.history import History
+from shoestring.runs.modules import NAME as MODULES
+from shoestring.runs.modules import changed_text, changes, keep_modules, kept_modules, modules_on_path, refusal
+from shoestring.runs.request import Request, argument_differences, differences, flags_together
+
+# Files that a start leaves before its first step
+ATTEMPT = ("events.jsonl", "plan.json", "plan-next.json", "report.json", "report.html", "job.py", MODULES, "moments.bin", "stream.bin",
+           "run.json")
+SPENT = "privacy.jsonl"   # what a private federation has spent is never forgotten
 
 
 def new_folder(job: str) -> Path:
@@ -46,6 +56,50 @@ class Opened:
     changed: bool       # what was asked for is not what the folder was begun with: plan anew
 
 
+@dataclass(frozen=True)
+class Resolved:
+    """What is known of a job when it is made."""
+
+    arguments: Mapping[str, Any] = field(default_factory=dict)   # of its function, all of them
+    modules: Mapping[str, str] = field(default_factory=dict)     # local modules that it has imported -> SHA-256
+
+
+Resolve = Callable[[Mapping[str, Any]], Resolved]   # makes the job with these flags
+
+
+def without_a_step(folder: Path) -> bool:
+    """Whether no step of a run was ever finished, so that there is nothing in its folder to go on from or to look at."""
+    history = History().read(folder)
+    if history.steps or history.rounds or history.saved or history.damaged or history.wrong or (folder / SPENT).exists():
+        return False
+    try:
+        return not any((folder / "checkpoints").iterdir())
+    except FileNotFoundError:
+        return True
+    except OSError:   # something else is there, which whoever saves tells of
+        return False
+
+
+def came_to_nothing(error: BaseException, folder: Path) -> bool:
+    """Whether an error is the user's to mend and came before the first step: there is no run then to look at. A plan that was made after
+    memory ran out is kept."""
+    return isinstance(error, (Mistake, OverBudget)) and without_a_step(folder) and not (folder / "plan-next.json").exists()
+
+
+def forget_attempt(folder: Path, begins: bool = False) -> None:
+    """Remove what a start has left that came to nothing; the folder too, if nothing else is in it and nothing `begins` there. For who
+    holds its lock."""
+    for name in ATTEMPT:
+        (folder / name).unlink(missing_ok=True)
+    shutil.rmtree(folder / "tensorboard", ignore_errors=True)
+    if not begins and {one.name for one in folder.iterdir()} <= {"lock", "checkpoints"}:
+        with suppress(OSError):   # of somebody who waits for the lock
+            (folder / "checkpoints").rmdir()
+        with suppress(OSError):
+            (folder / "lock").unlink(missing_ok=True)
+            folder.rmdir()
+
+
 def settled(now: Request, before: Request) -> Request:
     """What the plan follows from, beside the job: as it was, unless it is asked for now. --exact and --inexact are one choice."""
     return replace(
@@ -57,9 +111,12 @@ def settled(now: Request, before: Request) -> Request:
                                      for name, value in now.federated.items()})
 
 
-def opened(path: Path, asked: Request, source: str, fresh: bool, adopt: bool, usual: Mapping[str, Any] | None = None) -> Opened:
-    """Lock a folder and settle what it is for: a new run, or the one that is there if it is the same. `source`: of the job; `usual`: values
-    of the job's flags that are not given."""
+def opened(path: Path, asked: Request, source: str, fresh: bool, adopt: bool, usual: Mapping[str, Any] | None = None,
+           resolve: Resolve | None = None) -> Opened:
+    """Lock a folder and settle what it is for: a new run, or the one that is there if it is the same. A run without a finished step is
+    nobody's: whoever asks for something else takes its folder. `source`: of the job; `usual`: values of the job's flags that are not
+    given; `resolve` makes the job with these flags, and what it raises leaves nothing behind. None: a script made it, whose process has
+    other modules than the job's too; it is told of those that changed when it trains."""
     strange = strangers(path)
     if strange or path.is_file():
         raise Mistake(f"{path} is there and is not a run of shoestring ({', '.join(strange[:3]) or 'a file'}): give another --run")
@@ -71,31 +128,61 @@ def opened(path: Path, asked: Request, source: str, fresh: bool, adopt: bool, us
             moved, lock = lock, Lock(path)
             moved.release()
         clear(one for one in path.glob("*.tmp-*") if drafted_name(one.name))
+        if in_the_way := not_a_folder(folder.checkpoints):
+            raise Mistake(f"{in_the_way}, for the run's checkpoints: move it away, or give another --run")
         before = folder.request()
-        if before is None:
-            folder.begin(asked, source)
-            return Opened(folder, lock, asked, True)
-        found = differences(before, asked, usual)
-        if found and not adopt:
-            raise Mistake(f"{path} holds a run that differs from what is asked for now: {'; '.join(found)}. "
-                          f"--adopt goes on from its last checkpoint with what is asked for now, --fresh begins anew "
-                          f"(and keeps the old run aside)")
-        request = settled(asked, before)
-        if before.environment != asked.environment:
-            was = ", ".join(f"{name} {before.environment.get(name)} -> {value}" for name, value in asked.environment.items()
-                            if before.environment.get(name) != value)
-            note(path, Warned(f"the run goes on in another environment than it was begun in ({was}): "
-                              f"its last bits may not be those of a run that never stopped"))
-        if not found:
-            if not has_digest(path / "job.py", asked.source):   # killed before that was written
-                with suppress(OSError):   # the copy is for later, and whoever needs it then is told that it is not whole
-                    folder.keep_source(source)
-            return Opened(folder, lock, replace(request, flags=before.flags), False)
-        for name in ("report.json", "plan.json"):   # of what was asked for before
-            (path / name).unlink(missing_ok=True)
-        folder.begin(request, source)
-        note(path, Adopted(tuple(found)))
-        return Opened(folder, lock, request, True)
+        held = gone_on(folder, lock, before, asked, source, adopt, usual, resolve) if before is not None else None
+        return held or begun(folder, lock, asked, source, resolve)
     except BaseException:
+        if not (path / "run.json").exists():
+            forget_attempt(path)
         lock.release()
         raise
+
+
+def begun(folder: Folder, lock: Lock, asked: Request, source: str, resolve: Resolve | None) -> Opened:
+    """A new run in a folder."""
+    request = asked
+    if resolve is not None:
+        made = resolve(asked.flags)
+        request = replace(asked, arguments=made.arguments)
+        keep_modules(folder, made.modules)
+    folder.begin(request, source)
+    return Opened(folder, lock, request, True)
+
+
+def gone_on(folder: Folder, lock: Lock, before: Request, asked: Request, source: str, adopt: bool, usual: Mapping[str, Any] | None,
+            resolve: Resolve | None) -> Opened | None:
+    """The run that is in a folder, if it is the same or is adopted; None: it came to nothing, and another is asked for."""
+    path, beside, request = folder.path, Path(asked.job).parent, settled(asked, before)
+    modules = (kept_modules(folder) if resolve is not None else None) or {}
+    changed = set(changes(modules, {}, beside).changed)
+    found = differences(before, asked, usual)
+    made = Resolved(asked.arguments or before.arguments)
+    settled_already = (path / "report.json").exists() if not (found or changed) else not adopt   # it is finished, or refused
+    if resolve is not None and not settled_already:
+        made = resolve(request.flags if found else before.flags)
+        changed |= {*changes(modules, made.modules, beside).changed}
+    found += [*map(changed_text, sorted(changed)), *argument_differences(before, asked, made.arguments)]
+    if found and without_a_step(path):
+        forget_attempt(path, begins=True)
+        return None
+    if found and not adopt:
+        raise refusal(folder, found)
+    if before.environment != asked.environment:
+        was = ", ".join(f"{name} {before.environment.get(name)} -> {value}" for name, value in asked.environment.items()
+                        if before.environment.get(name) != value)
+        note(path, Warned(f"the run goes on in another environment than it was begun in ({was}): "
+                          f"its last bits may not be those of a run that never stopped"))
+    request = replace(request, arguments=made.arguments)
+    if not found:
+        if not has_digest(path / "job.py", asked.source):   # killed before that was written
+            with suppress(OSError):   # the copy is for later, and whoever needs it then is told that it is not whole
+                folder.keep_source(source)
+        return Opened(folder, lock, replace(request, flags=before.flags), False)
+    for name in ("report.json", "plan.json"):   # of what was asked for before
+        (path / name).unlink(missing_ok=True)
+    folder.begin(request, source)
+    keep_modules(folder, {**modules_on_path(modules, beside), **made.modules})
+    note(path, Adopted(tuple(found)))
+    return Opened(folder, lock, request, True)

@@ -19,7 +19,8 @@ from typing import Any
 
 from torch import Tensor
 
-from shoestring.core.errors import Mistake
+from shoestring.core.errors import CURES, Mistake
+from shoestring.core.regular import not_a_folder
 from shoestring.core.run import StoredTensor
 from shoestring.runs.cadence import Cadence
 from shoestring.runs.checkpoints import BEST, draft, make_room, prune, prune_best, publish
@@ -51,6 +52,16 @@ def gather_only(snapshot: Snapshot) -> None:
         if not isinstance(value, Tensor) and not getattr(value, "gathered", True):
             for _ in value.pieces():
                 pass
+
+
+def trouble_with(error: OSError | Mistake, folder: Path) -> tuple[str, str]:
+    """Why a checkpoint can't be saved in a folder, and what to do about it."""
+    if in_the_way := not_a_folder(folder):
+        return in_the_way, "move it away"
+    if isinstance(error, Mistake):
+        return str(error), "mend that"
+    cure = "free some space" if error.errno in (*FULL, errno.EFBIG) else CURES.get(error.errno or 0, "mend that")
+    return error.strerror or str(error), cure
 
 
 class Saver:
@@ -143,14 +154,12 @@ class Saver:
         self.tell(Saved(step, checkpoint.path.name, pause, size, best=True))
 
     def best_failed(self, error: OSError | Mistake) -> None:
-        trouble = getattr(error, "strerror", None) or str(error)
-        cure = "mend that" if isinstance(error, Mistake) else "free some space"
+        trouble, cure = trouble_with(error, self.folder)
         self.tell(Warned(f"the weights that were best in validation could not be saved ({trouble}): training goes on, and those that were "
                          f"best before stay; {cure}, and the next ones will be saved"))
 
     def failed(self, error: OSError | Mistake) -> None:
-        self.trouble = getattr(error, "strerror", None) or str(error)
-        self.cure = "mend that" if isinstance(error, Mistake) else "free some space"
+        self.trouble, self.cure = trouble_with(error, self.folder)
         others = "the checkpoints before it stay"
         if isinstance(error, OSError) and error.errno in FULL:   # make room for the next one: it is worth more than the oldest
             gone = make_room(self.folder, self.best and self.best[1])

@@ -16,6 +16,7 @@ import pytest
 from shoestring.commands import output
 from shoestring.commands.moving_line import MovingLine
 from shoestring.commands.progress import Shower, telling
+from shoestring.commands.ticker import Ticker
 from shoestring.runs.event import Begun, Stepped, Validated, Warned
 from shoestring.runs.events import Events
 from shoestring.runs.folder import Folder
@@ -74,7 +75,7 @@ def test_a_pipe_gets_plain_lines() -> None:
 def shower(path: Path, stream: StringIO, epochs: int = 3) -> Shower:
     held: Any = SimpleNamespace(folder=Folder(path), request=SimpleNamespace(memory=None))
     job: Any = SimpleNamespace(steps=0, epochs=epochs)
-    return Shower(Namespace(json=False), MovingLine(stream), job, held)
+    return Shower(Namespace(json=False), MovingLine(stream), job, held, Ticker(print))
 
 
 def step(number: int, seconds: float = 1.0, epoch: int = 0) -> Stepped:

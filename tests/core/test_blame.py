@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import ast
 import errno
+import logging
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -20,6 +21,7 @@ from shoestring import Job
 from shoestring.core.blame import CHANGERS, REPLAYS, ROOT, SEAMS
 from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.data.feed import Feed
+from shoestring.measure.fake import Stage
 from shoestring.measure.tracker import Tracker, watched
 from shoestring.memory import accumulate, step_in_backward
 from shoestring.memory.accumulate import Accumulate
@@ -99,9 +101,9 @@ def plain(**changes: Any) -> Job:
 @pytest.mark.parametrize(("what", "made", "techniques", "said"), [
     ("a line of the user's model", plain(model=lambda: Own(lambda x: x @ torch.zeros(3, 3))), (), f"failed in {HERE} line"),
     ("an assertion of the user", plain(model=lambda: Own(asserted)), (), "AssertionError: nine columns"),
-    ("layers that do not fit together", plain(model=lambda: layers(7)), (), "failed in its model (linear.py line"),
-    ("the same, recomputed", plain(model=lambda: layers(7)), (Checkpoint(every=1),), "failed in its model (linear.py line"),
-    ("the same, in pieces", plain(model=lambda: layers(7)), (Accumulate(2),), "failed in its model (linear.py line"),
+    ("layers that do not fit together", plain(model=lambda: layers(7)), (), "failed in its model, in the module 0.0 (Linear)"),
+    ("the same, recomputed", plain(model=lambda: layers(7)), (Checkpoint(every=1),), "failed in its model, in the module 0.0 (Linear)"),
+    ("the same, in pieces", plain(model=lambda: layers(7)), (Accumulate(2),), "failed in its model, in the module 0.0 (Linear)"),
     ("labels out of range", plain(data=lambda: [rows(labels=99)] * 4), (), "failed in its loss ("),
     ("the user's loss", plain(loss=lambda output, batch: output.nonsense), (), f"failed in {HERE} line"),
     ("an optimizer that can't do it", plain(optimizer=torch.optim.SparseAdam), (), "failed in its optimizer (sparse_adam.py line"),
@@ -178,3 +180,31 @@ def test_every_seam_is_a_function_that_there_is() -> None:
         tree = ast.parse((ROOT / file).read_text())
         functions = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
         assert not name or name in functions, (file, name)
+
+
+class Named(nn.Module):
+    """Its fourth layer takes nine numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.ModuleDict({"layers": nn.ModuleList(nn.ModuleDict({"linear1": nn.Linear(9 if number == 3 else 8, 8)})
+                                                              for number in range(5))})
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.encoder["layers"]:   # type: ignore[union-attr]
+            x = layer["linear1"](x)
+        return x
+
+
+@pytest.mark.parametrize("techniques", [(), (Checkpoint(every=1),), (Accumulate(2),)])
+def test_the_user_s_line_and_the_module_of_the_model_are_named(techniques: tuple[Technique, ...]) -> None:
+    last = failing(plain(model=Named), techniques)
+    assert f"failed in {HERE} line" in last.text and ", in the module encoder.layers.3.linear1 (Linear): RuntimeError" in last.text
+
+
+def test_torch_logs_nothing_of_operations_that_fail_on_fake_tensors(caplog: pytest.LogCaptureFixture) -> None:
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    stage = Stage()
+    with caplog.at_level(logging.ERROR, logger=log.name), pytest.raises(RuntimeError), stage:
+        stage.model(lambda: nn.Linear(8, 8))(torch.zeros(2, 9))
+    assert not caplog.records and not log.disabled

@@ -74,7 +74,7 @@ def test_a_run_is_resumed_refused_adopted_and_begun_anew(place: Path) -> None:
     assert first.returncode == 0, first.stderr
     report = json.loads(first.stdout)
     assert {path.name for path in (place / "a").iterdir()} == {
-        "run.json", "job.py", "plan.json", "events.jsonl", "checkpoints", "report.json", "report.html", "lock"}
+        "run.json", "job.py", "plan.json", "events.jsonl", "checkpoints", "report.json", "report.html", "lock", "modules.json"}
     assert json.loads((place / "a" / "run.json").read_text())["environment"]["torch"]
 
     again = train(place, "--json")                                  # finished: nothing is trained again

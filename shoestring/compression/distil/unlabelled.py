@@ -81,7 +81,7 @@ def beside(job: Job, own: Job, unlabelled: Job, ratio: int) -> Job:
         raise Mistake(f"--ratio {ratio}: give 1 unlabelled batch or more to a labelled one")
     return replace(job, data=lambda: Mixed(own, unlabelled, ratio), sampler=None, collate=None, workers=0,
                    weight=lambda batch: own.weight(bare(batch)), split=own.split and splitting(own.split),
-                   held_out=own.held_out and (lambda: Once(own)))
+                   held_out=None if own.held_out is None else lambda: Once(own))
 
 
 def splitting(own: Callable[[Batch, int], Sequence[Batch]]) -> Callable[[Batch, int], list[Batch]]:

@@ -34,7 +34,7 @@ def device_sums(job: Job, model: nn.Module, records: Records) -> Sums:
     for numbers in records.held_out.split(AT_ONCE) if len(records.held_out) else ():
         batch = records.batch(numbers)
         output, weight = job.forward(model, batch), float(job.weight(batch))
-        means = {**(job.metrics(output, batch) if job.metrics else {}), LOSS: job.loss(output, batch)}
+        means = {**(job.metrics(output, batch) if job.metrics is not None else {}), LOSS: job.loss(output, batch)}
         for name, value in means.items():
             before = sums.get(name, (0.0, 0.0))
             sums[name] = (before[0] + float(value) * weight, before[1] + weight)

@@ -99,15 +99,28 @@ class HeldOut:
     seconds: float        # that making and fetching all of them takes
 
 
+class ByIdentity:
+    """An object of the user's, as a key: equal to itself alone, because its own `__eq__` and `__hash__` may do anything."""
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ByIdentity) and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
 @dataclass(frozen=True)
 class Source:
     """What held-out batches follow from, to look through them once; and the job that they are of."""
 
-    data: Any
+    data: ByIdentity
     size: int
-    collate: Any
+    collate: ByIdentity
     seed: int
-    split: Any
+    split: ByIdentity
     rank: int
     world: int
     job: Job = field(compare=False)
@@ -117,7 +130,7 @@ def looked_through(job: Job, whole: bool = False) -> HeldOut:
     """The largest held-out batch, or of a group this worker's part of it, and how much all of them are."""
     link = job.mesh.along("data")
     place = (0, 1) if whole else (link.rank, link.world)
-    return look(Source(job.held_out, job.batch, job.collate, job.seed, job.split, *place, job))
+    return look(Source(ByIdentity(job.held_out), job.batch, ByIdentity(job.collate), job.seed, ByIdentity(job.split), *place, job))
 
 
 @lru_cache(4)

@@ -166,7 +166,7 @@ def overview(runs: Sequence[Summary]) -> Markup:
 def columns(runs: Sequence[Summary]) -> tuple[list[Column], str]:
     """The columns after the run and its state, and what all runs have in common, in words."""
     names = list(dict.fromkeys(name for one in runs for name in one.flags))
-    known = [one.flags for one in runs if one.flags]   # others are not read yet
+    known = [one.flags for one in runs if one.word or one.flags]   # others are not read yet
     differ = [name for name in names if len({flags.get(name) for flags in known}) > 1]
     common = [f"{name} {known[0][name]}" for name in names if name not in differ]
     same = f"All runs have {', '.join(common)[:300]}." if common and len(runs) > 1 else ""

@@ -110,13 +110,15 @@ def step_word(story: Entries) -> str:
 
 
 def flags_of(story: Entries) -> dict[str, object]:
-    """What was asked for by flags: those of the job, and of a federated run those of the federation.
+    """What a run was made with: the job's arguments, or the flags that were given where nobody noted those, and of a federated run the
+    flags of the federation.
 
     >>> flags_of({"flags": {"width": 8}, "federated": {"asked": {"per_round": 50, "upload": 2048, "epsilon": 4.0, "delta": None}}})
     {'width': 8, 'per round': 50, 'upload': '2.00 KiB', 'epsilon': '4'}
     """
     asked = {str(name): value for name, value in inner(inner(story, "federated"), "asked").items() if value is not None}
-    return {**inner(story, "flags"), **{name.replace("_", " "): asked_text(name, value) for name, value in asked.items()}}
+    own = inner(story, "arguments") or inner(story, "flags")
+    return {**own, **{name.replace("_", " "): asked_text(name, value) for name, value in asked.items()}}
 
 
 def asked_text(name: str, value: object) -> object:

@@ -1,0 +1,133 @@
+"""The local modules that a run is made of: their digests in its folder, so that a run never goes on with another model unnoticed.
+
+Local is a module that this process has imported and that is no library: from the job's own folder, another one on `sys.path`, or an
+editable install. They are found after the import, in `sys.modules`, so packages, relative imports and modules that were found by their
+names are among them. One that a function imports is noted when that has run: after the model is made, and after the step that needs it.
+
+modules.json has {"modules": {"layers/attention.py": SHA-256}}. The names are those under which Python finds the files (`sys.path`), so that
+a run can be moved; a name that leads elsewhere is not looked for. What the file names is hashed and never imported.
+"""
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from shoestring.core.errors import Mistake
+from shoestring.core.regular import read_regular
+from shoestring.planning.kept import own_modules
+from shoestring.runs.folder import Folder
+
+NAME = "modules.json"
+LARGEST = 64 << 20   # bytes of a module; a file with more is none of ours
+# Names of modules that are known otherwise: the job file by its own digest, a script by what can be seen of its job
+KNOWN = ("__main__", "__mp_main__", "shoestring_script")
+JOB_FILE = "shoestring_job_"
+
+Modules = Mapping[str, str]   # name of the file -> SHA-256
+
+
+def imported_modules(among: Collection[str] | None = None) -> dict[str, str]:
+    """The local modules that this process has imported by now, or those `among` these names."""
+    files, found = set(own_modules()), {}
+    for name, module in list(sys.modules.items()):
+        file = os.path.abspath(getattr(module, "__file__", None) or "")
+        wanted = (among is None or name in among) and name not in KNOWN and not name.startswith(JOB_FILE)
+        if wanted and file in files and (digest := digest_of(file)):
+            found[file_name(name, file)] = digest
+    return found
+
+
+def file_name(module: str, file: str) -> str:
+    """The file of a module as seen from the entry of `sys.path` that it was found by.
+
+    >>> file_name("layers.attention", "/home/me/layers/attention.py"), file_name("layers", "/home/me/layers/__init__.py")
+    ('layers/attention.py', 'layers/__init__.py')
+    >>> file_name("found by its path", "/home/me/odd.py")
+    'odd.py'
+    """
+    path = PurePosixPath(*module.split("."))
+    for name in (f"{path}.py", f"{path}/__init__.py"):
+        if file.endswith(f"/{name}"):
+            return name
+    return os.path.basename(file)
+
+
+def digest_of(file: str | Path) -> str:
+    """SHA-256 of a file; empty where there is none that could be a module."""
+    try:
+        return hashlib.sha256(read_regular(file)).hexdigest() if os.path.getsize(file) <= LARGEST else ""
+    except (OSError, ValueError):
+        return ""
+
+
+def modules_on_path(names: Iterable[str], folder: str | Path) -> dict[str, str]:
+    """Those of these files that Python would find now for a job in a folder, with their digests. Nothing is imported."""
+    found: dict[str, str] = {}
+    for name in names:
+        inside = PurePosixPath(name)
+        if inside.suffix == ".py" and not inside.is_absolute() and ".." not in inside.parts:
+            digest = next(filter(None, (digest_of(Path(place, inside)) for place in (folder, *sys.path))), "")
+            found |= {name: digest} if digest else {}
+    return found
+
+
+@dataclass(frozen=True)
+class ModuleChanges:
+    """How the local modules of a run differ from those that it was begun with."""
+
+    changed: tuple[str, ...] = ()   # other content
+    new: tuple[str, ...] = ()       # imported now, and not then
+    gone: tuple[str, ...] = ()      # imported then, and not to be found now
+
+    @property
+    def remarks(self) -> list[str]:
+        """What may or may not matter, as sentences."""
+        return ([f"the job imports {', '.join(self.new)} now, which it did not when the run was begun"] * bool(self.new)
+                + [f"{', '.join(self.gone)}, which the run was begun with, can't be found now"] * bool(self.gone))
+
+
+def changes(before: Modules, now: Modules, folder: str | Path) -> ModuleChanges:
+    """What is imported now, or would be, against what was."""
+    there = modules_on_path(set(before) - set(now), folder) | dict(now)
+    return ModuleChanges(
+        tuple(name for name, digest in sorted(before.items()) if there.get(name, digest) != digest),
+        tuple(sorted(set(now) - set(before))), tuple(sorted(set(before) - set(there))))
+
+
+def changed_text(name: str) -> str:
+    return f"the module {name}, which the job imports, is not as it was when the run was begun"
+
+
+def refusal(folder: Folder, found: Iterable[str]) -> Mistake:
+    """What to raise where a run is not what is asked for now, and `found` says how it differs."""
+    return Mistake(f"{folder.path} holds a run that differs from what is asked for now: {'; '.join(found)}. --adopt goes on from its last "
+                   f"checkpoint with what is asked for now, --fresh begins anew (and keeps the old run aside)")
+
+
+def kept_modules(folder: Folder) -> dict[str, str] | None:
+    """The modules that a run was begun with; None where nobody has noted them."""
+    found = folder.read(NAME).get("modules")
+    return {str(name): str(digest) for name, digest in found.items()} if isinstance(found, dict) else None
+
+
+def keep_modules(folder: Folder, modules: Modules) -> None:
+    folder.write(NAME, {"modules": dict(modules)})
+
+
+def note_modules(folder: Folder, beside: str | Path, refuse: bool, tell: Callable[[str], None], begins: bool = False) -> None:
+    """Note what this process has imported by now. A module that changed since the run was begun is refused, or told of; with `begins`,
+    before the first step of a process, also what is new or gone. `beside`: the job's folder."""
+    before, now = kept_modules(folder), imported_modules()
+    found = changes(before or {}, now, beside)
+    if found.changed and refuse:
+        raise refusal(folder, map(changed_text, found.changed))
+    for name in found.changed:
+        tell(f"{changed_text(name)}: the run goes on with it as it is now")
+    for remark in found.remarks if begins and refuse and before is not None else ():
+        tell(remark)
+    if {**(before or {}), **now} != before:
+        keep_modules(folder, {**(before or {}), **now})

@@ -1,0 +1,96 @@
+"""A log gets a line at least every ten seconds, of whatever takes long: planning, making the model, a step."""
+from __future__ import annotations
+
+import io
+import sys
+from argparse import Namespace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoestring.commands.moving_line import MovingLine
+from shoestring.commands.progress import Shower
+from shoestring.commands.ticker import LONGEST, LOOKS, Ticker
+from shoestring.core.job import Job
+from shoestring.runs.event import Begun, Stepped
+from shoestring.runs.folder import Folder
+from shoestring.runs.request import Request
+from shoestring.runs.resume import Opened
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def test_what_takes_long_is_told_again_and_again_and_never_later_than_ten_seconds(clock: Clock) -> None:
+    said: list[tuple[float, str]] = []
+    ticker = Ticker(lambda text: said.append((clock.now, text)), clock)
+    ticker.begin("planning: trying 3 real steps")
+    while clock.now < 60:
+        ticker.tick()
+        clock.now += LOOKS
+    times = [0.0, *(when for when, _ in said), clock.now]
+    assert max(after - before for before, after in pairwise(times)) <= 10 - LOOKS
+    assert said[0][1] == "planning: trying 3 real steps, 9 s so far …" and said[-1][1] == "planning: trying 3 real steps, 54 s so far …"
+
+
+def test_who_says_something_is_not_interrupted(clock: Clock) -> None:
+    said: list[str] = []
+    ticker = Ticker(said.append, clock)
+    ticker.begin("training")
+    for _ in range(20):
+        clock.now += LONGEST / 2
+        ticker.said()
+        ticker.tick()
+    assert not said
+
+
+@pytest.mark.parametrize("json", [True, False])
+def test_slow_steps_have_a_line_each_in_a_log_and_quick_ones_every_tenth(json: bool, clock: Clock, tmp_path: Path) -> None:
+    stream = io.StringIO()
+    line = MovingLine(stream)
+    ticker = Ticker(line.say, clock)
+    held: Any = Opened(Folder(tmp_path), None, Request(job="/my.py"), True)   # type: ignore[arg-type]
+    shower = Shower(Namespace(json=json), line, Job(model=lambda: None, data=list, steps=40), held, ticker)   # type: ignore[arg-type, return-value]
+    for said in ("training: making the model, 10 s so far …\n", "training: the first step, 10 s so far …\n"):
+        clock.now += 10
+        ticker.tick()
+        assert stream.getvalue().endswith(said)
+        shower(Begun(pid=1, steps=40, step=0, how=""))
+    for step in range(1, 41):
+        clock.now += 10.0 if step > 20 else 0.1
+        shower(Stepped(step, 0.5, 0.1, 1, 1))
+    told = [text.split("/40")[0].split()[-1] for text in stream.getvalue().splitlines()[2:]]
+    assert told == [*([] if json else ["1", "10", "11", "20"]), *map(str, range(21, 41))]
+
+
+def test_planning_is_told_aloud_while_the_job_is_overheard_in_silence(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+    """The command makes both; a line that was made inside of the silence would be silent."""
+    from shoestring import api
+    from shoestring.commands.job_flags import planned
+
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+
+    def plan(*given: Any, on_progress: Any, **more: Any) -> Any:
+        print("the job says")
+        on_progress("rehearsing plain", 30.0)
+        assert "planning, about 30 s: rehearsing plain …" in stream.getvalue() and "the job says" not in stream.getvalue()
+        raise StopIteration
+
+    monkeypatch.setattr(api, "planned", plan)
+    options = Namespace(plan=None, command="train", json=False, use=None, inexact=False, exact=None, fresh_plan=False)
+    with pytest.raises(StopIteration):
+        planned(options, None, None)   # type: ignore[arg-type]
+
+
