@@ -158,6 +158,13 @@ class Feed:
         for number, chosen in enumerate(self.chosen_samples(begin), begin):
             yield self.wanted(number, part, chosen)
 
+    def held(self) -> tuple[object, ...]:
+        """What it keeps beside the batch that it gave last: the data, an iterator over them, a batch that was fetched ahead, and of a
+        batch that workers share, all of it."""
+        rounds = self.rounds
+        iterator = (rounds.source, rounds.data, rounds.ahead and rounds.ahead.batch) if rounds is not None else ()
+        return self.data, self.whole if self.grouped else None, *iterator
+
     def start(self) -> None:
         """Start the processes that fetch ahead, if the job wants some: before a model is made, of which they would share the memory."""
         if self.mapped and self.job.workers and self.fetchers is None:

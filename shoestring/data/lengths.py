@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import islice
@@ -19,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from shoestring.core import random_state
 from shoestring.core.assignment import Assignment
@@ -27,7 +29,7 @@ from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.mesh import on_one_axis
 from shoestring.core.private import dense_parts
-from shoestring.data.feed import looking
+from shoestring.data.feed import Feed, looking
 from shoestring.data.kinds import can_be_shared
 
 MOST = 2000        # batches that are looked at,
@@ -168,15 +170,34 @@ def planned_for(job: Job, batch: Batch) -> Job:
     return replace(job, largest=lambda: batch)
 
 
-def planned_batches(job: Job, assignment: Assignment | None = None) -> Iterator[Batch]:
-    """The batches that a plan rests on, a worker's part of them: the largest again and again, or those of the data if none is known."""
+@contextmanager
+def planned_feed(job: Job, assignment: Assignment | None = None) -> Iterator[Feed]:
+    """A feed of the batches that a plan rests on, a worker's part of them: the largest again and again, or those of the data if none is
+    known."""
     if job.largest is None:
         with looking(job, assignment) as feed:
-            yield from feed
+            yield feed
     else:
         batch = job.largest()
         with looking(replace(job, sampler=None, collate=None), assignment, lambda: [batch]) as feed:
-            yield from feed
+            yield feed
+
+
+def planned_batches(job: Job, assignment: Assignment | None = None) -> Iterator[Batch]:
+    """The batches of such a feed."""
+    with planned_feed(job, assignment) as feed:
+        yield from feed
+
+
+@contextmanager
+def data_begun(job: Job) -> Iterator[Feed]:
+    """A feed of the job's data as it stands after its first batch, for what it keeps in memory then."""
+    with looking(job) as feed:
+        if not isinstance(feed.data, DataLoader):   # it keeps its data set, and processes would be started for nothing
+            with suppress(StopIteration):
+                feed.part(0, None)
+            feed.whole = None   # which in training is the batch of the step
+        yield feed
 
 
 def shared_data(job: Job) -> Job:

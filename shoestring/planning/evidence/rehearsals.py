@@ -146,7 +146,7 @@ class Rehearsals:
                               f"a job file, so that it can be tried elsewhere")
             model = self.made_here()
             random_state.seed(job.seed)
-            return tracked(job, techniques, model)
+            return tracked(job, techniques, model, original=self.model)
 
     def weights(self) -> int:
         """Bytes of the model's weights; 0 if only making it would tell."""
