@@ -202,16 +202,17 @@ def data_begun(job: Job) -> Iterator[Feed]:
 
 def shared_data(job: Job) -> Job:
     """The job whose data are made once in this process, where several feeds can use one object; each draws as if it had made them."""
-    made: dict[int, tuple[Any, random_state.State]] = {}   # by the seed that they were drawn from
+    made: dict[int, tuple[Any, Callable[[], None]]] = {}   # by the seed that they were drawn from; with what draws as making them did
 
     def data() -> Any:
         seed = torch.initial_seed()
         if seed in made:
-            random_state.restore(made[seed][1])
+            made[seed][1]()
             return made[seed][0]
         found = job.data()
         if can_be_shared(found):
-            made[seed] = found, random_state.state()
+            after = random_state.state()
+            made[seed] = found, lambda: random_state.restore(after)
         return found
 
     return replace(job, data=data)

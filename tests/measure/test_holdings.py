@@ -67,14 +67,14 @@ def in_nested_containers() -> Loss:
 
 
 def in_default() -> Loss:
-    def loss(output: Tensor, batch: Batch, knows: Any = teacher()) -> Tensor:   # noqa: B008
+    def loss(output: Tensor, batch: Batch, knows: Any = teacher()) -> Tensor:
         return taught(output, batch, knows)
 
     return loss
 
 
 def in_keyword_default() -> Loss:
-    def loss(output: Tensor, batch: Batch, *, knows: Any = teacher()) -> Tensor:   # noqa: B008
+    def loss(output: Tensor, batch: Batch, *, knows: Any = teacher()) -> Tensor:
         return taught(output, batch, knows)
 
     return loss
@@ -248,7 +248,7 @@ class Hiding(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.body, self.hidden, self.table = small(), [teacher()], torch.ones(WIDTH)
-        self.function = lambda value, knows=teacher(): value   # noqa: B008
+        self.function = lambda value, knows=teacher(): value
 
     def forward(self, batch: Batch) -> Tensor:
         return self.body(batch[0]) * self.table
