@@ -29,7 +29,9 @@ from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.mesh import on_one_axis
 from shoestring.core.private import dense_parts
+from shoestring.core.units import bytes_text
 from shoestring.data.feed import Feed, looking
+from shoestring.data.fetch import AHEAD
 from shoestring.data.kinds import can_be_shared
 
 MOST = 2000        # batches that are looked at,
@@ -74,6 +76,17 @@ class Lengths:
     typical: int = 0                      # number of the batch in the middle, by its bytes
     varies: bool = False                  # not all batches are of one size
     first: bool = True                    # the first ones are the largest: nothing else has to be planned for
+    loaders: int = 0                      # processes that load batches for the one that trains,
+    ahead: int = 0                        # and batches that they have loaded ahead, in shared memory
+
+    @property
+    def beside(self) -> str:
+        """What is loaded beside the process that trains, and not counted in it, for the user; empty where nothing is."""
+        if not self.loaders:
+            return ""
+        size = self.largest[0].bytes if self.largest else 0
+        processes = f"{self.loaders} process{'es' if self.loaders > 1 else ''} for loading data"
+        return f"not counted: {processes}, and up to {self.ahead} batches ahead in shared memory ({bytes_text(self.ahead * size)})"
 
     @property
     def planned_for(self) -> str:
@@ -128,7 +141,8 @@ def look(job: Job) -> Look:
     """Which batches to plan for."""
     if job.largest is not None:
         batch = job.largest()
-        return Look(Lengths((size_of(batch),), varies=True, first=False), (batch,))
+        loaders, ahead = Feed(job).loading_processes
+        return Look(Lengths((size_of(batch),), varies=True, first=False, loaders=loaders, ahead=ahead), (batch,))
     job = replace(job, mesh=on_one_axis())
     kept: dict[int, Batch] = {}           # batches by their number, of those sizes
     largest: list[BatchSize] = []
@@ -145,13 +159,14 @@ def look(job: Job) -> Look:
             if number and time.monotonic() - begun > (VARYING if varies else ALIKE):
                 break
         rounds, steps = feed.epochs, feed.steps_in_all
+        loaders, ahead = (job.workers, AHEAD * job.workers) if job.workers else feed.loading_processes   # a look starts none
     if not sizes:
         raise Mistake("the job's data yields no batch: nothing to train on")
     all_of = "the run" if len(sizes) == steps or feed.ended else "an epoch" if rounds else ""
     varies = len({(size.shapes, size.bytes) for size in sizes}) > 1
     first = len(largest) == 1 and all(size.covers(largest[0]) for size in sizes[:2])
     middle = sorted(sizes, key=lambda size: size.bytes)[len(sizes) // 2].number
-    lengths = Lengths(tuple(largest), len(sizes), all_of, middle, varies, first)
+    lengths = Lengths(tuple(largest), len(sizes), all_of, middle, varies, first, loaders, ahead)
     return Look(lengths, () if first else tuple(kept[size.number] for size in largest))
 
 

@@ -181,8 +181,8 @@ class Predictor:
         if lengths.looked and job.largest is not None:
             timed = anchor is not None and not anchor.sampled
             yield f"times for one in the middle, batch {lengths.typical}" if timed else "times for that one too, which are the longest"
-        if job.workers:
-            yield f"the {job.workers} processes that fetch samples are not counted"
+        if lengths.beside:
+            yield lengths.beside
 
     def with_ranks(self, plan: Plan) -> Plan:
         """A plan for a group with the figures of every kind of worker, each rehearsed once; without, where that can't be done."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from functools import cache, partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,11 +14,15 @@ import torch
 from torch import Tensor, nn
 
 from shoestring import Job
+from shoestring.core import random_state
+from shoestring.jobfile import loaded_job
 from shoestring.measure.holdings import tensors_in
 from shoestring.measure.timeline import peak
 from shoestring.memory.accumulate import Accumulate
 from shoestring.memory.checkpoint import Checkpoint
 from shoestring.planning.evidence.rehearse import rehearse, tracked
+from shoestring.processes import training
+from shoestring.processes.tasks import TrainTask
 from tests.allocator import account
 from tests.models import seeded
 
@@ -279,7 +284,32 @@ def test_a_model_that_a_script_gives_is_counted_once() -> None:
     assert peak(rehearse(made, (), model=model)) == measured
 
 
-def test_a_mapped_file_and_a_tensor_without_memory_take_none(tmp_path: Any) -> None:
+JOB = """
+import torch
+from torch import nn
+from shoestring import Job
+
+TABLE = torch.zeros(5000)   # which nobody names
+
+def job() -> Job:
+    teacher = nn.Sequential(nn.Conv1d(1, 8, 3, padding=1), nn.Flatten(), nn.Linear(64, 8))
+    return Job(model=lambda: nn.Linear(8, 8), data=lambda: [torch.randn(4, 8) for _ in range(5)], steps=3,
+               forward=lambda model, batch: model(batch),
+               loss=lambda output, batch: (output - teacher(batch.unsqueeze(1)).detach()).square().mean())
+"""
+
+
+def test_a_run_of_a_job_file_measures_what_was_predicted_with_all_that_the_file_holds(tmp_path: Path) -> None:
+    file = tmp_path / "taught.py"
+    file.write_text(JOB)
+    predicted = peak(rehearse(loaded_job(file, {}), ()))
+    with random_state.kept():
+        found = training.train(TrainTask(file=str(file)), lambda event: None)
+    assert found.measured["peak_bytes"] == predicted.bytes and found.measured["parts"] == dict(predicted.parts)
+    assert found.measured["parts"]["constants"] == 5000 * 4 + (8 * 3 + 8 + 64 * 8 + 8) * 4
+
+
+def test_a_mapped_file_and_a_tensor_without_memory_take_none(tmp_path: Path) -> None:
     np.zeros(100_000, dtype=np.float32).tofile(tmp_path / "numbers")
     held = SimpleNamespace(mapped=torch.from_numpy(np.memmap(tmp_path / "numbers", dtype=np.float32, mode="r+")),
                            torchs=torch.from_file(str(tmp_path / "numbers"), shared=True, size=100_000),
