@@ -42,6 +42,7 @@ ATOMS = frozenset((int, float, str, bool, bytes, complex, type(None), type(...),
 # Not a job's: the way to other workers, and batches on their way from loading processes, of which there may be more or fewer
 CLOSED = (Mesh, Link, *LOADER_ITERATORS)
 SET_BY_PLANNING = ("largest", "mesh", "origin")   # fields of a Job
+OF_DATA = ("data", "held_out", "sampler", "collate", "clients")
 IN_MEMORY = ("/dev/shm/", "/memfd:", "/SYSV", "/dev/zero")   # mapped "files" that are memory
 
 
@@ -56,15 +57,17 @@ class Holders:
     job: Job
     data: Callable[[], Iterable[object]] = nothing   # gives what the source of batches holds at the moment
     original: nn.Module | None = None                # what the run's model is a copy of, only to try something: training has one of them
+    on_device: bool = False                          # the model will be on a device with its own memory, where the data are not
 
     def found(self, run: Run) -> Iterator[tuple[Tensor, str]]:
         """Every tensor that they hold, with its role; a tensor may come twice."""
         mapped = MappedFiles()
         hidden = storages_of((self.original,)) - storages_of((run.model,)) if self.original is not None else set()
-        for role, roots in (("buffers", (run.model,)), ("optimizer", (run.optimizer,)), ("data", self.data()),
-                            ("constants", functions_of(self.job))):
+        device = next(run.model.parameters()).device.type
+        for role, roots in (("buffers", (run.model,)), ("optimizer", (run.optimizer,)), ("data", () if self.on_device else self.data()),
+                            ("constants", functions_of(self.job, without=OF_DATA if self.on_device else ()))):
             for part in dense_tensors_in(roots):
-                if storage_id(part.untyped_storage()) not in hidden and not mapped.have(part):
+                if part.device.type == device and storage_id(part.untyped_storage()) not in hidden and not mapped.have(part):
                     yield part, role
 
     def real(self) -> Iterator[Tensor]:
@@ -82,9 +85,11 @@ def storages_of(roots: Iterable[object]) -> set[int]:
     return {storage_id(part.untyped_storage()) for part in dense_tensors_in(roots)}
 
 
-def functions_of(job: Job) -> list[object]:
+def functions_of(job: Job, without: tuple[str, ...] = ()) -> list[object]:
     """A job's functions and objects, and all globals of a job file, which are there because of it."""
-    found = [getattr(job, field.name) for field in fields(job) if field.name not in SET_BY_PLANNING]
+    found = [getattr(job, field.name) for field in fields(job) if field.name not in (*SET_BY_PLANNING, *without)]
+    if without:   # globals may be data
+        return found
     file = Path(job.origin.file).resolve() if job.origin is not None else None
     spaces = (one.__globals__ for one in found if type(one) is FunctionType)
     own = next((space for space in spaces if file and Path(space.get("__file__") or "").resolve() == file), {})
@@ -200,7 +205,7 @@ class MappedFiles:
 
     def have(self, tensor: Tensor) -> bool:
         """Whether the numbers of a tensor are in one of them."""
-        address = storage_address(tensor)
+        address = storage_address(tensor) if tensor.device.type == "cpu" else 0
         if not address:
             return False
         place = bisect_right(self.ranges, (address, sys.maxsize)) - 1

@@ -318,3 +318,10 @@ def test_a_mapped_file_and_a_tensor_without_memory_take_none(tmp_path: Path) -> 
     assert len(list(tensors_in([made.loss]))) == 4
     predicted, measured = peak(rehearse(made, ())), peak(tracked(made, (), seeded(made)))
     assert predicted == measured and dict(measured.parts)["constants"] == 4000
+
+
+def test_on_a_gpu_the_data_stay_where_they_are() -> None:
+    knows = teacher()
+    made = Job(model=small, data=InMemory, batch=6, loss=lambda output, batch: taught(output, batch, knows))
+    here, there = dict(peak(rehearse(made, ())).parts), dict(peak(rehearse(made, (), on_device=True)).parts)
+    assert here["constants"] == there["constants"] == HELD and here["data"] == InMemory().numbers.nbytes and "data" not in there

@@ -112,7 +112,8 @@ class Rehearsals:
         def work() -> Log:
             self.tell(f"rehearsing {named(techniques)} on fake tensors" + " with half the batch" * half)
             load_compiler()
-            return half_log(job, techniques, self.model) if half else rehearse(job, techniques, model=self.model)
+            on_device = self.hardware.device != "cpu"
+            return half_log(job, techniques, self.model) if half else rehearse(job, techniques, model=self.model, on_device=on_device)
 
         if self.kept is None:
             return work()

@@ -40,26 +40,27 @@ STEPS = 2   # the optimizer's state is there from the second step on
 
 
 def rehearse(job: Job, techniques: Iterable[Technique], batches: Iterable[Batch] | None = None,
-             model: nn.Module | None = None) -> Log:
-    """The log of steps of the job under these techniques, on fake tensors: with its largest batch if that is known, else its first."""
-    log, tossed = acted(job, techniques, batches, model, faithful=False)
-    return acted(job, techniques, batches, model, faithful=True)[0] if tossed else log
+             model: nn.Module | None = None, on_device: bool = False) -> Log:
+    """The log of steps of the job under these techniques, on fake tensors: with its largest batch if that is known, else its first.
+    `on_device`: the model will be trained where the data are not in memory, on a GPU."""
+    log, tossed = acted(job, techniques, batches, model, on_device, faithful=False)
+    return acted(job, techniques, batches, model, on_device, faithful=True)[0] if tossed else log
 
 
 def acted(job: Job, techniques: Iterable[Technique], batches: Iterable[Batch] | None, model: nn.Module | None,
-          faithful: bool) -> tuple[Log, bool]:
+          on_device: bool, faithful: bool) -> tuple[Log, bool]:
     stage = Stage()
     stage.faithful = faithful
     with random_state.kept():
         random_state.seed(job.seed)
         actor = stage.copy(model) if model is not None else stage.model(job.model)
         random_state.seed(job.seed)
-        log = tracked(job, techniques, actor, batches, stage, original=model)
+        log = tracked(job, techniques, actor, batches, stage, model, on_device)
     return log, stage.tossed
 
 
 def tracked(job: Job, techniques: Iterable[Technique], model: nn.Module, batches: Iterable[Batch] | None = None,
-            stage: Stage | None = None, original: nn.Module | None = None) -> Log:
+            stage: Stage | None = None, original: nn.Module | None = None, on_device: bool = False) -> Log:
     """The log of the first steps of a model, fake (on a stage) or real; `original` is what the model is a copy of."""
     tracker = Tracker(stage)
     techniques = tuple(techniques)
@@ -72,7 +73,7 @@ def tracked(job: Job, techniques: Iterable[Technique], model: nn.Module, batches
     before, sent = traffic(plain), plain.mesh.sent
     last: list[Batch] = []   # the batch of the step that is done: it stands, as its loss does, until the next step
     with planned_data(job, plain.assignment, batches) as (source, held):
-        holders = Holders(job, held, original)
+        holders = Holders(job, held, original, on_device)
         with tracker:
             run = watched(plain, tracker, holders)
         for _ in tracked_steps(run, islice(remembered(source, last), STEPS), tracker):
