@@ -86,7 +86,7 @@ def plan(job: Jobs, memory: str | int | None = None, use: Iterable[Technique | s
         for step in shoestring.train("my.py", outcome, width=512): ...
 
     job         a Job, the path of a job file, or the name of a built-in one ("gpt", "digits"); `flags` are the file's own
-    memory      most bytes of the process: "600MiB", "2GB" or a number (default: what is free)
+    memory      most bytes of the process, without those that load data: "600MiB", "2GB" or a number (default: what is free)
     use         the figures of exactly these techniques instead: ["Checkpoint(every=2)", Fused()]
     exact       the least that the weights must be: "bits", "rounding" or "draws" (default: rounding if such a plan fits, else draws)
     inexact     allow weights that are changed

@@ -32,7 +32,8 @@ def job_flags(parser: ArgumentParser) -> None:
                      "transformer on Python's own source), digits (a conv net)")
     parser.set_defaults(job_words=[], own_flags=[], given=set())
     parser.add_argument("job", help="a Python file with `def job(...) -> Job`, or the name of a built-in job")
-    parser.add_argument("--memory", help="most bytes of the process, such as 600MiB (default: what is free)")
+    parser.add_argument("--memory", help="most bytes of the training process, such as 600MiB; those that load data are not counted "
+                                         "(default: what is free)")
     for name, what in OF_EVERY_JOB.items():
         parser.add_argument(f"--{name}", metavar="N", help=what)
     parser.add_argument("--use", action="append", metavar="TECHNIQUE",

@@ -13,11 +13,12 @@ class Standing:
     buffers: float = 0.0
     inputs: float = 0.0
     optimizer: float = 0.0
+    constants: float = 0.0   # that the job's functions and its data hold: a teacher, a data set in memory
     gradients: float = 0.0   # of accumulated ones; others come and go with their blocks
 
     @property
     def total(self) -> float:
-        return self.parameters + self.buffers + self.inputs + self.optimizer + self.gradients
+        return self.parameters + self.buffers + self.inputs + self.optimizer + self.constants + self.gradients
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,10 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 from torch.overrides import TorchFunctionMode, _get_current_function_mode, _pop_mode_temporarily
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._python_dispatch import _disable_current_modes as without_modes
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from shoestring.core.imports import Uncollected
 
@@ -54,18 +55,23 @@ SPARSE_PARTS = {
     torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
 }
 
+LOADER_ITERATORS = (_MultiProcessingDataLoaderIter,)   # of a DataLoader with processes of its own
+PLAIN_TENSORS = (Tensor, nn.Parameter, FakeTensor)   # which are no wrappers of others
+
 WRITE_COUNT: Any = Tensor._version   # see write_count
 FAKE_LOG = logging.getLogger(FakeTensorMode.__module__)
 unseen_functions: Any = torch._C.DisableTorchFunction   # while inside, nobody who looks at functions sees them
 NO_OVERRIDE: Any = torch._C._disabled_torch_function_impl   # of a subclass: functions are called as they are
 
-__all__ = ["BATCH_NORMS", "CTC_LOSSES", "GROUPED_PRODUCT", "NO_OVERRIDE", "READ_NUMBER", "RUNNING_NORMS", "SOFTMAX_BACKWARDS",
-           "TRAINING_BATCH_NORMS",
+__all__ = ["BATCH_NORMS", "CTC_LOSSES", "GROUPED_PRODUCT", "LOADER_ITERATORS", "NO_OVERRIDE", "READ_NUMBER", "RUNNING_NORMS",
+           "SOFTMAX_BACKWARDS", "TRAINING_BATCH_NORMS",
            "UNTRACEABLE", "WATCHING", "WRITE_COUNT",
            "DispatchMode", "FakeTensor", "FakeTensorMode", "Unlogged", "all_gather", "arguments_of",
            "bit_generator",
-           "dense_parts", "has_backward_hooks", "has_schedule", "memory_format", "next_node_number", "node_number", "note_step_called",
-           "number_of", "operation_of", "own_buffers", "own_parameters", "resize_storage", "results_of", "step_hooks", "storage_id",
+           "dense_parts", "has_backward_hooks", "has_memory", "has_schedule", "memory_format", "next_node_number", "node_number",
+           "note_step_called",
+           "number_of", "operation_of", "own_buffers", "own_parameters", "resize_storage", "results_of", "step_hooks",
+           "storage_address", "storage_id",
            "storage_id_of", "transformers_initialiser", "tree_flatten", "tree_leaves", "tree_map", "tree_unflatten", "unseen_functions",
            "unwatched_by", "without_modes",
            "without_numbers", "write_count", "writes_unseen"]
@@ -154,10 +160,29 @@ def writes_unseen(tensors: tuple[Tensor, ...]) -> AbstractContextManager[object]
 
 
 def dense_parts(tensor: Tensor) -> tuple[Tensor, ...]:
-    """The tensors whose storages hold a tensor's numbers: itself, or what a sparse one is made of."""
+    """The tensors whose storages hold a tensor's numbers: itself, or what a sparse, nested or other wrapping one is made of."""
+    if type(tensor) not in PLAIN_TENSORS and is_traceable_wrapper_subclass(tensor):
+        return tuple(part for name in tensor.__tensor_flatten__()[0] for part in dense_parts(getattr(tensor, name)))
     if tensor.layout is torch.strided or tensor.layout not in SPARSE_PARTS:
         return (tensor,)
     return tuple(getattr(tensor, part)() for part in SPARSE_PARTS[tensor.layout])
+
+
+def storage_address(tensor: Tensor) -> int:
+    """Where in this process's memory the storage of a tensor begins; 0 where it has no memory, as a fake one."""
+    if isinstance(tensor, FakeTensor) or tensor.is_meta:
+        return 0
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except RuntimeError:   # of a subclass that wraps others, or only looks like a tensor
+        return 0
+
+
+def has_memory(tensor: Tensor) -> bool:
+    """Whether the storage of a tensor is as large as it says; that of a fake one stands for one that is."""
+    if isinstance(tensor, FakeTensor):
+        return True
+    return not tensor.is_meta and (type(tensor) in PLAIN_TENSORS or storage_address(tensor) != 0)
 
 
 def without_numbers(kind: type[Tensor], like: Tensor, device: torch.device, gradient: bool) -> Any:

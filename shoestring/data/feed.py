@@ -29,8 +29,8 @@ from shoestring.core.given import generators_in
 from shoestring.core.job import Job
 from shoestring.core.random_state import RandomStream
 from shoestring.core.schedule import UNKNOWN_STEPS, takes_steps
-from shoestring.data.fetch import Fetchers, Samples, Wanted
-from shoestring.data.kinds import is_listed, is_mapped
+from shoestring.data.fetch import AHEAD, Fetchers, Samples, Wanted
+from shoestring.data.kinds import is_listed, is_mapped, loading_processes
 from shoestring.data.rounds import Rounds
 from shoestring.data.samplers import InOrder, Shuffled
 
@@ -160,10 +160,23 @@ class Feed:
         for number, chosen in enumerate(self.chosen_samples(begin), begin):
             yield self.wanted(number, part, chosen)
 
+    def held(self) -> tuple[object, ...]:
+        """What it keeps beside the batch that it gave last: the data, an iterator over them, a batch that was fetched ahead, and of a
+        batch that workers share, all of it."""
+        rounds = self.rounds
+        iterator = (rounds.source, rounds.data, rounds.ahead and rounds.ahead.batch) if rounds is not None else ()
+        return self.data, self.whole if self.grouped else None, *iterator
+
     def start(self) -> None:
         """Start the processes that fetch ahead, if the job wants some: before a model is made, of which they would share the memory."""
         if self.mapped and self.job.workers and self.fetchers is None:
             self.fetchers = Fetchers(self.samples, self.job.workers)
+
+    @property
+    def loading_processes(self) -> tuple[int, int]:
+        """Processes that load data for this one when the job is trained, and batches that they load ahead of need."""
+        count = self.job.workers if self.mapped else 0
+        return (count, AHEAD * count) if count else loading_processes(self.data)
 
     def close(self) -> None:
         """End them."""

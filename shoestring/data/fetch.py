@@ -26,6 +26,8 @@ from shoestring.core.errors import Mistake
 from shoestring.core.random_state import RandomStream
 from shoestring.data.kinds import begin_epoch
 
+AHEAD = 2   # batches that every process fetches ahead of need
+
 
 class Wanted(NamedTuple):
     """A part of a batch, by the numbers of its samples."""
@@ -86,7 +88,7 @@ class Fetchers:
     def __init__(self, samples: Samples, count: int) -> None:
         self.order: Iterator[Wanted] = iter(())
         self.loader: DataLoader[Any] | None = DataLoader(
-            samples, batch_size=None, sampler=self, num_workers=count, collate_fn=as_it_is, persistent_workers=True,
+            samples, batch_size=None, sampler=self, num_workers=count, prefetch_factor=AHEAD, collate_fn=as_it_is, persistent_workers=True,
             multiprocessing_context="fork", generator=torch.Generator(), worker_init_fn=end_with_parent)
         for _ in self.loader:   # nothing is wanted yet: the processes start
             pass

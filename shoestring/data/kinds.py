@@ -41,6 +41,11 @@ def counts_right(data: Any) -> bool:
     return type(data.batch_sampler) in (BatchSampler, type(None)) and type(data.sampler) in EXACT_SAMPLERS
 
 
+def loading_processes(data: Any) -> tuple[int, int]:
+    """Processes that a DataLoader of the job's own starts, and batches that they load ahead of need."""
+    return (data.num_workers, data.num_workers * (data.prefetch_factor or 0)) if isinstance(data, DataLoader) else (0, 0)
+
+
 def begin_epoch(data: Any, epoch: int) -> None:
     """Tell data, and what they draw from, which round begins, if they want to know (`set_epoch`)."""
     told: list[int] = []

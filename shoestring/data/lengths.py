@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import islice
@@ -19,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from shoestring.core import random_state
 from shoestring.core.assignment import Assignment
@@ -28,7 +30,9 @@ from shoestring.core.given import GivenData
 from shoestring.core.job import Job
 from shoestring.core.mesh import on_one_axis
 from shoestring.core.private import dense_parts
-from shoestring.data.feed import looking
+from shoestring.core.units import bytes_text
+from shoestring.data.feed import Feed, looking
+from shoestring.data.fetch import AHEAD
 from shoestring.data.kinds import can_be_shared
 
 MOST = 2000        # batches that are looked at,
@@ -73,6 +77,17 @@ class Lengths:
     typical: int = 0                      # number of the batch in the middle, by its bytes
     varies: bool = False                  # not all batches are of one size
     first: bool = True                    # the first ones are the largest: nothing else has to be planned for
+    loaders: int = 0                      # processes that load batches for the one that trains,
+    ahead: int = 0                        # and batches that they have loaded ahead, in shared memory
+
+    @property
+    def beside(self) -> str:
+        """What is loaded beside the process that trains, and not counted in it, for the user; empty where nothing is."""
+        if not self.loaders:
+            return ""
+        size = self.largest[0].bytes if self.largest else 0
+        processes = f"{self.loaders} process{'es' if self.loaders > 1 else ''} for loading data"
+        return f"not counted: {processes}, and up to {self.ahead} batches ahead in shared memory ({bytes_text(self.ahead * size)})"
 
     @property
     def planned_for(self) -> str:
@@ -127,7 +142,8 @@ def look(job: Job) -> Look:
     """Which batches to plan for."""
     if job.largest is not None:
         batch = job.largest()
-        return Look(Lengths((size_of(batch),), varies=True, first=False), (batch,))
+        loaders, ahead = Feed(job).loading_processes
+        return Look(Lengths((size_of(batch),), varies=True, first=False, loaders=loaders, ahead=ahead), (batch,))
     job = replace(job, mesh=on_one_axis())
     kept: dict[int, Batch] = {}           # batches by their number, of those sizes
     largest: list[BatchSize] = []
@@ -144,13 +160,14 @@ def look(job: Job) -> Look:
             if number and time.monotonic() - begun > (VARYING if varies else ALIKE):
                 break
         rounds, steps = feed.epochs, feed.steps_in_all
+        loaders, ahead = (job.workers, AHEAD * job.workers) if job.workers else feed.loading_processes   # a look starts none
     if not sizes:
         raise Mistake("the job's data yields no batch: nothing to train on")
     all_of = "the run" if len(sizes) == steps or feed.ended else "an epoch" if rounds else ""
     varies = len({(size.shapes, size.bytes) for size in sizes}) > 1
     first = len(largest) == 1 and all(size.covers(largest[0]) for size in sizes[:2])
     middle = sorted(sizes, key=lambda size: size.bytes)[len(sizes) // 2].number
-    lengths = Lengths(tuple(largest), len(sizes), all_of, middle, varies, first)
+    lengths = Lengths(tuple(largest), len(sizes), all_of, middle, varies, first, loaders, ahead)
     return Look(lengths, () if first else tuple(kept[size.number] for size in largest))
 
 
@@ -169,15 +186,34 @@ def planned_for(job: Job, batch: Batch) -> Job:
     return replace(job, largest=lambda: batch)
 
 
-def planned_batches(job: Job, assignment: Assignment | None = None) -> Iterator[Batch]:
-    """The batches that a plan rests on, a worker's part of them: the largest again and again, or those of the data if none is known."""
+@contextmanager
+def planned_feed(job: Job, assignment: Assignment | None = None) -> Iterator[Feed]:
+    """A feed of the batches that a plan rests on, a worker's part of them: the largest again and again, or those of the data if none is
+    known."""
     if job.largest is None:
         with looking(job, assignment) as feed:
-            yield from feed
+            yield feed
     else:
         batch = job.largest()
         with looking(replace(job, sampler=None, collate=None), assignment, lambda: [batch]) as feed:
-            yield from feed
+            yield feed
+
+
+def planned_batches(job: Job, assignment: Assignment | None = None) -> Iterator[Batch]:
+    """The batches of such a feed."""
+    with planned_feed(job, assignment) as feed:
+        yield from feed
+
+
+@contextmanager
+def data_begun(job: Job) -> Iterator[Feed]:
+    """A feed of the job's data as it stands after its first batch, for what it keeps in memory then."""
+    with looking(job) as feed:
+        if not isinstance(feed.data, DataLoader):   # it keeps its data set, and processes would be started for nothing
+            with suppress(StopIteration):
+                feed.part(0, None)
+            feed.whole = None   # which in training is the batch of the step
+        yield feed
 
 
 def check_given(job: Job) -> None:
@@ -206,16 +242,17 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
 def shared_data(job: Job) -> Job:
     """The job whose data are made once in this process, where several feeds can use one object; each draws as if it had made them."""
     check_given(job)
-    made: dict[int, tuple[Any, random_state.State]] = {}   # by the seed that they were drawn from
+    made: dict[int, tuple[Any, Callable[[], None]]] = {}   # by the seed that they were drawn from; with what draws as making them did
 
     def data() -> Any:
         seed = torch.initial_seed()
         if seed in made:
-            random_state.restore(made[seed][1])
+            made[seed][1]()
             return made[seed][0]
         found = job.data()
         if can_be_shared(found):
-            made[seed] = found, random_state.state()
+            after = random_state.state()
+            made[seed] = found, lambda: random_state.restore(after)
         return found
 
     return replace(job, data=data)

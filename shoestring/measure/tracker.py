@@ -26,6 +26,7 @@ from shoestring.core.private import (
     DispatchMode,
     arguments_of,
     dense_parts,
+    has_memory,
     next_node_number,
     node_number,
     operation_of,
@@ -34,6 +35,7 @@ from shoestring.core.private import (
 )
 from shoestring.core.run import Run
 from shoestring.measure.fake import WORKSPACES, Stage
+from shoestring.measure.holdings import Holders
 
 
 class Moment(NamedTuple):
@@ -100,7 +102,8 @@ class Tracker(DispatchMode):
         self.stage = stage                                   # where operations are faked; None: they are done
         self.log = Log()
         self.serials: dict[int, tuple[int, int, Any]] = {}   # storage address -> serial, bytes, weak reference
-        self.count = 0
+        self.count = self.made = 0                           # storages that were seen, and how many before the first step
+        self.weightless: set[int] = set()                    # serials of storages that take no memory
         self.moment = Moment("", "")
         self.places: list[tuple[int, str]] = []              # (first autograd node, the place whose forward made it)
         self.visits: Counter[str] = Counter()
@@ -115,6 +118,9 @@ class Tracker(DispatchMode):
         WATCHING.remove(self.see)
 
     def mark(self, phase: str, block: str = "") -> None:
+        self.made = self.made if self.log.marks else self.count
+        if phase != self.moment.phase:
+            self.see_sizes()
         self.moment = Moment(phase, block)
         self.log.marks.append((len(self.log.events), self.moment))
 
@@ -140,8 +146,16 @@ class Tracker(DispatchMode):
         for tensor in held:
             for part in dense_parts(tensor):
                 serial = self.see(part)
-                if role:
-                    self.log.roles.setdefault(serial, role)
+                if role and self.log.roles.get(serial, "data") == "data":   # data become inputs when they are trained on
+                    self.log.roles[serial] = role
+
+    def hold_new(self, held: Iterable[tuple[Tensor, str]]) -> None:
+        """Count dense tensors with their roles; those that a step made, and something keeps since, stay what they are."""
+        for tensor, role in held:
+            known = self.count
+            serial = self.see(tensor)
+            if serial > known or serial <= self.made or not self.log.marks:
+                self.log.roles.setdefault(serial, role)
 
     def alive(self, role: str) -> bool:
         """Whether something with this role is there."""
@@ -162,7 +176,7 @@ class Tracker(DispatchMode):
             known = self.serials.get(address)
             if known is not None and known[0] == serial:
                 del self.serials[address]
-                self.log.events.append(Event(serial, -known[1]))
+                self.note(serial, -known[1])
 
     def workspace(self, tensor: Tensor) -> None:
         """A library made this for itself."""
@@ -176,23 +190,43 @@ class Tracker(DispatchMode):
         if known is not None:
             serial, before, reference = known
             if size != before:
-                self.log.events.append(Event(serial, size - before))
+                self.note(serial, size - before)
                 self.serials[address] = (serial, size, reference)
             return serial
         self.count += 1
         serial = self.count
-        if size:
-            self.log.events.append(Event(serial, size))
+        if not has_memory(tensor):
+            self.weightless.add(serial)
+        self.note(serial, size)
 
         def died(_: Any) -> None:
             known = self.serials.get(address)
             if known is not None and known[0] == serial:   # else it was let go of, and another one may lie there
                 del self.serials[address]
-                if known[1]:
-                    self.log.events.append(Event(serial, -known[1]))
+                self.note(serial, -known[1])
 
         self.serials[address] = (serial, size, weakref.ref(storage, died))
         return serial
+
+    def see_arguments(self, values: Iterable[Any]) -> None:
+        """See what an operation is given. Nearly all is known; what the job holds where nobody can look counts from its first use on."""
+        for value in values:
+            if isinstance(value, Tensor):
+                self.hold((value,))
+            elif isinstance(value, (tuple, list)):
+                self.see_arguments(value)
+
+    def note(self, serial: int, change: int) -> None:
+        if change and serial not in self.weightless:
+            self.log.events.append(Event(serial, change))
+
+    def see_sizes(self) -> None:
+        """Storages can be resized without an operation, so now and then all are looked at."""
+        for address, (serial, before, reference) in list(self.serials.items()):
+            storage = reference()
+            if storage is not None and (size := storage.nbytes()) != before:
+                self.note(serial, size - before)
+                self.serials[address] = serial, size, reference
 
     def find_place(self) -> None:
         """In backward, the running autograd node tells whose backward this is."""
@@ -207,6 +241,7 @@ class Tracker(DispatchMode):
         if func is torch.ops.prim.device.default:
             return args[0].fake_device
         self.find_place()
+        self.see_arguments((*args, *kwargs.values()))
         out = func(*args, **kwargs) if self.stage is None else self.stage.done(func, args, kwargs)
         for leaf in (out,) if isinstance(out, Tensor) else () if out is None else tree_leaves(out):
             if isinstance(leaf, Tensor):
@@ -232,8 +267,8 @@ def really_draws(func: Any, args: Any, kwargs: Any) -> bool:
     return "dropout_p" not in names or bool(given.get("dropout_p"))
 
 
-def watched(run: Run, tracker: Tracker) -> Run:
-    """The same run, telling the tracker where in the step it is."""
+def watched(run: Run, tracker: Tracker, holders: Holders) -> Run:
+    """The same run, telling the tracker where in the step it is. What `holders` hold beside the run is counted when a step begins."""
 
     def forward(model: nn.Module, batch: Batch) -> Any:
         tracker.begin()
@@ -251,6 +286,7 @@ def watched(run: Run, tracker: Tracker) -> Run:
 
     def gradients(now: Run, batch: Batch) -> Tensor:
         tracker.hold(tensors(batch), "inputs")
+        tracker.hold_new(holders.found(run))
         return run.gradients(now, batch)
 
     def update(now: Run) -> None:

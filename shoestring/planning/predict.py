@@ -17,6 +17,7 @@ from shoestring.core.technique import drift, in_order, text
 from shoestring.core.training import TrainingTechnique, environment, mesh_sizes
 from shoestring.core.units import bytes_text
 from shoestring.data.feed import Feed
+from shoestring.measure.holdings import Holders
 from shoestring.measure.process import memory_free, status
 from shoestring.measure.timeline import filled, last_step, peak, stretches, validation
 from shoestring.measure.tracker import VALIDATE, Log, Moment
@@ -180,8 +181,8 @@ class Predictor:
         if lengths.looked and job.largest is not None:
             timed = anchor is not None and not anchor.sampled
             yield f"times for one in the middle, batch {lengths.typical}" if timed else "times for that one too, which are the longest"
-        if job.workers:
-            yield f"the {job.workers} processes that fetch samples are not counted"
+        if lengths.beside:
+            yield lengths.beside
 
     def with_ranks(self, plan: Plan) -> Plan:
         """A plan for a group with the figures of every kind of worker, each rehearsed once; without, where that can't be done."""
@@ -246,7 +247,7 @@ class Predictor:
         if hardware.described:
             return peak(log).bytes * SLACK + hardware.base, "estimated from the tensors: the hardware is not here"
         if self.rehearsals.worker is None:
-            held = sum(p.untyped_storage().nbytes() for p in model.parameters()) if model is not None else 0
+            held = Holders(self.rehearsals.job, original=model).real_bytes()
             return status("VmRSS") + (peak(log).bytes - held) * 1.35, "estimated from this process and its tensors"
         if anchor is None or (anchor.sampled and not by_rule):
             return one.known["process_bytes"], "estimated: no real step could be run here"

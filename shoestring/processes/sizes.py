@@ -16,7 +16,8 @@ from shoestring.data.lengths import BatchSize, Lengths, largest_of, size_of
 from shoestring.planning.plan import Plan
 
 TRACKED = 2                                                                      # steps that always are
-STANDING = ("parameters", "buffers", "optimizer", "gradients", "buffers of the disk")   # parts of a peak that no batch changes
+# Parts of a peak that no batch changes
+STANDING = ("parameters", "buffers", "optimizer", "constants", "data", "gradients", "buffers of the disk")
 
 
 @dataclass(frozen=True)

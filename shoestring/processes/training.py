@@ -31,6 +31,7 @@ from shoestring.course import Course
 from shoestring.data.feed import Feed
 from shoestring.data.lengths import batches_at, planned_batches, planned_for
 from shoestring.loop import finite, steps
+from shoestring.measure.holdings import Holders
 from shoestring.measure.process import status
 from shoestring.measure.timeline import peak
 from shoestring.measure.tracker import Tracker, watched
@@ -108,7 +109,8 @@ class Training:
         self.noted = self.told = 0   # tracked steps of which the tensors' need was noted; bytes that were told of them
         self.last: list[Any] = []    # the batch of the last step,
         self.loss: Any = None        # and its loss: both stand while it is validated
-        self.course.watch = Watching(self.run, self.tracker, lambda: (self.last, self.loss))
+        self.holders = Holders(self.job, self.feed.held)
+        self.course.watch = Watching(self.run, self.tracker, self.holders, lambda: (self.last, self.loss))
         self.step_begun = time.perf_counter()
 
     def ended(self, file: str = "") -> TrainResult:
@@ -174,7 +176,7 @@ class Training:
             if self.sizes.count >= TRACKED:   # and then whenever there is something new to tell
                 self.note_tensors()
             if self.sizes.tracks(batch, self.number + 1):
-                watch = watched(self.run, self.tracker)   # what was made while it looked away stands there too,
+                watch = watched(self.run, self.tracker, self.holders)   # what was made while it looked away stands there too,
                 if loss is not None:
                     self.tracker.hold((loss,))            # and so does the loss before
                 for loss in tracked_steps(watch, (batch,), self.tracker):

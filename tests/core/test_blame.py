@@ -22,6 +22,7 @@ from shoestring.core.blame import CHANGERS, REPLAYS, ROOT, SEAMS
 from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.data.feed import Feed
 from shoestring.measure.fake import Stage
+from shoestring.measure.holdings import Holders
 from shoestring.measure.tracker import Tracker, watched
 from shoestring.memory import accumulate, step_in_backward
 from shoestring.memory.accumulate import Accumulate
@@ -76,7 +77,7 @@ def failing(made: Job, techniques: tuple[Technique, ...] = (), looked: bool = Tr
         tracker = Tracker()
         run = prepared(made, techniques, seeded(made))
         batches: Iterator[Any] = islice(Feed(made), 3)
-        for _ in tracked_steps(watched(run, tracker), batches, tracker) if looked else steps_of(run, batches):
+        for _ in tracked_steps(watched(run, tracker, Holders(made)), batches, tracker) if looked else steps_of(run, batches):
             pass
         return {}
 

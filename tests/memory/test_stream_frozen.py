@@ -16,6 +16,7 @@ from shoestring.core.run import Run, brought_home, traffic
 from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.data.feed import Feed
 from shoestring.loop import steps
+from shoestring.measure.holdings import Holders
 from shoestring.measure.timeline import peak
 from shoestring.measure.tracker import Tracker, watched
 from shoestring.memory import offload, offloaded_optimizer, row_split, stream, streaming
@@ -133,7 +134,7 @@ def test_a_validation_does_not_raise_the_peak() -> None:
     made = replace(made, held_out=lambda: list(islice(Feed(made), 2)))
     tracker = Tracker()
     with tracker:
-        run = watched(prepared(made, (Stream(),), seeded(made)), tracker)
+        run = watched(prepared(made, (Stream(),), seeded(made)), tracker, Holders(made))
     for _ in tracked_steps(run, islice(Feed(made), 2), tracker):
         with tracker:
             validated(run, made)

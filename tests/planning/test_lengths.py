@@ -3,17 +3,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from shoestring import api
 from shoestring.core import random_state
 from shoestring.core.hardware import Hardware
 from shoestring.core.job import Job
+from shoestring.core.units import bytes_text
 from shoestring.data import lengths
 from shoestring.data.lengths import BatchSize, batches_at, look, planned_batches, shared_data, size_of
 from shoestring.measure.timeline import peak
@@ -84,6 +87,18 @@ def test_a_look_is_bounded_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lengths, "ALIKE", 0.0)
     monkeypatch.setattr(lengths, "VARYING", 0.0)
     assert look(linear(lambda: rows(*range(1, 50)), steps=40)).lengths.looked == 2
+
+
+@pytest.mark.parametrize("stated", [False, True])
+def test_processes_that_load_data_and_their_batches_ahead_are_told_of(stated: bool) -> None:
+    samples = [torch.zeros(10) for _ in range(8)]
+    made = Job(model=lambda: torch.nn.Linear(10, 1), data=lambda: samples, collate=torch.stack, batch=4, workers=2, steps=2,
+               largest=(lambda: torch.zeros(4, 10)) if stated else None)
+    assert look(made).lengths.beside == ("not counted: 2 processes for loading data, and up to 4 batches ahead in shared memory "
+                                         f"({bytes_text(4 * 4 * 10 * 4)})")
+    own = replace(made, workers=0, collate=None, data=lambda: DataLoader(samples, 4, num_workers=1, prefetch_factor=3))
+    assert look(own).lengths.beside.startswith("not counted: 1 process for loading data, and up to 3 batches ahead")
+    assert not look(replace(made, workers=0)).lengths.beside
 
 
 def test_a_look_leaves_a_loader_with_its_own_generator_as_it_was() -> None:

@@ -25,12 +25,13 @@ from shoestring.core.run import Run
 from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.data.lengths import planned_batches
 from shoestring.loop import steps
+from shoestring.measure.holdings import Holders
 from shoestring.measure.process import forget_peak, status, touched
 from shoestring.measure.timeline import filled, stretches
 from shoestring.measure.tracker import Tracker, watched
 from shoestring.planning.catalogue import ALL_BLOCKS_AGAIN, CATALOGUE
 from shoestring.planning.evidence.held_out import Watching, looked_through, own_validation
-from shoestring.planning.evidence.rehearse import prepared
+from shoestring.planning.evidence.rehearse import planned_data, prepared
 from shoestring.validation import Watch, check_goal, validated
 
 TIMED = 5        # steps whose median counts, at most
@@ -137,7 +138,7 @@ def validate_largest(run: Run, job: Job, watch: Watch | None = None) -> None:
         check_goal(job, validated(run, job, watch, [(found.largest, True)]))
 
 
-def overheads(run: Run, batches: Iterable[Batch], job: Job) -> tuple[dict[str, int], float, int]:
+def overheads(run: Run, batches: Iterable[Batch], job: Job, holders: Holders) -> tuple[dict[str, int], float, int]:
     """By "phase place": bytes that the process has above its tensors at the highest point of that moment; the share of libraries'
     workspaces that was written to, which is all of them that counts; and bytes of tensors that the job's own validation makes."""
     found: dict[str, int] = {}
@@ -157,12 +158,12 @@ def overheads(run: Run, batches: Iterable[Batch], job: Job) -> tuple[dict[str, i
             super().workspace(tensor)
 
     gauge = Gauge()
-    watch = watched(run, gauge)
+    watch = watched(run, gauge, holders)
     forget_peak()
     with gauge:
         for _ in steps(watch, islice(batches, 1)):
             pass
-    validate_largest(run, job, Watching(run, gauge))
+    validate_largest(run, job, Watching(run, gauge, holders))
     marks.append(status("VmHWM"))
     share = written / whole if whole else 1.0
     for stretch, most in zip(stretches(filled(gauge.log, share), paged), marks, strict=True):
@@ -181,7 +182,13 @@ def anchored(job: Job, techniques: tuple[Technique, ...], model: nn.Module, memo
              usual: Sequence[Batch] = ()) -> dict[str, Any]:
     """One step of the job under these techniques, measured: its memory with the largest batch, its time with `usual` ones, if those are
     others."""
-    largest = list(islice(planned_batches(job), 2))
+    with planned_data(job) as (batches, held):   # what the data keep is there in training too
+        return anchored_on(list(islice(batches, 2)), job, techniques, model, memory, usual, Holders(job, held))
+
+
+def anchored_on(largest: list[Batch], job: Job, techniques: tuple[Technique, ...], model: nn.Module, memory: bool,
+                usual: Sequence[Batch], holders: Holders) -> dict[str, Any]:
+    """The same with these batches as the largest."""
     feed = list(usual) or largest
     run = prepared(job, techniques, model)
     times = step_times(run, [feed], 1)[0]
@@ -191,7 +198,7 @@ def anchored(job: Job, techniques: tuple[Technique, ...], model: nn.Module, memo
         times = times if endless else step_times(run, [feed], count)[0]
         if usual:
             step_times(run, [largest], 1)
-        above, share, own = overheads(run, largest, job)
+        above, share, own = overheads(run, largest, job, holders)
         return {"times": times, "spread": times.pop("spread"), "overheads": above, "filled": share, "validation_bytes": own}
     smaller = {} if endless or any(one.splits_batch for one in techniques) else pieces_of(job, feed)
     smaller = {number: part for number, part in smaller.items() if can_run(run, part)}

@@ -14,13 +14,12 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from shoestring.core.batch import Batch, moved, tensors
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
-from shoestring.core.private import tree_leaves
 from shoestring.core.run import Run
+from shoestring.measure.holdings import Holders
 from shoestring.measure.timeline import validation
 from shoestring.measure.tracker import VALIDATE, Event, Log, Tracker, hold_run
 from shoestring.validation import Watch, check_goal, held_out, measured, once_through, validating
@@ -33,8 +32,8 @@ class Watching(Watch):
     """The tracker looks on at a validation; of batches, at those that are larger than all before. `also` gives the batch of the last
     step and its loss, which stand meanwhile."""
 
-    def __init__(self, run: Run, tracker: Tracker, also: Callable[[], tuple[Batch, Any]] = lambda: (None, None)) -> None:
-        self.run, self.tracker, self.also = run, tracker, also
+    def __init__(self, run: Run, tracker: Tracker, holders: Holders, also: Callable[[], tuple[Batch, Any]] = lambda: (None, None)) -> None:
+        self.run, self.tracker, self.holders, self.also = run, tracker, holders, also
         self.begun, self.largest = False, -1   # bytes of a batch
 
     @contextmanager
@@ -43,11 +42,11 @@ class Watching(Watch):
             if not self.begun:   # what was made while it looked away
                 self.begun = True
                 hold_run(self.run, self.tracker)
-                self.tracker.hold(kept_by(self.run.model))
                 batch, loss = self.also()
                 if not self.tracker.alive("inputs"):   # data that keep their batches have those of the first steps still, which count
                     self.tracker.hold(tensors(batch), "inputs")
                 self.tracker.hold(tensors(loss))
+                self.tracker.hold_new(self.holders.found(self.run))
             self.tracker.mark(VALIDATE)
             yield
             self.tracker.mark("")
@@ -74,12 +73,6 @@ class Watching(Watch):
         finally:
             for hook in hooks:
                 hook.remove()
-
-
-def kept_by(model: nn.Module) -> Iterator[Tensor]:
-    """Tensors that modules keep as attributes."""
-    return (leaf for module in model.modules() for value in list(vars(module).values()) for leaf in tree_leaves(value)
-            if isinstance(leaf, Tensor))
 
 
 def size_of(batch: Batch) -> int:
@@ -156,11 +149,11 @@ def without_validation(job: Job) -> Job:
     return replace(job, held_out=None, metrics=None, validate=None, patience=0)
 
 
-def rehearse_validation(run: Run, job: Job, tracker: Tracker, last: Batch) -> None:
+def rehearse_validation(run: Run, job: Job, tracker: Tracker, holders: Holders, last: Batch) -> None:
     """Validate once, on the largest held-out batch, where the tracker looks on. `last`: the batch of the last step."""
     if not job.validates or not run.assignment.counts_steps:
         return
-    watch = Watching(run, tracker, lambda: (last, None))
+    watch = Watching(run, tracker, holders, lambda: (last, None))
     if job.validate is not None:
         tracker.log.unvalidated = OWN
         with validating(run, job, watch):

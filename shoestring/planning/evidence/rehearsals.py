@@ -112,7 +112,8 @@ class Rehearsals:
         def work() -> Log:
             self.tell(f"rehearsing {named(techniques)} on fake tensors" + " with half the batch" * half)
             load_compiler()
-            return half_log(job, techniques, self.model) if half else rehearse(job, techniques, model=self.model)
+            on_device = self.hardware.device != "cpu"
+            return half_log(job, techniques, self.model) if half else rehearse(job, techniques, model=self.model, on_device=on_device)
 
         if self.kept is None:
             return work()
@@ -146,7 +147,7 @@ class Rehearsals:
                               f"a job file, so that it can be tried elsewhere")
             model = self.made_here()
             random_state.seed(job.seed)
-            return tracked(job, techniques, model)
+            return tracked(job, techniques, model, original=self.model)
 
     def weights(self) -> int:
         """Bytes of the model's weights; 0 if only making it would tell."""

@@ -4,8 +4,8 @@ The predicted peak is exact because it is the same program. What can't run on fa
 """
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -15,19 +15,22 @@ import torch
 from torch import Tensor, nn
 
 from shoestring.core import random_state
+from shoestring.core.assignment import Assignment
 from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
+from shoestring.core.mesh import on_one_axis
 from shoestring.core.run import Part, Run, plain_run, stored, traffic
 from shoestring.core.schedule import scheduled, takes_steps
 from shoestring.core.technique import applied, in_order
 from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.data.feed import counted
-from shoestring.data.lengths import planned_batches
+from shoestring.data.lengths import data_begun, planned_batches, planned_feed
 from shoestring.loop import steps
 from shoestring.measure.blocks import blocks
 from shoestring.measure.calls import as_calls, methods
 from shoestring.measure.fake import Stage
+from shoestring.measure.holdings import Holders, nothing
 from shoestring.measure.tracker import Log, Tracker, watched
 from shoestring.memory.block_state import generators_of
 from shoestring.planning.catalogue import CATALOGUE
@@ -37,46 +40,64 @@ STEPS = 2   # the optimizer's state is there from the second step on
 
 
 def rehearse(job: Job, techniques: Iterable[Technique], batches: Iterable[Batch] | None = None,
-             model: nn.Module | None = None) -> Log:
-    """The log of steps of the job under these techniques, on fake tensors: with its largest batch if that is known, else its first."""
-    log, tossed = acted(job, techniques, batches, model, faithful=False)
-    return acted(job, techniques, batches, model, faithful=True)[0] if tossed else log
+             model: nn.Module | None = None, on_device: bool = False) -> Log:
+    """The log of steps of the job under these techniques, on fake tensors: with its largest batch if that is known, else its first.
+    `on_device`: the model will be trained where the data are not in memory, on a GPU."""
+    log, tossed = acted(job, techniques, batches, model, on_device, faithful=False)
+    return acted(job, techniques, batches, model, on_device, faithful=True)[0] if tossed else log
 
 
 def acted(job: Job, techniques: Iterable[Technique], batches: Iterable[Batch] | None, model: nn.Module | None,
-          faithful: bool) -> tuple[Log, bool]:
+          on_device: bool, faithful: bool) -> tuple[Log, bool]:
     stage = Stage()
     stage.faithful = faithful
     with random_state.kept():
         random_state.seed(job.seed)
         actor = stage.copy(model) if model is not None else stage.model(job.model)
         random_state.seed(job.seed)
-        log = tracked(job, techniques, actor, batches, stage)
+        log = tracked(job, techniques, actor, batches, stage, model, on_device)
     return log, stage.tossed
 
 
 def tracked(job: Job, techniques: Iterable[Technique], model: nn.Module, batches: Iterable[Batch] | None = None,
-            stage: Stage | None = None) -> Log:
-    """The log of the first steps of a model, fake (on a stage) or real."""
+            stage: Stage | None = None, original: nn.Module | None = None, on_device: bool = False) -> Log:
+    """The log of the first steps of a model, fake (on a stage) or real; `original` is what the model is a copy of."""
     tracker = Tracker(stage)
     techniques = tuple(techniques)
     with tracker:
-        run = watched(prepared(job, techniques, model), tracker)
+        plain = prepared(job, techniques, model)
     if not techniques:
-        tracker.log.traits |= optimizer_traits(run.optimizer).union(*(kind.noticed(run) for kind in CATALOGUE))
-    tracker.log.stored = stored(run)
+        tracker.log.traits |= optimizer_traits(plain.optimizer).union(*(kind.noticed(plain) for kind in CATALOGUE))
+    tracker.log.stored = stored(plain)
     generators = generators_of(model)
-    before, sent = traffic(run), run.mesh.sent
+    before, sent = traffic(plain), plain.mesh.sent
     last: list[Batch] = []   # the batch of the step that is done: it stands, as its loss does, until the next step
-    source = remembered(batches if batches is not None else planned_batches(job, run.assignment), last)
-    for _ in tracked_steps(run, islice(source, STEPS), tracker):
-        tracker.log.moved.append(traffic(run) - before)
-        tracker.log.sent.append(run.mesh.sent - sent)
-        before, sent = traffic(run), run.mesh.sent
-    tracker.log.draws |= not all(one.same() for one in generators)   # the tracker sees what torch draws, and nothing else
-    if last:
-        rehearse_validation(run, job, tracker, last[0])
+    with planned_data(job, plain.assignment, batches) as (source, held):
+        holders = Holders(job, held, original, on_device)
+        with tracker:
+            run = watched(plain, tracker, holders)
+        for _ in tracked_steps(run, islice(remembered(source, last), STEPS), tracker):
+            tracker.log.moved.append(traffic(run) - before)
+            tracker.log.sent.append(run.mesh.sent - sent)
+            before, sent = traffic(run), run.mesh.sent
+        tracker.log.draws |= not all(one.same() for one in generators)   # the tracker sees what torch draws, and nothing else
+        if last:
+            rehearse_validation(run, job, tracker, holders, last[0])
     return tracker.log
+
+
+@contextmanager
+def planned_data(job: Job, assignment: Assignment | None = None, batches: Iterable[Batch] | None = None,
+                 ) -> Iterator[tuple[Iterable[Batch], Callable[[], Iterable[object]]]]:
+    """The batches of a rehearsal, and what their source keeps in memory; of the largest ones, that is what the job's data keep."""
+    if batches is not None:
+        yield batches, nothing
+        return
+    with ExitStack() as stack:
+        feeds = [stack.enter_context(planned_feed(job, assignment))]
+        if job.largest is not None:
+            feeds.append(stack.enter_context(data_begun(replace(job, mesh=on_one_axis()))))
+        yield feeds[0], lambda: [one for feed in feeds for one in feed.held()]
 
 
 def optimizer_traits(optimizer: torch.optim.Optimizer) -> frozenset[str]:

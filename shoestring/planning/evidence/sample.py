@@ -19,6 +19,7 @@ from shoestring.core.job import Job
 from shoestring.core.private import FakeTensor, own_buffers, tree_leaves, tree_map
 from shoestring.measure.calls import as_calls, without_caches
 from shoestring.measure.fake import Stage
+from shoestring.measure.holdings import Holders
 from shoestring.measure.process import forget_peak, status
 from shoestring.measure.timeline import stretches
 from shoestring.measure.tracker import Tracker
@@ -56,7 +57,7 @@ def sampled(job: Job) -> dict[str, Any]:
         for one, (block, given) in found.items():
             real, inputs = made_real(block, given)
             seconds[one] = timed(real, inputs)
-            overhead = max(overhead, above_tensors(real, inputs))
+            overhead = max(overhead, above_tensors(real, inputs, Holders(job)))
             if any(parameter.requires_grad for parameter in real.parameters()):
                 update, fused = updated(run.optimizer, settings, real)
             del real, inputs
@@ -111,9 +112,10 @@ def timed(block: nn.Module, inputs: Any) -> tuple[float, float]:
     return median(forward for forward, _ in times), median(backward for _, backward in times)
 
 
-def above_tensors(block: nn.Module, inputs: Any) -> int:
-    """Bytes that the process has above its tensors at the highest point of a pass."""
+def above_tensors(block: nn.Module, inputs: Any, holders: Holders) -> int:
+    """Bytes that the process has above its tensors, with those of the job, at the highest point of a pass."""
     tracker = Tracker()
+    tracker.hold(holders.real())
     tracker.hold(block.parameters())
     tracker.hold(leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor))
     forget_peak()

@@ -70,7 +70,7 @@ def plain_ledger(job: Job, log: Log, half: Log | None, hardware: Hardware, ancho
     tensors = sum(parts.values())
     per_byte_sent, per_message, _ = hardware.links.get(str(job.link.world), (0.0, 0.0, 0.0))
     update = Update(
-        update_seconds(anchor, tensors, hardware), rise=update_top - tensors - sum(block.gradient for block in blocks),
+        update_seconds(anchor, tensors - parts["constants"], hardware), rise=update_top - tensors - sum(block.gradient for block in blocks),
         fused_seconds=anchor.probes.get("fused") if anchor else None,
         call_seconds=anchor.probes.get("call", 0.0) * sum(role == "parameters" for role in log.roles.values()) if anchor else 0.0,
     )
@@ -156,9 +156,10 @@ def standing(log: Log) -> dict[str, int]:
                  (len(updates) < 2 or position >= updates[-2]))
     for event in log.events[:begin]:
         alive[event.storage] += event.bytes
-    parts = dict.fromkeys(("parameters", "buffers", "inputs", "optimizer"), 0)
+    parts = dict.fromkeys(("parameters", "buffers", "inputs", "optimizer", "constants"), 0)
     for storage, size in alive.items():
         role = log.roles.get(storage, "inputs")
+        role = "constants" if role == "data" else role
         parts[role if role in parts else "inputs"] += size
     return parts
 
