@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any, TypeVar, cast
 
 from shoestring.core.codec import from_json
+from shoestring.core.signals import is_ignored
 from shoestring.planning.evidence.tasks import JobTask, Task
 from shoestring.processes.messages import Answer, Cause, Crashed, Failure, Happened, OutOfMemory, read_message
 from shoestring.processes.signals import stopping_gently
@@ -79,13 +80,15 @@ def worked(task: Task[R], environment: Mapping[str, str], on_event: Callable[[Ev
 
 
 class Stopped:
-    """A worker that is asked to stop. Until it listens, SIGINT would end it with a traceback: it gets SIGTERM instead."""
+    """A worker that is asked to stop. Until it listens, SIGINT would end it with a traceback: it gets SIGTERM instead, or where it ignores
+    that, SIGKILL. Nothing is lost by either."""
 
     def __init__(self, child: subprocess.Popen[str]) -> None:
         self.child, self.listens = child, False
 
     def send_signal(self, sig: int) -> None:
-        self.child.send_signal(signal.SIGTERM if sig == signal.SIGINT and not self.listens else sig)
+        early = signal.SIGKILL if is_ignored(signal.SIGTERM) else signal.SIGTERM   # a child inherits what its parent ignores
+        self.child.send_signal(sig if self.listens else early)
 
 
 def error_stream() -> int:
@@ -126,7 +129,7 @@ def ended_silently(code: int, asked: list[int], out_of_memory: bool, stands: str
     """What follows when a worker ends without a last message. Only training can be asked to stop."""
     if code == -signal.SIGKILL and out_of_memory:
         raise OutOfMemory("the kernel killed its process when the machine ran out of memory")
-    if asked and code == -signal.SIGTERM:   # asked to stop before it could listen
+    if asked and code in (-signal.SIGTERM, -signal.SIGKILL):   # asked to stop before it could listen
         return TrainResult(stopped=0)
     raise Crashed(ending_text(code) + stands)
 

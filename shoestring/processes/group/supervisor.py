@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from shoestring.core.signals import STOP
 from shoestring.core.units import seconds_text
 from shoestring.planning.evidence.tasks import JobTask, Task
 from shoestring.processes.group.channel import PEER_LOST, Receiver
@@ -99,7 +100,7 @@ class Supervisor:
 
     def send_signal(self, sig: int) -> None:
         """Ask the group to stop, as `signals.stopping_gently` does. Killing it is the agent's business."""
-        if sig not in (signal.SIGTERM, signal.SIGINT):
+        if sig not in STOP:
             return
         if not self.rendezvous.leads:
             self.rendezvous.tell(StopAsked())
@@ -149,7 +150,7 @@ class Supervisor:
                 self.tell(Reformed(self.world, after, self.step,
                                    f"{self.world} workers go on from {step_text(self.step)}, {seconds_text(after)} later"))
             if self.asked:   # before it could listen
-                self.send_signal(signal.SIGINT if self.asked[0] == signal.SIGINT else signal.SIGTERM)
+                self.send_signal(self.asked[0])
         elif isinstance(event, Saved):
             self.saved = event.step
         elif isinstance(event, Stepped):

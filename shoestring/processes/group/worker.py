@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
 import sys
 import time
 from dataclasses import replace
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from shoestring.core.errors import Mistake
+from shoestring.core.signals import listen
 from shoestring.core.sums import Speeds
 from shoestring.planning.evidence.tasks import JobTask, Task
 from shoestring.processes.group.channel import PEER_LOST, Sender
@@ -32,7 +32,7 @@ def main(private: Path) -> NoReturn:
     task, formed = read_round(private)
     os.dup2(2 if rank == 0 else os.open(os.devnull, os.O_WRONLY), 1)   # one worker prints, and never into the launcher's output
     if rank:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)   # worker 0 is asked to stop, and tells the others
+        listen(lambda number, frame: None)   # before it trains, that is: worker 0 is asked to stop, and tells the others
     sender = Sender(private / "socket", rank)
 
     def work() -> Any:
