@@ -127,7 +127,7 @@ class Shown(Outcome):
     def __str__(self) -> str:
         from shoestring.show.terminal import PIPE, Screen, plan_text
 
-        width = get_terminal_size().columns if sys.stdout.isatty() else 0
+        width = get_terminal_size().columns if sys.stdout is not None and sys.stdout.isatty() else 0
         whys = {kind.__name__: str(kind.why) for kind in CATALOGUE}
         return plan_text(self.as_json(), whys, Screen(width) if width else PIPE)
 

@@ -14,6 +14,8 @@ from __future__ import annotations
 import sys
 
 from shoestring.commands import (
+    CUT_OFF,
+    DONE,
     FAULT,
     MISTAKE,
     OVER_BUDGET,
@@ -28,11 +30,11 @@ from shoestring.commands import (
     verify,
     watch,
 )
-from shoestring.commands.output import speak_plainly
 from shoestring.commands.parser import Parser
 from shoestring.core.errors import Mistake, OverBudget, system_text
 from shoestring.core.imports import leave_garbage
 from shoestring.core.suggest import did_you_mean
+from shoestring.processes.streams import output_trouble, prepare_streams
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,15 +50,29 @@ if TYPE_CHECKING:
         def run(self, options: Namespace, /) -> int: ...
 
 BUILT_IN: tuple[Command, ...] = (plan, train, distill, federate, compress, verify, watch, export, doctor)
+KEEP_RESULTS = ("train", "distill", "federate", "compress", "export")   # commands that write their result to a folder or file
 GROUP = "shoestring.commands"
 
 
 def main(words: list[str] | None = None) -> None:
-    for stream in (sys.stdout, sys.stderr):
-        speak_plainly(stream)
-    code = run(sys.argv[1:] if words is None else words)
+    prepare_streams()
+    words = sys.argv[1:] if words is None else words
+    code = with_output(run(words), words[0] if words else "")
     leave_garbage()
     raise SystemExit(code)
+
+
+def with_output(code: int, command: str) -> int:
+    """The exit code of a command, by what became of what it printed. One that keeps its result in a folder has done what it was asked for
+    when nobody reads on; of the others, what they print is the result."""
+    trouble = output_trouble()
+    if trouble is None or code:
+        return code
+    if isinstance(trouble, BrokenPipeError):
+        return DONE if command in KEEP_RESULTS else CUT_OFF
+    kept = "; what it did is kept" if command in KEEP_RESULTS else ""
+    print(f"shoestring: standard output can't be written ({trouble.strerror}), and what should be there is lost{kept}", file=sys.stderr)
+    return FAULT
 
 
 def run(words: list[str]) -> int:

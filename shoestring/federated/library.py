@@ -113,5 +113,5 @@ def request_of(job: Job, use: tuple[str, ...] | None, run: str | Path | None) ->
     return Request(job="script", use=use, environment=environment_now())
 
 
-def source_of(job: Job) -> str:
-    return Path(job.origin.file).read_text() if job.origin is not None else ""
+def source_of(job: Job) -> bytes:
+    return Path(job.origin.file).read_bytes() if job.origin is not None else b""

@@ -56,7 +56,7 @@ def doubtful() -> bool:
 
 def flags() -> tuple[str, ...]:
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return ()
     return tuple(next((line.split(":", 1)[1].split() for line in lines if line.startswith("flags")), ()))
@@ -69,8 +69,8 @@ def tried(dtypes: tuple[str, ...], cap: str) -> Outcome:
         code = "\n".join([NO_CORE, IMPORT, *(f"{TRIALS[dtype]}\nprint({dtype!r}, flush=True)" for dtype in left)])
         environment = {name: value for name, value in os.environ.items() if name != VARIABLE} | ({VARIABLE: cap} if cap else {})
         try:
-            child = subprocess.run([sys.executable, "-c", code], env=environment, check=False, capture_output=True, text=True,
-                                   timeout=PATIENCE)
+            child = subprocess.run([sys.executable, "-c", code], env=environment, check=False, capture_output=True,
+                                   encoding="utf-8", errors="replace", timeout=PATIENCE)
         except subprocess.TimeoutExpired:
             return outcome | dict.fromkeys(left, f"it was not done after {PATIENCE:.0f} s")
         done = child.stdout.split()
@@ -120,7 +120,7 @@ def torch_version() -> str:
 def machine_key() -> str:
     """Which processor it was tried on. Two of the same name and flags can differ in what they can run, so a new boot is tried again."""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
     except OSError:
         boot = ""
     return sha256(" ".join((boot, platform.machine(), *flags())).encode()).hexdigest()

@@ -126,7 +126,7 @@ def touching(huge: bool, size: int = 1 << 26) -> tuple[float, float]:
 
 def processor() -> str:
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         return platform.processor() or platform.machine()
@@ -175,7 +175,7 @@ def best_of(found: Sequence[Round], now: float) -> Hardware:
 def core_seconds() -> tuple[float, float]:
     """Seconds that others have had of the cores we may use, and all that these had to give, since the machine was started."""
     try:
-        lines = [line.split() for line in Path("/proc/stat").read_text().splitlines()]
+        lines = [line.split() for line in Path("/proc/stat").read_text(encoding="utf-8").splitlines()]
     except OSError:
         return 0.0, 0.0
     allowed = {f"cpu{number}" for number in os.sched_getaffinity(0)}

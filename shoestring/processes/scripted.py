@@ -45,14 +45,14 @@ def described(job: Job, model: nn.Module) -> str:
     return f'"""A job that a script made; this is what can be seen of it.\n\n{type(model).__name__}\n{weights}\n\n{numbers}\n"""\n'
 
 
-def request_of(job: Job, model: nn.Module) -> tuple[Request, str]:
+def request_of(job: Job, model: nn.Module) -> tuple[Request, bytes]:
     """What a script asks for, and the source of its job."""
     if job.origin is not None:
         path = Path(job.origin.file)
-        return request_for(path, dict(job.origin.flags), None, None, False, None), path.read_text()
-    text = described(job, model)
+        return request_for(path, dict(job.origin.flags), None, None, False, None), path.read_bytes()
+    text = described(job, model).encode()
     name = f"{type(model).__name__}.py"   # named as a file of it would be
-    return Request(job=name, source=hashlib.sha256(text.encode()).hexdigest(), environment=environment_now()), text
+    return Request(job=name, source=hashlib.sha256(text).hexdigest(), environment=environment_now()), text
 
 
 class Scripted:

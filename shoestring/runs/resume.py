@@ -57,7 +57,7 @@ def settled(now: Request, before: Request) -> Request:
                                      for name, value in now.federated.items()})
 
 
-def opened(path: Path, asked: Request, source: str, fresh: bool, adopt: bool, usual: Mapping[str, Any] | None = None) -> Opened:
+def opened(path: Path, asked: Request, source: bytes, fresh: bool, adopt: bool, usual: Mapping[str, Any] | None = None) -> Opened:
     """Lock a folder and settle what it is for: a new run, or the one that is there if it is the same. `source`: of the job; `usual`: values
     of the job's flags that are not given."""
     strange = strangers(path)

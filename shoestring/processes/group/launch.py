@@ -33,6 +33,7 @@ from shoestring.processes.group.supervisor import LOOK, StoppedUnsaved, Supervis
 from shoestring.processes.launch import is_recorded
 from shoestring.processes.messages import Closing, Crashed
 from shoestring.processes.signals import stopping_gently
+from shoestring.processes.streams import standard_files
 from shoestring.processes.tasks import TrainResult
 from shoestring.runs.event import Event, Failed
 from shoestring.runs.events import note
@@ -56,7 +57,7 @@ def run_group(task: Task[R], environment: Mapping[str, str], on_event: Callable[
         raise Mistake(f"--devices {devices}: this machine has {torch.cuda.device_count()} GPUs, and every worker needs one of its own")
     rendezvous = nodes or Rendezvous()
     rendezvous.patience = patience
-    with silent_agent(), temporary_folder() as private:
+    with silent_agent(), standard_files(), temporary_folder() as private:
         supervisor = Supervisor(private, task, on_event, rendezvous, patience, restarts, expected)
         server = ForkServer(group_environment(rendezvous, devices) | dict(environment), private, lock)
         spec = WorkerSpec("worker", devices, rendezvous, monitor_interval=LOOK, max_restarts=sys.maxsize,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
@@ -22,7 +21,7 @@ from shoestring.processes.group.channel import PEER_LOST, Receiver
 from shoestring.processes.group.decision import TRIES, Decision, Setback, decided
 from shoestring.processes.group.rendezvous import Rendezvous
 from shoestring.processes.group.round import Round, write_round
-from shoestring.processes.launch import exit_reason, fingerprint, memory_kills, result_of
+from shoestring.processes.launch import exit_reason, fingerprint, memory_kills, result_of, say
 from shoestring.processes.messages import (
     Answer,
     Crashed,
@@ -201,7 +200,7 @@ class Supervisor:
             return
         decision = decided(Setback(self.failures, bool(self.asked), deaths, memory_kills() > self.kills))
         if decision is Decision.FAIL:
-            sys.stderr.write(self.failures[0].trace)
+            say(self.failures[0].trace)
             raise self.failures[0].error
         if decision is Decision.STOP:
             raise StoppedUnsaved
