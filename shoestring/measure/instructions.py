@@ -21,6 +21,7 @@ import subprocess
 import sys
 import time
 import warnings
+from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
 from importlib import metadata
@@ -47,6 +48,14 @@ FORKED = 30.0      # seconds for a fork, which has it already
 SET: dict[str, str] = {}   # variables that this process put into its own environment
 
 Outcome = dict[str, str]   # dtype -> "" if it works, else what happened
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """What is kept of all that."""
+
+    machine: str                    # by `machine_key`
+    outcomes: dict[str, Outcome]    # by cap
 
 
 def doubtful() -> bool:
@@ -90,8 +99,8 @@ def working_dtypes() -> tuple[Outcome, dict[str, str]]:
     """For each dtype what happened, and the variables under which that is: the first cap under which most of them work."""
     asked = "" if VARIABLE in SET else os.environ.get(VARIABLE, "")   # by the user: kept, as long as everything works under it
     path, key = outcomes_file(), machine_key()
-    kept = read_kept(path)
-    known: dict[str, Outcome] = dict(kept["outcomes"]) if kept.get("machine") == key else {}
+    kept = read_kept(path, Outcomes)
+    known = {cap: one for cap, one in kept.outcomes.items() if one.keys() == TRIALS.keys()} if kept and kept.machine == key else {}
     fresh = False
     found: dict[str, Outcome] = {}
     for cap in dict.fromkeys((asked, *CAPS)):
@@ -101,7 +110,7 @@ def working_dtypes() -> tuple[Outcome, dict[str, str]]:
         if not any(known[cap].values()):
             break
     if fresh:
-        write_kept(path, {"machine": key, "outcomes": known})
+        write_kept(path, Outcomes(key, known))
     best = min(found, key=lambda cap: sum(map(bool, found[cap].values())))   # of equals, the first
     return found[best], {} if best == asked else {VARIABLE: best}
 
