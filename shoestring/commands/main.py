@@ -7,10 +7,11 @@ command's name:
     [project.entry-points."shoestring.commands"]
     sweep = "my_package.sweep"
 
-Entry points are looked up only for a name that is none of ours: that imports a lot, and our own help has to be quick.
+Entry points are looked up only for a name that is none of ours, and named in the help of all commands; none is imported for that.
 """
 from __future__ import annotations
 
+import os
 import sys
 
 from shoestring.commands import (
@@ -103,6 +104,8 @@ def done(words: list[str]) -> int:
     if words and not words[0].startswith("-") and words[0] not in named:
         raise Mistake(f"{words[0]!r} is no command; there are {', '.join(named)}{did_you_mean(words[0], named)}")
     top = parser(commands)
+    if words[:1] in ([], ["-h"], ["--help"]):
+        top.epilog = others_text()
     if set(words[1:]) & {"-h", "--help"}:   # at the end, where the job is known whose flags are to be shown
         words = [*(word for word in words if word not in ("-h", "--help")), "--help"]
     options, rest = top.parse_known_args(words)
@@ -129,6 +132,25 @@ def parser(commands: tuple[Command, ...]) -> Parser:
         one.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
         one.add_argument("--traceback", action="store_true", help="show where an error came from")
     return top
+
+
+def others_text() -> str:
+    """Commands that other packages bring, by name: to know more of one it would have to be imported. Read off what pip wrote, because
+    importlib.metadata takes longer to import than all of our help takes."""
+    import re
+    from contextlib import suppress
+
+    found, own = set(), {command.name for command in BUILT_IN}
+    for folder in dict.fromkeys(sys.path):
+        names = []
+        with suppress(OSError):
+            names = [name for name in os.listdir(folder or ".") if name.endswith((".dist-info", ".egg-info"))]
+        for name in names:
+            with suppress(OSError, ValueError), open(os.path.join(folder, name, "entry_points.txt"), encoding="utf-8") as file:
+                section = file.read().partition(f"[{GROUP}]")[2].partition("\n[")[0]
+                found |= set(re.findall(r"^\s*([\w.-]+)\s*=\s*(\S+)", section, re.MULTILINE))
+    others = [f"{name} ({value})" for name, value in sorted(found) if name not in own]
+    return f"commands of other packages: {', '.join(others)}" if others else ""
 
 
 def from_packages(wanted: str) -> tuple[Command, ...]:

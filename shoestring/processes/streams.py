@@ -77,7 +77,7 @@ def standard_files() -> Iterator[None]:
             os.close(file)
 
 
-def steady_stream(stream: TextIO | None, file: int) -> TextIO:
+def steady_stream(stream: TextIO | None, file: int) -> io.TextIOWrapper:
     """A stream to the same file that never fails."""
     raw = SteadyFile(file)
     if not isinstance(stream, io.TextIOWrapper):   # None: it was closed when Python started
@@ -85,7 +85,7 @@ def steady_stream(stream: TextIO | None, file: int) -> TextIO:
     with suppress(OSError, ValueError):
         stream.flush()
     unbuffered = isinstance(stream.buffer, io.RawIOBase)   # python -u
-    return io.TextIOWrapper(raw if unbuffered else io.BufferedWriter(raw), encoding=stream.encoding, errors=stream.errors,   # type: ignore[type-var]
+    return io.TextIOWrapper(raw if unbuffered else io.BufferedWriter(raw), encoding=stream.encoding, errors=stream.errors,
                             line_buffering=stream.line_buffering, write_through=stream.write_through)
 
 
