@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sized
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -99,7 +99,7 @@ def plan(job: Jobs, memory: str | int | None = None, use: Iterable[Technique | s
 
     Raises Mistake if something can't work, and OverBudget if nothing fits.
     """
-    with speaking_of_arguments():
+    with speaking_of_arguments(), random_state.kept():
         refuse_while_imported("plan")
         outcome = planned(made_job(job, steps, epochs, seed, flags), memory, use, inexact, model, devices, here, hardware, exact, fresh,
                           lambda doing, expected: tell(doing))
@@ -128,7 +128,7 @@ class Shown(Outcome):
     def __str__(self) -> str:
         from shoestring.show.terminal import PIPE, Screen, plan_text
 
-        width = get_terminal_size().columns if sys.stdout.isatty() else 0
+        width = get_terminal_size().columns if sys.stdout is not None and sys.stdout.isatty() else 0
         whys = {kind.__name__: str(kind.why) for kind in CATALOGUE}
         return plan_text(self.as_json(), whys, Screen(width) if width else PIPE)
 
@@ -241,7 +241,7 @@ def train(job: Jobs, plan: Plan | Outcome | Iterable[Technique] = (), model: nn.
                 are asked for. What they need of the script is pickled, and they import the script to find its classes and functions:
                 call it under `if __name__ == "__main__":`, and define those at the top level
     """
-    with speaking_of_arguments():
+    with speaking_of_arguments(), random_state.kept():
         refuse_while_imported("train", devices)
         made = made_job(job, steps, epochs, seed, flags)
         if run is None and (fresh or adopt):
@@ -252,7 +252,7 @@ def train(job: Jobs, plan: Plan | Outcome | Iterable[Technique] = (), model: nn.
 
 
 def steps_of_group(job: Job, plan: Plan | Outcome | Iterable[Technique], model: nn.Module | None, run: str | Path | None,
-                   save_every: int | str, fresh: bool, adopt: bool, devices: int) -> Iterator[Step]:
+                   save_every: int | str, fresh: bool, adopt: bool, devices: int) -> Generator[Step, None, None]:
     """Train by processes of their own."""
     with temporary_folder() as folder:
         sent_job = sent(job, model, folder, devices)
@@ -263,7 +263,7 @@ def steps_of_group(job: Job, plan: Plan | Outcome | Iterable[Technique], model: 
 
 
 def kept_steps(job: Job, plan: Plan | Outcome | Iterable[Technique], model: nn.Module | None, run: Path, save_every: int | str,
-               fresh: bool, adopt: bool) -> Iterator[Step]:
+               fresh: bool, adopt: bool) -> Generator[Step, None, None]:
     """Train in this process, in a run folder."""
     cadence = cadence_of(save_every)
     if model is None:
@@ -283,20 +283,20 @@ def cadence_of(save_every: int | str) -> Cadence:
     return Cadence(steps=int(every.number)) if every.unit == "steps" else Cadence(seconds=every.number)
 
 
-def spoken(found: Iterator[Step]) -> Iterator[Step]:
-    """The same, with what is raised on the way in the words of a script."""
+def spoken(found: Generator[Step, None, None]) -> Iterator[Step]:
+    """The same, with what is raised on the way in the words of a script, and draws that are apart from the script's."""
     with speaking_of_arguments():
-        yield from found
+        yield from random_state.drawing_apart(found)
 
 
-def trained_here(job: Job, plan: Plan | Outcome | Iterable[Technique], model: nn.Module | None) -> Iterator[Step]:
+def trained_here(job: Job, plan: Plan | Outcome | Iterable[Technique], model: nn.Module | None) -> Generator[Step, None, None]:
     techniques = plan.chosen.techniques if isinstance(plan, Outcome) else plan.techniques if isinstance(plan, Plan) else plan
     if model is None:
         random_state.seed(job.seed)
         model = valued(job.model(), job).to("cuda" if torch.cuda.is_available() else "cpu")
         if (found := source(model, job)) and found.note:
-            warnings.warn(f"the job's weights: {found.note}", stacklevel=2)
-        random_state.seed(job.seed)
+            warnings.warn(f"the job's weights: {found.note}", stacklevel=4)
+    random_state.seed(job.seed)
     for dtype in {parameter.dtype for parameter in model.parameters() if parameter.device.type == "cpu"}:
         if dtype in SHORT:   # Precision asks for itself
             require(SHORT[dtype])
@@ -360,7 +360,7 @@ def fit(model: nn.Module, loss: Callable[[Any, Batch], Tensor], batches: Iterabl
     data = GivenData(batches, checked=run is None)   # who keeps no run may want batches that differ from round to round
     job = Job(model=Given(model), data=data, loss=loss, forward=forward, optimizer=optimizer, steps=count, clip=clip)
     if devices > 1:
-        with speaking_of_arguments(), temporary_folder() as folder:
+        with speaking_of_arguments(), random_state.kept(), temporary_folder() as folder:
             return fitted_by_group(job, model, memory, inexact, exact, run or folder / "run", devices, folder)
     outcome = plan(job, memory, inexact=inexact, model=model, exact=exact)
     return Fitted(outcome, tuple(step.loss for step in train(job, outcome, model, run=run)))
@@ -383,7 +383,7 @@ def verify(job: Jobs, plan: Plan | Outcome | Iterable[Technique], count: int = 5
     job, steps, epochs, seed, flags    as for `plan`
     plan        what `plan` gave, a Plan, or techniques
     """
-    with speaking_of_arguments():
+    with speaking_of_arguments(), random_state.kept():
         refuse_while_imported("verify")
         if count < 1:
             raise Mistake(f"count={count}: compare at least one step")
@@ -393,7 +393,6 @@ def verify(job: Jobs, plan: Plan | Outcome | Iterable[Technique], count: int = 5
         for techniques in ((), plan):
             random_state.seed(made.seed)
             model = valued(made.model(), made)
-            random_state.seed(made.seed)
             for _ in trained_here(short, techniques, model):
                 pass
             states.append(model.state_dict())

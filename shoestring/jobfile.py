@@ -62,9 +62,9 @@ def files_near(name: str) -> list[str]:
 def flags_of(path: str | Path) -> list[Flag]:
     """The flags of a job file, by its source."""
     try:
-        with open(path) as file:
-            tree = ast.parse(file.read(), str(path))
-    except (SyntaxError, UnicodeDecodeError) as error:
+        with open(path, "rb") as file:
+            tree = ast.parse(file.read(), str(path))   # of bytes, in the encoding that they name, UTF-8 else
+    except (SyntaxError, ValueError) as error:
         raise Mistake(f"{path} is not Python: {error}") from error
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "job"]
     if not functions:

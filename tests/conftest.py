@@ -19,6 +19,7 @@ from shoestring.measure.instructions import cap_this_process
 
 cap_this_process()
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.pop("XDG_CACHE_HOME", None)   # a test that wants an empty cache sets HOME
 
 import torch  # noqa: E402
 

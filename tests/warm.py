@@ -55,9 +55,10 @@ for name in os.listdir("/proc/self/fd"):
         pass
 line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
 line.connect({address!r})
+ignored = [number for number in {signals!r} if signal.getsignal(number) == signal.SIG_IGN]
 for number in {signals!r}:
     signal.signal(number, lambda number, frame: line.sendall(bytes([number])))
-task = json.dumps(dict(words=words, folder=os.getcwd(), environment=dict(os.environ), files=files,
+task = json.dumps(dict(words=words, folder=os.getcwd(), environment=dict(os.environ), files=files, ignored=ignored,
                        group=os.getpgrp() == os.getpid())).encode()
 socket.send_fds(line, [f"{{len(task):32d}}".encode()], files)
 line.sendall(task)
@@ -175,6 +176,8 @@ def command(task: dict[str, Any], given: list[int], program: str) -> NoReturn:
     sys.path[0] = task["folder"]
     tempfile.tempdir = None
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in task["ignored"]:
+        signal.signal(number, signal.SIG_IGN)
     warnings.filterwarnings("ignore", "'.*' found in sys.modules", RuntimeWarning)
     threads = task["environment"].get("OMP_NUM_THREADS")
     if threads:

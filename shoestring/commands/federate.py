@@ -88,7 +88,7 @@ def run(options: Namespace) -> int:
 
     asked = replace(request_for(path, job_flags, None, options.use, False, None), federated=wanted)
     loader = JobLoader(options, path, ROOM)
-    held = opened(Path(options.run) if options.run else new_folder(path.stem), asked, path.read_text(), options.fresh, options.adopt,
+    held = opened(Path(options.run) if options.run else new_folder(path.stem), asked, path.read_bytes(), options.fresh, options.adopt,
                   usual_values(path), loader.resolve)
     try:
         report = {} if held.changed else kept_report(held.folder)

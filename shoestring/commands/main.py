@@ -7,13 +7,16 @@ command's name:
     [project.entry-points."shoestring.commands"]
     sweep = "my_package.sweep"
 
-Entry points are looked up only for a name that is none of ours: that imports a lot, and our own help has to be quick.
+Entry points are looked up only for a name that is none of ours, and named in the help of all commands; none is imported for that.
 """
 from __future__ import annotations
 
+import os
 import sys
 
 from shoestring.commands import (
+    CUT_OFF,
+    DONE,
     FAULT,
     MISTAKE,
     OVER_BUDGET,
@@ -28,11 +31,11 @@ from shoestring.commands import (
     verify,
     watch,
 )
-from shoestring.commands.output import speak_plainly
 from shoestring.commands.parser import Parser
 from shoestring.core.errors import Mistake, OverBudget, system_text
 from shoestring.core.imports import leave_garbage
 from shoestring.core.suggest import did_you_mean
+from shoestring.processes.streams import output_trouble, prepare_streams
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,15 +51,29 @@ if TYPE_CHECKING:
         def run(self, options: Namespace, /) -> int: ...
 
 BUILT_IN: tuple[Command, ...] = (plan, train, distill, federate, compress, verify, watch, export, doctor)
+KEEP_RESULTS = ("train", "distill", "federate", "compress", "export")   # commands that write their result to a folder or file
 GROUP = "shoestring.commands"
 
 
 def main(words: list[str] | None = None) -> None:
-    for stream in (sys.stdout, sys.stderr):
-        speak_plainly(stream)
-    code = run(sys.argv[1:] if words is None else words)
+    prepare_streams()
+    words = sys.argv[1:] if words is None else words
+    code = with_output(run(words), words[0] if words else "")
     leave_garbage()
     raise SystemExit(code)
+
+
+def with_output(code: int, command: str) -> int:
+    """The exit code of a command, by what became of what it printed. One that keeps its result in a folder has done what it was asked for
+    when nobody reads on; of the others, what they print is the result."""
+    trouble = output_trouble()
+    if trouble is None or code:
+        return code
+    if isinstance(trouble, BrokenPipeError):
+        return DONE if command in KEEP_RESULTS else CUT_OFF
+    kept = "; what it did is kept" if command in KEEP_RESULTS else ""
+    print(f"shoestring: standard output can't be written ({trouble.strerror}), and what should be there is lost{kept}", file=sys.stderr)
+    return FAULT
 
 
 def run(words: list[str]) -> int:
@@ -87,6 +104,8 @@ def done(words: list[str]) -> int:
     if words and not words[0].startswith("-") and words[0] not in named:
         raise Mistake(f"{words[0]!r} is no command; there are {', '.join(named)}{did_you_mean(words[0], named)}")
     top = parser(commands)
+    if words[:1] in ([], ["-h"], ["--help"]):
+        top.epilog = others_text()
     if set(words[1:]) & {"-h", "--help"}:   # at the end, where the job is known whose flags are to be shown
         words = [*(word for word in words if word not in ("-h", "--help")), "--help"]
     options, rest = top.parse_known_args(words)
@@ -113,6 +132,25 @@ def parser(commands: tuple[Command, ...]) -> Parser:
         one.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
         one.add_argument("--traceback", action="store_true", help="show where an error came from")
     return top
+
+
+def others_text() -> str:
+    """Commands that other packages bring, by name: to know more of one it would have to be imported. Read off what pip wrote, because
+    importlib.metadata takes longer to import than all of our help takes."""
+    import re
+    from contextlib import suppress
+
+    found, own = set(), {command.name for command in BUILT_IN}
+    for folder in dict.fromkeys(sys.path):
+        names = []
+        with suppress(OSError):
+            names = [name for name in os.listdir(folder or ".") if name.endswith((".dist-info", ".egg-info"))]
+        for name in names:
+            with suppress(OSError, ValueError), open(os.path.join(folder, name, "entry_points.txt"), encoding="utf-8") as file:
+                section = file.read().partition(f"[{GROUP}]")[2].partition("\n[")[0]
+                found |= set(re.findall(r"^\s*([\w.-]+)\s*=\s*(\S+)", section, re.MULTILINE))
+    others = [f"{name} ({value})" for name, value in sorted(found) if name not in own]
+    return f"commands of other packages: {', '.join(others)}" if others else ""
 
 
 def from_packages(wanted: str) -> tuple[Command, ...]:

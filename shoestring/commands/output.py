@@ -14,28 +14,6 @@ if TYPE_CHECKING:
     from shoestring.show.terminal import Screen
 
 
-PLAIN = {"…": "...", "█": "#", "░": ".", "·": "-", "→": "->"}   # for terminals that have no other characters
-
-
-def speak_plainly(stream: TextIO) -> None:
-    """Let a stream take every text we write, whatever its encoding: what it has no character for is written with others. A locale that is
-    C has ASCII alone, though Python takes it for UTF-8."""
-    import codecs
-    import io
-
-    locale = next(filter(None, map(os.environ.get, ("LC_ALL", "LC_CTYPE", "LANG"))), "")
-    if not isinstance(stream, io.TextIOWrapper) or (stream.encoding.lower() in ("utf-8", "utf8") and locale not in ("C", "POSIX")):
-        return
-
-    def replaced(error: UnicodeError) -> tuple[str, int]:
-        assert isinstance(error, UnicodeEncodeError), "only writing is mended"
-        return "".join(PLAIN.get(one) or one.encode("ascii", "backslashreplace").decode() for one in error.object[error.start:error.end]
-                       ), error.end
-
-    codecs.register_error("shoestring", replaced)
-    stream.reconfigure(encoding="ascii" if locale in ("C", "POSIX") else stream.encoding, errors="shoestring")
-
-
 def say(options: Namespace, text: str) -> None:
     """A word for the person in front of the terminal."""
     if sys.stderr.isatty() or not options.json:

@@ -73,11 +73,17 @@ WORDS = {"int": "a whole number", "float": "a number", "str": "text", "bool": "t
 
 
 def add_job_flags(parser: Parser, job: str) -> None:
-    """List the flags of a job, read from its source."""
+    """List the flags of a job, read from its source; of a run, those of the job it was begun with. Help is shown in any case: where a job
+    can't be read, it says why."""
     from shoestring.jobfile import OF_EVERY_JOB, flags_of, job_path
 
-    group = parser.add_argument_group(f"flags of the job {os.path.basename(job)}")
-    flags, hidden = flags_of(job_path(job)), []
+    group, hidden = parser.add_argument_group(f"flags of the job {os.path.basename(os.path.normpath(job))}"), []
+    kept = os.path.join(job, "job.py")
+    try:
+        flags = flags_of(job_path(kept if os.path.isfile(kept) else job))
+    except (Mistake, OSError) as error:
+        group.description = f"they can't be shown: {error}".replace("%", "%%")
+        return
     for flag in flags:
         name = f"--{flag.name.replace('_', '-')}"
         usual = "" if flag.default is None else f" (default {flag.default if flag.default != '' else 'empty'})".replace("%", "%%")

@@ -4,6 +4,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from contextlib import suppress
 
 from shoestring.commands import DONE, STOPPED
 from shoestring.commands.job_flags import JobLoader, asked, job_flags, team, team_flags
@@ -73,7 +74,7 @@ def run(options: Namespace) -> int:
         return followed(options, given.path, wanted, workers)
     with rendezvous_of(workers) as rendezvous:
         loader = JobLoader(options, given.path)
-        held = opened(Path(options.run) if options.run else new_folder(given.path.stem), wanted, given.path.read_text(), options.fresh,
+        held = opened(Path(options.run) if options.run else new_folder(given.path.stem), wanted, given.path.read_bytes(), options.fresh,
                       options.adopt, usual_values(given.path), loader.resolve)
         try:
             report = {} if held.changed else kept_report(held.folder)
@@ -194,7 +195,8 @@ def worked(options: Namespace, task: TrainTask, job: Job, chosen: Plan, held: Op
 
 def say_stopping() -> None:
     """Written past Python's own stream, which may be in the middle of a line when the signal comes."""
-    os.write(sys.stderr.fileno(), b"\nstopping after this step, with a checkpoint; once more to stop at once\n")
+    with suppress(OSError):
+        os.write(sys.stderr.fileno(), b"\nstopping after this step, with a checkpoint; once more to stop at once\n")
 
 
 def rendezvous_of(workers: Team) -> AbstractContextManager[Rendezvous | None]:

@@ -17,6 +17,7 @@ from shoestring.core.budget import Budget
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.options import speaking_of_arguments
+from shoestring.core.random_state import kept as random_state_kept
 from shoestring.jobfile import job_path, loaded_job
 from shoestring.runs.initial_weights import fresh_model
 
@@ -33,6 +34,7 @@ class Smaller:
 
 
 @speaking_of_arguments()
+@random_state_kept()
 def compress(source: Job | str | Path, out: str | Path, *, job: Job | str | Path | None = None, size: str | int | None = None,
              latency: str | float | None = None, keep: float | None = None, metric: str | None = None,
              use: Iterable[str | CompressTechnique] | None = None, fidelity: str = "cosine", samples: int = 1024,

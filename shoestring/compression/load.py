@@ -19,6 +19,7 @@ from shoestring.jobfile import BUILT_IN, job_path, loaded_job
 
 
 @speaking_of_arguments()
+@random_state.kept()
 def load(folder: str | Path, *, model: Callable[[], nn.Module] | None = None, job: str | Path | None = None,
          decoded: bool = False) -> nn.Module:
     """The model that `shoestring compress` wrote: an ordinary module in eval mode that computes from the packed weights.
@@ -34,8 +35,7 @@ def load(folder: str | Path, *, model: Callable[[], nn.Module] | None = None, jo
     was written.
     """
     packed = Packed(Path(folder))
-    with random_state.kept():
-        made = model() if model is not None else skeleton(packed, job)
+    made = model() if model is not None else skeleton(packed, job)
     if not isinstance(made, nn.Module):
         raise Mistake(f"the factory gave a {type(made).__name__}, not a module")
     filled = packed.fill(edited(made, packed.about.get("edits", ())))
@@ -55,5 +55,5 @@ def skeleton(packed: Packed, job: str | Path | None) -> nn.Module:
     path = job_path(file)
     if hashlib.sha256(read_regular(path)).hexdigest() != named.get("sha256") and path not in map(job_path, BUILT_IN):
         warnings.warn(f"{path} is not as it was when the model was compressed; that its weights have the same names and shapes is checked, "
-                      f"what it computes with them is not", stacklevel=3)
+                      f"what it computes with them is not", stacklevel=5)
     return loaded_job(path, flags).model()

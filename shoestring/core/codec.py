@@ -12,7 +12,7 @@ read what a newer writer says.
 """
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from functools import cache
@@ -81,6 +81,8 @@ def made(kind: Any, data: Json, lenient: bool, where: str) -> Any:
         return Path(plain(str, data, where))
     if origin in (tuple, list, frozenset, set) or kind in (tuple, list):
         return sequence_of(origin or kind, inside, data, lenient, where)
+    if origin is Sequence:
+        return sequence_of(list, inside, data, lenient, where)
     if origin is not None and isinstance(origin, type) and issubclass(origin, Mapping):
         entries = plain(dict, data, where)
         return {made(inside[0], key, lenient, where): made(inside[1], one, lenient, f"{where}.{key}") for key, one in entries.items()}
@@ -132,6 +134,10 @@ def sequence_of(kind: Any, inside: tuple[Any, ...], data: Json, lenient: bool, w
     fixed = kind is tuple and bool(inside) and inside[-1] is not Ellipsis
     if not fixed and inside and inside[0] in (int, float, str) and all(type(one) is inside[0] for one in entries):
         return kind(entries)   # a million losses take no longer than a list
+    if not fixed and inside and get_origin(inside[0]) is tuple and all(one in (int, float, str) for one in get_args(inside[0])):
+        wanted = list(get_args(inside[0]))   # so does a million events of a log
+        if all(type(one) is list and list(map(type, one)) == wanted for one in entries):
+            return kind(map(tuple, entries))
     if fixed:
         if len(entries) != len(inside):
             raise Unreadable(f"{where} has {len(entries)} entries, not {len(inside)}")
@@ -145,4 +151,7 @@ def plain(kind: type, data: Json, where: str) -> Any:
     fits = isinstance(data, kind) or (kind is float and isinstance(data, int))
     if not fits or (isinstance(data, bool) and kind in (int, float)):
         raise Unreadable(f"{where} is {data!r}, not {kind.__name__}")
-    return float(data) if kind is float else data
+    try:
+        return float(data) if kind is float else data
+    except OverflowError:
+        raise Unreadable(f"{where} is a number that no float can hold") from None

@@ -48,7 +48,7 @@ def cluster(path: Path, devices: int) -> Hardware:
     `link` is what two workers inside a machine have between them; `network` is what a machine has to the others, for all its workers.
     """
     try:
-        told = {**MAY_BE_LEFT_OUT, **json.loads(path.read_text())}
+        told = {**MAY_BE_LEFT_OUT, **json.loads(path.read_bytes())}
         known = json.loads(CLUSTER)
         if missing := known.keys() - told.keys():
             raise Mistake(f"{path} does not say {', '.join(sorted(missing))} of the cluster; a whole description is {CLUSTER}")

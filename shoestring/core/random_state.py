@@ -2,14 +2,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
 State = dict[str, Any]
+T = TypeVar("T")
 
 
 def seed(number: int) -> None:
@@ -65,3 +66,23 @@ def kept() -> Iterator[None]:
         yield
     finally:
         restore(before)
+
+
+def drawing_apart(found: Generator[T, None, None]) -> Iterator[T]:
+    """The same, with global generators of its own, which begin where the caller's stand: whoever draws between two values changes nothing
+    for it, and meets generators that stand where they stood."""
+    own = state()
+    try:
+        while True:
+            with kept():
+                restore(own)
+                try:
+                    value = next(found)
+                except StopIteration:
+                    return
+                own = state()
+            yield value
+    finally:
+        with kept():
+            restore(own)
+            found.close()   # its end may draw, and may save the state it ends with

@@ -34,6 +34,7 @@ from shoestring.core.units import bytes_text
 
 NAIVE, TREE, RING, TWO_LEVEL, LIBRARY, MEMORY = "naive", "tree", "ring", "two-level", "library", "shared memory"
 BY_MESSAGES = (NAIVE, TREE, RING, TWO_LEVEL)   # made of sends and receives
+WAYS = (*BY_MESSAGES, LIBRARY, MEMORY)
 WORTH = 0.05       # another way than the usual one is taken where it is predicted to save this share
 SIZES = tuple(1 << power for power in range(3, 33))   # bytes for which a way is chosen; what lies between goes with the next
 

@@ -127,7 +127,8 @@ def end_with_parent(number: int) -> None:
 def bind_to_parent() -> None:
     """End when the process that this one was forked from does. It is nobody's to stop: what a terminal or a launcher sends is for that
     process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     if sys.platform == "linux":
         with suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(1, signal.SIGKILL)   # PR_SET_PDEATHSIG

@@ -1,18 +1,21 @@
 """The library's door to federated learning: `shoestring.federate`."""
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from shoestring.core.errors import Mistake
 from shoestring.core.files import temporary_folder
 from shoestring.core.job import Job
 from shoestring.core.options import speaking_of_arguments
+from shoestring.core.random_state import kept as random_state_kept
+from shoestring.core.signals import deliver
 from shoestring.core.technique import text
 from shoestring.federated.session import begun
 from shoestring.federated.technique import FederatedTechnique
@@ -39,7 +42,19 @@ class Federated:
     report: Mapping[str, Any] = field(repr=False)   # everything, as `shoestring federate --json` prints it
 
 
+@contextmanager
+def threads_kept() -> Iterator[None]:
+    """A federation computes with one thread (`prepared`); afterwards the script has as many as it had."""
+    before = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 @speaking_of_arguments()
+@random_state_kept()
+@threads_kept()
 def federate(job: Job | str | Path, rounds: int | None = None, per_round: int | None = None, clients: int | None = None, *,
              upload: str | int | None = None, download: str | int | None = None, epsilon: float | None = None, delta: float | None = None,
              time: str | float | None = None, use: Iterable[FederatedTechnique | str] | None = None, every: int | None = None,
@@ -74,8 +89,11 @@ def federate(job: Job | str | Path, rounds: int | None = None, per_round: int | 
         stack.callback(held.lock.release)
         session = begun(made, held)
         ended = session.run(tell or silent, Cadence(seconds=1e9) if run is None else Cadence())
-        if ended.stopped or ended.unsaved:
-            raise KeyboardInterrupt(ended.stopped) if ended.stopped else OSError(ended.unsaved)
+        if ended.stopped:
+            deliver(ended.signal)
+            raise KeyboardInterrupt(ended.stopped)   # a handler of the script's own that does not end it
+        if ended.unsaved:
+            raise OSError(ended.unsaved)
         report = session.report(ended)
         last, _ = newest_good(held.folder.checkpoints)
         assert last is not None, "the last weights were saved"
@@ -97,5 +115,5 @@ def request_of(job: Job, use: tuple[str, ...] | None, run: str | Path | None) ->
     return Request(job="script", use=use, environment=environment_now())
 
 
-def source_of(job: Job) -> str:
-    return Path(job.origin.file).read_text() if job.origin is not None else ""
+def source_of(job: Job) -> bytes:
+    return Path(job.origin.file).read_bytes() if job.origin is not None else b""

@@ -6,11 +6,9 @@ same bits. Of a private run, a round is written to the privacy ledger, and that 
 from __future__ import annotations
 
 import os
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +17,7 @@ import torch
 from shoestring.core.errors import Mistake
 from shoestring.core.job import target
 from shoestring.core.run import plain_run
+from shoestring.core.signals import asked_by, listening
 from shoestring.federated.prepare import Prepared, parts_of
 from shoestring.federated.private.release import Release, release_of
 from shoestring.federated.room import FederatedPlan
@@ -51,6 +50,7 @@ class Ended:
     weights_sha256: str = ""
     unsaved: str = ""              # why the last weights could not be saved
     stopped: str = ""
+    signal: int = 0                # that stopped it
     shown: str = ""
 
 
@@ -70,7 +70,7 @@ class Runner:
         self.server: Server = self.given.server(self.parts)
         self.states: States = {}
         self.best: tuple[float, int] | None = None
-        self.stop = ""
+        self.stop, self.signal = "", 0   # why to stop, and the signal that asked for it
         self.events = Events(self.folder.path)
         self.saver = Saver(self.folder.checkpoints, self.cadence, self.say)
         self.saver.by_loss = not self.given.job.validates
@@ -133,7 +133,9 @@ class Runner:
     # Rounds
 
     def run(self) -> Ended:
-        with self.listening():
+        with listening(self.asked_to_stop), ExitStack() as stack:
+            stack.callback(self.events.close)
+            stack.callback(self.saver.close)
             self.resume()
             devices, why = self.given.devices(self.parts, self.states), ""
             try:
@@ -215,23 +217,11 @@ class Runner:
         course = {"course": {"best": self.best}} if self.given.job.validates else {}   # as a training has it: best weights are pruned by it
         return Snapshot(self.round, weights, aliases, {"step": self.round, "parts": course, "model": {}, "on_disk": [], **state})
 
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        """While inside, a signal to stop lets the round end and saves; a second one ends at once."""
-        if threading.current_thread() is not threading.main_thread():   # elsewhere, in a notebook's thread, Python does not let us
-            yield
-            return
-        before = {number: signal.signal(number, self.asked_to_stop) for number in (signal.SIGTERM, signal.SIGINT)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
     def asked_to_stop(self, number: int, frame: Any) -> None:
+        """The first signal lets the round end and saves; a second one ends at once."""
         if self.stop:
             os._exit(128 + number)
-        self.stop = "interrupted (Ctrl-C)" if number == signal.SIGINT else f"asked to by {signal.Signals(number).name}"
+        self.stop, self.signal = asked_by(number), number
 
     def ended(self, why: str) -> Ended:
         self.saver.wait()
@@ -246,7 +236,7 @@ class Runner:
         if not why:
             text = f"stopped after round {self.round} of {self.given.rounds}, {self.stop}"
             self.say(Stopped(self.round, text))
-            return Ended(self.round, "", stopped=text)
+            return Ended(self.round, "", stopped=text, signal=self.signal)
         if why == BUDGET:
             self.say(Warned(f"epsilon {self.release and self.release.budget:g} is spent after round {self.round}: the next round would "
                             f"exceed it, so there is none"))

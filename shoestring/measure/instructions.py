@@ -21,6 +21,7 @@ import subprocess
 import sys
 import time
 import warnings
+from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
 from importlib import metadata
@@ -49,6 +50,14 @@ SET: dict[str, str] = {}   # variables that this process put into its own enviro
 Outcome = dict[str, str]   # dtype -> "" if it works, else what happened
 
 
+@dataclass(frozen=True)
+class Outcomes:
+    """What is kept of all that."""
+
+    machine: str                    # by `machine_key`
+    outcomes: dict[str, Outcome]    # by cap
+
+
 def doubtful() -> bool:
     """Whether the processor advertises instructions that it may not be able to run."""
     return any(flag.startswith("amx") for flag in flags())
@@ -56,7 +65,7 @@ def doubtful() -> bool:
 
 def flags() -> tuple[str, ...]:
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return ()
     return tuple(next((line.split(":", 1)[1].split() for line in lines if line.startswith("flags")), ()))
@@ -69,8 +78,8 @@ def tried(dtypes: tuple[str, ...], cap: str) -> Outcome:
         code = "\n".join([NO_CORE, IMPORT, *(f"{TRIALS[dtype]}\nprint({dtype!r}, flush=True)" for dtype in left)])
         environment = {name: value for name, value in os.environ.items() if name != VARIABLE} | ({VARIABLE: cap} if cap else {})
         try:
-            child = subprocess.run([sys.executable, "-c", code], env=environment, check=False, capture_output=True, text=True,
-                                   timeout=PATIENCE)
+            child = subprocess.run([sys.executable, "-c", code], env=environment, check=False, capture_output=True,
+                                   encoding="utf-8", errors="replace", timeout=PATIENCE)
         except subprocess.TimeoutExpired:
             return outcome | dict.fromkeys(left, f"it was not done after {PATIENCE:.0f} s")
         done = child.stdout.split()
@@ -90,8 +99,8 @@ def working_dtypes() -> tuple[Outcome, dict[str, str]]:
     """For each dtype what happened, and the variables under which that is: the first cap under which most of them work."""
     asked = "" if VARIABLE in SET else os.environ.get(VARIABLE, "")   # by the user: kept, as long as everything works under it
     path, key = outcomes_file(), machine_key()
-    kept = read_kept(path)
-    known: dict[str, Outcome] = dict(kept["outcomes"]) if kept.get("machine") == key else {}
+    kept = read_kept(path, Outcomes)
+    known = {cap: one for cap, one in kept.outcomes.items() if one.keys() == TRIALS.keys()} if kept and kept.machine == key else {}
     fresh = False
     found: dict[str, Outcome] = {}
     for cap in dict.fromkeys((asked, *CAPS)):
@@ -101,7 +110,7 @@ def working_dtypes() -> tuple[Outcome, dict[str, str]]:
         if not any(known[cap].values()):
             break
     if fresh:
-        write_kept(path, {"machine": key, "outcomes": known})
+        write_kept(path, Outcomes(key, known))
     best = min(found, key=lambda cap: sum(map(bool, found[cap].values())))   # of equals, the first
     return found[best], {} if best == asked else {VARIABLE: best}
 
@@ -120,7 +129,7 @@ def torch_version() -> str:
 def machine_key() -> str:
     """Which processor it was tried on. Two of the same name and flags can differ in what they can run, so a new boot is tried again."""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
     except OSError:
         boot = ""
     return sha256(" ".join((boot, platform.machine(), *flags())).encode()).hexdigest()

@@ -13,11 +13,12 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
 from shoestring.core.hardware import Hardware
+from shoestring.core.sums import WAYS
 from shoestring.measure.cache import cache_folder, read_kept, write_kept
 from shoestring.measure.instructions import cap_this_process, doubtful, working_dtypes
 from shoestring.measure.process import memory_all
@@ -126,7 +127,7 @@ def touching(huge: bool, size: int = 1 << 26) -> tuple[float, float]:
 
 def processor() -> str:
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         return platform.processor() or platform.machine()
@@ -175,7 +176,7 @@ def best_of(found: Sequence[Round], now: float) -> Hardware:
 def core_seconds() -> tuple[float, float]:
     """Seconds that others have had of the cores we may use, and all that these had to give, since the machine was started."""
     try:
-        lines = [line.split() for line in Path("/proc/stat").read_text().splitlines()]
+        lines = [line.split() for line in Path("/proc/stat").read_text(encoding="utf-8").splitlines()]
     except OSError:
         return 0.0, 0.0
     allowed = {f"cpu{number}" for number in os.sched_getaffinity(0)}
@@ -232,16 +233,24 @@ def hardware_file() -> Path:
 
 def kept_hardware() -> Hardware | None:
     """What was measured before; None if nothing was, or by a version that did not note how, or another device than there is now."""
-    try:
-        found = Hardware(**read_kept(hardware_file()))
-    except TypeError:
-        return None
-    return found if found.tries and found.device == device_here() else None
+    found = read_kept(hardware_file(), Hardware)
+    return found if found is not None and is_measured(found) and found.device == device_here() else None
+
+
+def is_measured(found: Hardware) -> bool:
+    """Whether what is kept of a machine can be a measurement."""
+    above = (found.tries, found.cores, found.flops, found.disk, found.bandwidth)
+    not_below = (found.memory, found.direct, found.moving, found.fault, found.huge_fault, found.base, found.busy, found.when)
+    ways = [rates for one in found.sums.values() for rates in one.values()]
+    triples = [*found.links.values(), *(rate for one in ways for rate in one)]
+    return (min(above) > 0 and min(not_below) >= 0 and found.sums.keys() <= found.links.keys() and all(found.sums.values()) and all(ways)
+            and all(way in WAYS for one in found.sums.values() for way in one)
+            and all(len(numbers) == 3 and min(numbers) >= 0 for numbers in triples))
 
 
 def remember(found: Hardware) -> None:
     """Keep what was measured for the next time. Which dtypes work is kept elsewhere: it depends on other things."""
-    write_kept(hardware_file(), asdict(replace(found, dtypes={}, environment={})))
+    write_kept(hardware_file(), replace(found, dtypes={}, environment={}))
 
 
 def settled(kept: Hardware | None, new: Hardware) -> Hardware:

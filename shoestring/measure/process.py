@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 def status(field: str) -> int:
     """Bytes of a field of /proc/self/status, such as VmRSS (now) or VmHWM (most so far)."""
-    for line in Path("/proc/self/status").read_text().splitlines():
+    for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
         if line.startswith(field + ":"):
             return int(line.split()[1]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -34,7 +34,7 @@ def touched(tensor: Tensor) -> int:
 def forget_peak() -> None:
     """Start VmHWM anew from what is resident now, where the kernel lets us."""
     try:
-        Path("/proc/self/clear_refs").write_text("5")
+        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
     except OSError:
         return
 
@@ -49,7 +49,7 @@ def memory_free() -> int:
     """Bytes that a new process can use without pushing others out."""
     free = memory_all()
     try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
+        for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("MemAvailable:"):
                 free = int(line.split()[1]) * 1024
     except OSError:

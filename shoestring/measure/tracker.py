@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import flop_registry
 
 from shoestring.core.batch import Batch, tensors
+from shoestring.core.codec import from_json
 from shoestring.core.private import (
     BATCH_NORMS,
     WATCHING,
@@ -53,6 +54,27 @@ class Event(NamedTuple):
     bytes: int     # positive: born with that size; negative: died
 
 
+@dataclass(frozen=True)
+class LogJson:
+    """The JSON of a log; its fields are those of `Log`."""
+
+    events: list[tuple[int, int]]
+    marks: list[tuple[int, tuple[str, str]]]
+    roles: list[tuple[int, str]]
+    outputs: dict[str, list[int]]
+    workspaces: list[int]
+    flops: list[tuple[tuple[str, str], int | float]]
+    draws: bool
+    mixes: bool
+    moved: list[int]
+    sent: list[int]
+    stored: int
+    blocks: list[str]
+    traits: list[str]
+    validation_flops: float
+    unvalidated: str
+
+
 @dataclass
 class Log:
     events: list[Event] = field(default_factory=list)
@@ -79,13 +101,12 @@ class Log:
                 "unvalidated": self.unvalidated}
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Log:
-        return cls([Event(*event) for event in data["events"]],
-                   [(position, Moment(*moment)) for position, moment in data["marks"]], dict(data["roles"]), data["outputs"],
-                   set(data["workspaces"]),
-                   Counter({Moment(*moment): count for moment, count in data["flops"]}), data["draws"], data["mixes"],
-                   data["moved"], data["sent"], data["stored"], data["blocks"], set(data["traits"]), data["validation_flops"],
-                   data["unvalidated"])
+    def from_json(cls, data: Any) -> Log:
+        told = from_json(LogJson, data)
+        return cls([Event(*event) for event in told.events], [(position, Moment(*moment)) for position, moment in told.marks],
+                   dict(told.roles), told.outputs, set(told.workspaces), Counter({Moment(*moment): count for moment, count in told.flops}),
+                   told.draws, told.mixes, told.moved, told.sent, told.stored, told.blocks, set(told.traits), told.validation_flops,
+                   told.unvalidated)
 
     def moments(self) -> Iterator[tuple[Moment, list[Event]]]:
         """The log in consecutive stretches of one moment each."""

@@ -50,7 +50,7 @@ def library(name: str) -> str:
 def has_huge_pages() -> bool:
     """Whether the kernel gives huge pages to who asks for them."""
     try:
-        with open("/sys/kernel/mm/transparent_hugepage/enabled") as file:
+        with open("/sys/kernel/mm/transparent_hugepage/enabled", encoding="utf-8") as file:
             return "[never]" not in file.read()
     except OSError:
         return False

@@ -1,6 +1,7 @@
 """How long planning takes on this machine, by how long it took before: kept beside what is known of the machine."""
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
@@ -10,17 +11,27 @@ from shoestring.measure.probe import hardware_file
 MOST = 100   # plannings that are kept
 
 
+@dataclass(frozen=True)
+class PlanningSeconds:
+    seconds: dict[str, float]   # by question, the latest last
+
+
 def kept_at() -> Path:
     return hardware_file().with_name("planning-seconds.json")
 
 
 def expected_seconds(question: Path) -> float | None:
     """Seconds that the answer to a question (`earlier.place_of`) took the last time; else those that other plannings took, the median."""
-    found = read_kept(kept_at()).get("seconds", {})
+    found = kept_seconds()
     return found.get(question.stem) or (median(found.values()) if found else None)
 
 
 def remember_seconds(question: Path, seconds: float) -> None:
-    found = read_kept(kept_at()).get("seconds", {})
+    found = kept_seconds()
     found.pop(question.stem, None)
-    write_kept(kept_at(), {"seconds": dict([*found.items(), (question.stem, seconds)][-MOST:])})
+    write_kept(kept_at(), PlanningSeconds(dict([*found.items(), (question.stem, seconds)][-MOST:])))
+
+
+def kept_seconds() -> dict[str, float]:
+    found = read_kept(kept_at(), PlanningSeconds)
+    return found.seconds if found is not None else {}

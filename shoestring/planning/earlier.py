@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,17 @@ from shoestring.core.errors import Mistake
 from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.measure.cache import read_kept, write_kept
 from shoestring.measure.probe import hardware_file
-from shoestring.planning.plan import Plan, techniques_in
+from shoestring.planning.evidence.tasks import TechniqueSpec, specs_of, techniques_of
+from shoestring.planning.plan import Plan
 
 MOST = 500   # answers that are kept
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What is kept of a plan."""
+
+    techniques: tuple[TechniqueSpec, ...]
 
 
 def place_of(file: str, asked: Mapping[str, Any]) -> Path:
@@ -31,14 +40,14 @@ def place_of(file: str, asked: Mapping[str, Any]) -> Path:
 
 
 def chosen_earlier(place: Path) -> tuple[Technique, ...] | None:
-    found = read_kept(place)
+    found = read_kept(place, Choice)
     with suppress(Mistake):   # of another version
-        return techniques_in(found["techniques"]) if found else None
+        return techniques_of(found.techniques) if found is not None else None
     return None
 
 
 def remember_choice(place: Path, chosen: Plan) -> None:
-    write_kept(place, {"techniques": chosen.as_json()["techniques"]})
+    write_kept(place, Choice(specs_of(chosen.techniques)))
     with suppress(OSError):
         known = sorted(place.parent.glob("*.json"), key=lambda path: path.stat().st_mtime)
         for old in known[:-MOST]:

@@ -26,14 +26,27 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from shoestring.core.codec import Unreadable, from_json, to_json
-from shoestring.measure.cache import cache_folder, read_kept, write_kept
+from shoestring.core.codec import to_json
+from shoestring.core.regular import read_regular
+from shoestring.measure.cache import cache_folder, read_kept, value_of, write_kept
 from shoestring.planning.evidence.tasks import R, Task
 
 VERSION = 1
 MOST = 100             # jobs that are kept
 LARGEST = 32 << 20     # bytes of one file; a job with more is measured each time
+UNPACKED = 1 << 30     # bytes that its answers are at most, unpacked
 DRIFTED = 1.25         # times as fast or slow as the machine was: what was measured then does not count
+
+
+@dataclass(frozen=True)
+class KeptFile:
+    """What is on disk."""
+
+    version: int
+    when: float
+    speed: float
+    files: dict[str, str]
+    answers: str             # JSON, packed
 
 
 @dataclass
@@ -53,11 +66,9 @@ class Kept:
     def answer(self, question: Mapping[str, Any], kind: type[R], work: Callable[[], R]) -> R:
         """The answer to a question: the one that is kept, or what `work` finds."""
         key = digest(question)
-        if key in self.answers:
-            with suppress(Unreadable, KeyError, TypeError, ValueError):   # of a version that wrote it otherwise
-                found = from_json(kind, self.answers[key])
-                self.used |= key in self.earlier
-                return found
+        if key in self.answers and (found := value_of(kind, self.answers[key])) is not None:   # None: of a version that wrote it otherwise
+            self.used |= key in self.earlier
+            return found
         new = work()
         self.answers[key] = to_json(new)
         self.added, self.when = True, self.when or time.time()
@@ -77,7 +88,7 @@ class Kept:
         if len(packed) > LARGEST:
             return
         files = {**self.files, **digests(own_modules())}
-        write_kept(self.place, {"version": VERSION, "when": self.when, "speed": self.speed, "files": files, "answers": packed})
+        write_kept(self.place, KeptFile(VERSION, self.when, self.speed, files, packed))
         with suppress(OSError):
             for old in sorted(self.place.parent.glob("*.json"), key=lambda path: path.stat().st_mtime)[:-MOST]:
                 old.unlink(missing_ok=True)
@@ -88,13 +99,22 @@ def opened(about: Mapping[str, Any], speed: float, fresh: bool = False) -> Kept:
     new = Kept(cache_folder() / "evidence" / f"{digest(about)[:32]}.json", speed)
     if fresh:
         return new
-    found = read_kept(new.place)
-    with suppress(KeyError, TypeError, ValueError, AttributeError, zlib.error):
-        then, files = float(found["speed"]), dict(found["files"])
-        if found["version"] == VERSION and max(then, speed) <= DRIFTED * min(then, speed) and digests(files) == files:
-            answers = dict(json.loads(zlib.decompress(b85decode(found["answers"]))))
-            return Kept(new.place, then, answers, float(found["when"]), files, frozenset(answers))
-    return new
+    found = read_kept(new.place, KeptFile)
+    if found is None or found.version != VERSION or max(found.speed, speed) > DRIFTED * min(found.speed, speed):
+        return new
+    answers = unpacked(found.answers)
+    if not answers or digests(found.files) != found.files:
+        return new
+    return Kept(new.place, found.speed, answers, found.when, found.files, frozenset(answers))
+
+
+def unpacked(answers: str) -> dict[str, Any]:
+    """The answers in a file; none if they are not as `save` packs them."""
+    try:
+        data = json.loads(zlib.decompressobj().decompress(b85decode(answers), UNPACKED))
+    except (ValueError, zlib.error, RecursionError):
+        return {}
+    return data if isinstance(data, dict) else {}
 
 
 def digest(question: Mapping[str, Any]) -> str:
@@ -105,8 +125,8 @@ def digests(files: Iterable[str]) -> dict[str, str]:
     """SHA-256 of the content of files; those that are not there are left out."""
     found = {}
     for name in files:
-        with suppress(OSError):
-            found[name] = hashlib.sha256(Path(name).read_bytes()).hexdigest()
+        with suppress(OSError, ValueError):   # ValueError: no such path can be
+            found[name] = hashlib.sha256(read_regular(name)).hexdigest()
     return found
 
 

@@ -36,5 +36,5 @@ def knobs_of(name: str, file: str) -> list[str]:
 
 
 def source(file: str) -> ast.Module:
-    with open(file) as text:
+    with open(file, "rb") as text:
         return ast.parse(text.read(), file)

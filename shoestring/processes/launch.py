@@ -11,14 +11,16 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 from typing import IO, Any, TypeVar, cast
 
 from shoestring.core.codec import from_json
+from shoestring.core.signals import is_ignored
 from shoestring.planning.evidence.tasks import JobTask, Task
 from shoestring.processes.messages import Answer, Cause, Crashed, Failure, Happened, OutOfMemory, read_message
 from shoestring.processes.signals import stopping_gently
+from shoestring.processes.streams import closed_files, standard_files
 from shoestring.processes.tasks import TrainResult, TrainTask, written_task
 from shoestring.runs.checkpoints import newest_good
 from shoestring.runs.event import Event
@@ -34,9 +36,9 @@ def run_worker(task: Task[R], environment: Mapping[str, str], on_event: Callable
     `on_stop` is called when the worker has been asked to stop. What a job says while it is only measured was said before: it is shown if
     the worker fails, and else not.
     """
-    if is_recorded(task):
-        return worked(task, environment, on_event, lock, on_stop, None)
-    with os.fdopen(os.memfd_create("what a worker says"), "w+b") as aside:
+    with ExitStack() as stack:
+        stack.enter_context(standard_files())
+        aside = None if is_recorded(task) else stack.enter_context(os.fdopen(os.memfd_create("what a worker says"), "w+b"))
         return worked(task, environment, on_event, lock, on_stop, aside)
 
 
@@ -48,7 +50,7 @@ def worked(task: Task[R], environment: Mapping[str, str], on_event: Callable[[Ev
     child = subprocess.Popen(
         [sys.executable, "-m", "shoestring.processes.worker", str(writer)], stdin=subprocess.PIPE,
         stdout=error_stream() if aside is None else aside, stderr=aside, env=os.environ | dict(environment),
-        pass_fds=(writer,) if lock is None else (writer, lock), text=True, process_group=0,
+        pass_fds=(writer,) if lock is None else (writer, lock), encoding="utf-8", process_group=0,
     )
     os.close(writer)
     assert child.stdin is not None, "the pipe was asked for"
@@ -58,7 +60,7 @@ def worked(task: Task[R], environment: Mapping[str, str], on_event: Callable[[Ev
         child.stdin.write(written_task(task))
         child.stdin.close()
         stopped = Stopped(child)
-        with os.fdopen(reader) as lines, stopping_gently(stopped, asked, on_stop) if is_recorded(task) else nullcontext():
+        with os.fdopen(reader, encoding="utf-8") as lines, stopping_gently(stopped, asked, on_stop) if is_recorded(task) else nullcontext():
             for message in map(read_message, lines):
                 if isinstance(message, (Answer, Failure)):
                     last = message
@@ -79,13 +81,15 @@ def worked(task: Task[R], environment: Mapping[str, str], on_event: Callable[[Ev
 
 
 class Stopped:
-    """A worker that is asked to stop. Until it listens, SIGINT would end it with a traceback: it gets SIGTERM instead."""
+    """A worker that is asked to stop. Until it listens, SIGINT would end it with a traceback: it gets SIGTERM instead, or where it ignores
+    that, SIGKILL. Nothing is lost by either."""
 
     def __init__(self, child: subprocess.Popen[str]) -> None:
         self.child, self.listens = child, False
 
     def send_signal(self, sig: int) -> None:
-        self.child.send_signal(signal.SIGTERM if sig == signal.SIGINT and not self.listens else sig)
+        early = signal.SIGKILL if is_ignored(signal.SIGTERM) else signal.SIGTERM   # a child inherits what its parent ignores
+        self.child.send_signal(sig if self.listens else early)
 
 
 def error_stream() -> int:
@@ -93,7 +97,7 @@ def error_stream() -> int:
     try:
         return sys.stderr.fileno()
     except (AttributeError, OSError, ValueError):
-        return 2
+        return 2 if 2 not in closed_files() else subprocess.DEVNULL
 
 
 def stands(task: Task[Any]) -> str:
@@ -104,10 +108,19 @@ def stands(task: Task[Any]) -> str:
     onward = f"the same command with --run {task.recording.folder}"
     return f". Its last checkpoint is of step {good.step}: {onward} goes on from there" if good else (
         f". It had saved no checkpoint yet: {onward} begins anew")
+
+
 def show_aside(aside: IO[bytes]) -> None:
     """What a worker that failed has said, if it is not too much."""
     aside.seek(max(os.fstat(aside.fileno()).st_size - MOST_SAID, 0))
-    sys.stderr.write(aside.read().decode(errors="replace"))
+    say(aside.read().decode(errors="replace"))
+
+
+def say(text: str) -> None:
+    """On the error stream, if there is one and it can be written to."""
+    with suppress(OSError, ValueError):
+        if sys.stderr is not None:
+            sys.stderr.write(text)
 
 
 def is_recorded(task: Task[Any]) -> bool:
@@ -126,7 +139,7 @@ def ended_silently(code: int, asked: list[int], out_of_memory: bool, stands: str
     """What follows when a worker ends without a last message. Only training can be asked to stop."""
     if code == -signal.SIGKILL and out_of_memory:
         raise OutOfMemory("the kernel killed its process when the machine ran out of memory")
-    if asked and code == -signal.SIGTERM:   # asked to stop before it could listen
+    if asked and code in (-signal.SIGTERM, -signal.SIGKILL):   # asked to stop before it could listen
         return TrainResult(stopped=0)
     raise Crashed(ending_text(code) + stands)
 
@@ -136,7 +149,7 @@ def memory_kills() -> int:
     count = 0
     for path in ("/proc/vmstat", "/sys/fs/cgroup/memory.events"):
         with suppress(OSError):
-            lines = Path(path).read_text().splitlines()
+            lines = Path(path).read_text(encoding="utf-8").splitlines()
             count += sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
     return count
 

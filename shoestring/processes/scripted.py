@@ -6,11 +6,9 @@ made has no file that tells whether it is still the same one; what can be seen o
 from __future__ import annotations
 
 import hashlib
-import signal
-import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from shoestring.core.files import write_whole
 from shoestring.core.job import Job
 from shoestring.core.options import as_arguments
 from shoestring.core.run import brought_home
+from shoestring.core.signals import deliver, handlers_restored
 from shoestring.data.lengths import check_given
 from shoestring.jobfile import IMPORTED, resolved_arguments
 from shoestring.planning.outcome import plan_file
@@ -50,27 +49,15 @@ def described(job: Job, model: nn.Module) -> str:
     return f'"""A job that a script made; this is what can be seen of it.\n\n{type(model).__name__}\n{weights}\n\n{numbers}\n"""\n'
 
 
-def request_of(job: Job, model: nn.Module) -> tuple[Request, str]:
+def request_of(job: Job, model: nn.Module) -> tuple[Request, bytes]:
     """What a script asks for, and the source of its job."""
     if job.origin is not None:
         path = Path(job.origin.file)
         asked = request_for(path, dict(job.origin.flags), None, None, False, None)
-        return replace(asked, arguments=resolved_arguments(job)), path.read_text()
-    text = described(job, model)
+        return replace(asked, arguments=resolved_arguments(job)), path.read_bytes()
+    text = described(job, model).encode()
     name = f"{type(model).__name__}.py"   # named as a file of it would be
-    return Request(job=name, source=hashlib.sha256(text.encode()).hexdigest(), environment=environment_now()), text
-
-
-@contextmanager
-def signals_kept() -> Iterator[None]:
-    """While inside, Ctrl-C and SIGTERM may mean something else, where Python lets us say so: in the main thread."""
-    numbers = (signal.SIGTERM, signal.SIGINT) if threading.current_thread() is threading.main_thread() else ()
-    before = {number: signal.getsignal(number) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    return Request(job=name, source=hashlib.sha256(text).hexdigest(), environment=environment_now()), text
 
 
 class Scripted:
@@ -117,21 +104,24 @@ class Scripted:
         """Train: number, loss and metrics of every step. Whoever stops asking leaves a run that can be gone on with."""
         folder = self.held.folder
         try:
-            with signals_kept():
+            with handlers_restored():
                 recording = Recording(str(folder.path), self.cadence, self.held.request.memory, self.plan.process_bytes)
                 made = Training(self.job, self.plan.techniques, recording, silent, expected(self.plan), self.model)
                 assert made.recorder is not None, "there is a folder"
                 try:
                     for number in made.each():
                         yield number, made.losses[-1], made.course.metrics(number)
+                    self.ended(made)
                 except GeneratorExit:
                     made.recorder.stop = "the script did not ask for more"
                     self.ended(made)
                     raise
-                self.ended(made)
-                asked = made.recorder.stop
+                finally:
+                    made.feed.close()
+                    made.recorder.close()
+                asked = made.recorder.signal
             if asked and not made.course.over(made.number):   # saved; now the signal does what it would have done
-                raise KeyboardInterrupt if "Ctrl-C" in asked else SystemExit(128 + signal.SIGTERM)
+                deliver(asked)
         except Exception as error:
             with suppress(OSError):
                 note_failure(folder.path, error)

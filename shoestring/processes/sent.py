@@ -115,7 +115,8 @@ def sent(job: Job, model: nn.Module | None, folder: Path, devices: int) -> Job:
     folders = (Path(one).resolve() for one in sys.path)
     path = [str(one) for one in folders if not (one / JOB).exists()]   # without those of jobs that were sent, which come and go
     seen = described(job, model_of(job.model) if model is None else model)   # so the same job has the same file, wherever it lies
-    file.write_text(FILE.format(digest=hashlib.sha256(seen.encode()).hexdigest(), file=script_file(), module=script_module(), path=path))
+    file.write_text(FILE.format(digest=hashlib.sha256(seen.encode()).hexdigest(), file=script_file(), module=script_module(), path=path),
+                    encoding="utf-8")
     return replace(loaded_job(file, {}), mesh=job.mesh)
 
 
@@ -200,7 +201,7 @@ def check_guard(name: str, devices: int) -> None:
     if not file:
         raise Mistake(f"--devices {devices} starts processes that have to find {name}, which was defined at a prompt or in a notebook, "
                       f"where they can't look: put it into a module and import it, or write a job file and give its path")
-    lines = ast.parse(Path(file).read_text()).body
+    lines = ast.parse(Path(file).read_bytes()).body
     if not any(isinstance(one, ast.If) and "__name__" in ast.dump(one.test) for one in lines):
         raise Mistake(f"--devices {devices} starts processes that import {Path(file).name} to find {name} there, and would begin "
                       f"anew: {GUARD}")

@@ -2,10 +2,11 @@
 from __future__ import annotations
 
 import signal
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
+
+from shoestring.core.signals import listening
 
 
 class Stoppable(Protocol):
@@ -18,26 +19,15 @@ class Stoppable(Protocol):
 def stopping_gently(workers: Stoppable, asked: list[int], on_stop: Callable[[], None]) -> Iterator[None]:
     """While inside, a signal to stop is passed on and added to `asked`.
 
-    The first lets the workers save, and `on_stop` is called; the second kills them. Only the main thread of a process can have signals:
-    in another one, nothing is passed on.
+    The first lets the workers save, and `on_stop` is called; the second kills them.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
     def stop(number: int, frame: Any) -> None:
         asked.append(number)
         if len(asked) == 1:
             on_stop()
-        gentle = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM   # so that it knows who asked
-        workers.send_signal(gentle if len(asked) == 1 else signal.SIGKILL)
+        workers.send_signal(number if len(asked) == 1 else signal.SIGKILL)   # the very one, so that they can say who asked
         if len(asked) > 1:
             raise KeyboardInterrupt
 
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, stop) for number in numbers}
-    try:
+    with listening(stop):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -19,6 +19,7 @@ with Uncollected():   # torch is imported here
     from shoestring.core.private import load_compiler
     from shoestring.planning.evidence.tasks import AnchorTask, JobTask, PiecesTask, RehearseTask, SampleTask, Task, TrialTask
     from shoestring.processes.messages import Answer, Cause, Failure, Message, Send, happened, written_message
+    from shoestring.processes.streams import prepare_streams
     from shoestring.processes.tasks import DoctorTask, LinkSpeedTask, TrainTask, read_task
     from shoestring.runs.event import Event, Failed
     from shoestring.runs.events import note
@@ -56,14 +57,15 @@ def done(task: Task[Any], send: Send, link: Link | None = None) -> Any:
 
 
 def main() -> None:
-    pipe = os.fdopen(int(sys.argv[1]), "w", buffering=1)
+    prepare_streams()
+    pipe = os.fdopen(int(sys.argv[1]), "w", buffering=1, encoding="utf-8")
     turn = threading.Lock()   # a checkpoint is finished, and told of, by a thread of its own
 
     def send(message: Message) -> None:
         with turn:
             pipe.write(written_message(message) + "\n")
 
-    task = read_task(sys.stdin.read())
+    task = read_task(sys.stdin.buffer.read().decode())
     if isinstance(task, JobTask):
         load_compiler()
     last = last_message(task, lambda: done(task, send))

@@ -101,7 +101,7 @@ def draft(folder: Path, step: int, weights: Mapping[str, Tensor | StoredTensor],
         document = packed(state, tensors, "state")
         write_tensors(path / "weights.safetensors", weights, {"format": "pt"} | {f"alias {name}": of for name, of in aliases.items()})
         write_tensors(path / "state.safetensors", tensors)
-        (path / "state.json").write_text(json.dumps(document))
+        (path / "state.json").write_text(json.dumps(document), encoding="utf-8")
     except BaseException:
         shutil.rmtree(path, ignore_errors=True)
         raise

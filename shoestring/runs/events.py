@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import time
+import weakref
 from binascii import crc32
 from dataclasses import fields, replace
 from pathlib import Path
@@ -141,6 +142,7 @@ class Events:
 
     def __init__(self, folder: Path) -> None:
         self.file = regular(folder / NAME, os.O_RDWR | os.O_APPEND | os.O_CREAT)
+        self.closed = weakref.finalize(self, os.close, self.file)   # also if a failure keeps its owner from closing it
         size = os.fstat(self.file).st_size
         self.torn = size > 0 and os.pread(self.file, 1, size - 1) != b"\n"   # somebody died in the middle of a line
 
@@ -155,7 +157,7 @@ class Events:
         return event
 
     def close(self) -> None:
-        os.close(self.file)
+        self.closed()
 
 
 def note(folder: Path, event: Event) -> None:

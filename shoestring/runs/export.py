@@ -133,7 +133,7 @@ def export_peft(checkpoint: Checkpoint, job: Job, target: Path, trained: bool = 
         "target_modules": "|".join(f"(?:{re.escape(name)})" for name in state["A"]), "fan_in_fan_out": kinds == {True},
         "modules_to_save": whole or None, "base_model_name_or_path": base, "task_type": None, "init_lora_weights": True}
     with drafted(target, folder=True) as draft:
-        (draft / "adapter_config.json").write_text(json.dumps(config, indent=2))
+        (draft / "adapter_config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
         write_tensors(draft / "adapter_model.safetensors", tensors, {"format": "pt"})
     return target
 
@@ -221,7 +221,7 @@ def export_steps(folder: Folder, kind: str, target: Path) -> tuple[Path, list[st
     if kind == "json":
         write_whole(target, json.dumps(report.as_json(), indent=1).encode())
         return target, list(report.damage)
-    with drafted(target) as draft, open(draft, "w", newline="") as file:
+    with drafted(target) as draft, open(draft, "w", newline="", encoding="utf-8") as file:
         rows = csv.writer(file)
         names = list(dict.fromkeys(name for one in history.validated for name in one.metrics))
         found = {one.step: one.metrics for one in history.validated}   # steps that were not validated have nothing there

@@ -88,12 +88,12 @@ class Folder:
     def write(self, name: str, data: Mapping[str, Any]) -> None:
         write_whole(self.path / name, sealed(data))
 
-    def begin(self, request: Request, source: str) -> None:
+    def begin(self, request: Request, source: bytes) -> None:
         self.write("run.json", to_json(request))
         self.keep_source(source)
 
-    def keep_source(self, source: str) -> None:
-        write_whole(self.path / "job.py", source.encode())
+    def keep_source(self, source: bytes) -> None:
+        write_whole(self.path / "job.py", source)
 
     def set_aside(self) -> None:
         """Move what is here out of the way, for a fresh beginning; nothing is deleted. The lock goes with it: take the new one."""

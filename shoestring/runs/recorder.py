@@ -3,9 +3,7 @@ from __future__ import annotations
 
 import math
 import os
-import signal
 import sys
-import threading
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -16,6 +14,7 @@ import torch
 
 from shoestring.core.link import Link, agreement, agreement_bytes
 from shoestring.core.run import Run, gathered, traffic
+from shoestring.core.signals import asked_by, listen
 from shoestring.core.units import bytes_text
 from shoestring.course import DATA_ENDED, Course
 from shoestring.data.feed import Feed
@@ -58,10 +57,9 @@ class Recorder:
         self.modules = 0        # that this process had imported when they were last looked at
         self.step = 0
         self.stop = ""          # why to stop; empty: go on
+        self.signal = 0         # that asked for it, if one did
         self.warned = False
-        if threading.current_thread() is threading.main_thread():   # elsewhere, in a notebook's thread, Python does not let us
-            for number in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(number, self.asked_to_stop)
+        listen(self.asked_to_stop)
 
     def tell(self, event: Event) -> None:
         if self.events is None:
@@ -75,7 +73,7 @@ class Recorder:
     def asked_to_stop(self, number: int, frame: Any) -> None:
         if self.stop:
             os._exit(128 + number)
-        self.stop = "interrupted (Ctrl-C)" if number == signal.SIGINT else f"asked to by {signal.Signals(number).name}"
+        self.stop, self.signal = asked_by(number), number
 
     def look(self) -> bool:
         """Find the newest good checkpoint; gives whether there is one. The first worker looks for all."""
@@ -212,6 +210,13 @@ class Recorder:
         else:
             self.tell(Finished(self.step, why, feed.epochs))
         return lost
+
+    def close(self) -> None:
+        """Leave no thread and no open file behind, however the run ended."""
+        self.saver.close()
+        if self.events is not None:
+            self.events.close()
+            self.events = None
 
     def unsaved(self) -> str:
         step = self.saver.saved_step

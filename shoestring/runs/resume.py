@@ -111,7 +111,7 @@ def settled(now: Request, before: Request) -> Request:
                                      for name, value in now.federated.items()})
 
 
-def opened(path: Path, asked: Request, source: str, fresh: bool, adopt: bool, usual: Mapping[str, Any] | None = None,
+def opened(path: Path, asked: Request, source: bytes, fresh: bool, adopt: bool, usual: Mapping[str, Any] | None = None,
            resolve: Resolve | None = None) -> Opened:
     """Lock a folder and settle what it is for: a new run, or the one that is there if it is the same. A run without a finished step is
     nobody's: whoever asks for something else takes its folder. `source`: of the job; `usual`: values of the job's flags that are not
@@ -140,7 +140,7 @@ def opened(path: Path, asked: Request, source: str, fresh: bool, adopt: bool, us
         raise
 
 
-def begun(folder: Folder, lock: Lock, asked: Request, source: str, resolve: Resolve | None) -> Opened:
+def begun(folder: Folder, lock: Lock, asked: Request, source: bytes, resolve: Resolve | None) -> Opened:
     """A new run in a folder."""
     request = asked
     if resolve is not None:
@@ -151,7 +151,7 @@ def begun(folder: Folder, lock: Lock, asked: Request, source: str, resolve: Reso
     return Opened(folder, lock, request, True)
 
 
-def gone_on(folder: Folder, lock: Lock, before: Request, asked: Request, source: str, adopt: bool, usual: Mapping[str, Any] | None,
+def gone_on(folder: Folder, lock: Lock, before: Request, asked: Request, source: bytes, adopt: bool, usual: Mapping[str, Any] | None,
             resolve: Resolve | None) -> Opened | None:
     """The run that is in a folder, if it is the same or is adopted; None: it came to nothing, and another is asked for."""
     path, beside, request = folder.path, Path(asked.job).parent, settled(asked, before)

@@ -7,11 +7,14 @@ from __future__ import annotations
 import secrets
 import socket
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import BufferedReader, RawIOBase
 from socketserver import TCPServer
-from threading import Event
+from threading import BoundedSemaphore, Event
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -19,6 +22,9 @@ from shoestring.core.errors import Mistake
 from shoestring.web.guard import WILDCARDS, has_token, is_loopback, is_own_host
 
 TEXT = "text/plain; charset=utf-8"
+ASKING = 10.0    # seconds in which a client must have sent its whole request
+AT_ONCE = 200    # connections that are answered at the same time, each by a thread; a page that is open holds one
+FULL = b"HTTP/1.0 503 Service Unavailable\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\nToo many pages are open.\n"
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,7 @@ class Server(ThreadingHTTPServer):
 
     def __init__(self, handler: type[Handler], headers: Mapping[str, str], host: str = "127.0.0.1", port: int = 0) -> None:
         self.host, self.headers, self.closing = host, headers, Event()
+        self.places, self.clock = BoundedSemaphore(AT_ONCE), time.monotonic
         self.token = "" if is_loopback(host) else secrets.token_urlsafe(24)
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
@@ -43,6 +50,23 @@ class Server(ThreadingHTTPServer):
         except (OSError, OverflowError) as error:
             raise Mistake(f"can't listen on {host or 'all addresses'}, port {port} ({error}): give another --port, or none to have a "
                           f"free one picked, and a --host of this machine") from error
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self.places.acquire(blocking=False):
+            with suppress(OSError):
+                request.sendall(FULL)
+            return self.shutdown_request(request)
+        try:
+            return super().process_request(request, client_address)
+        except BaseException:   # no thread could be started
+            self.places.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self.places.release()
 
     def server_bind(self) -> None:
         TCPServer.server_bind(self)   # HTTPServer would ask a name server for our name
@@ -63,9 +87,31 @@ class Server(ThreadingHTTPServer):
         super().server_close()
 
 
+class RequestReader(RawIOBase):
+    """What a client sends, until the time for its request is over: a client that sends a byte now and then would never be too slow for a
+    limit on each of them."""
+
+    def __init__(self, connection: socket.socket, clock: Callable[[], float]) -> None:
+        self.connection, self.clock = connection, clock
+        self.until = clock() + ASKING
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        left, usual = self.until - self.clock(), self.connection.gettimeout()
+        if left <= 0:
+            raise TimeoutError("the request took too long")
+        self.connection.settimeout(left)
+        try:
+            return self.connection.recv_into(buffer)
+        finally:
+            self.connection.settimeout(usual)
+
+
 class Handler(BaseHTTPRequestHandler):
     server: Server
-    timeout = 30              # seconds that a client may take to ask
+    timeout = 30              # seconds that a client may take to receive something
     command_name = "serve"    # of `shoestring`, which printed the address
     home = "There is nothing here.\n"   # what else to say of an address that is none
 
@@ -73,11 +119,27 @@ class Handler(BaseHTTPRequestHandler):
         """Answer a request that passed the guard."""
         self.answer(404, self.home)
 
+    def setup(self) -> None:
+        super().setup()
+        self.rfile.close()
+        self.rfile = BufferedReader(RequestReader(self.connection, self.server.clock))
+
+    def parse_request(self) -> bool:
+        """Refuse a request that names two hosts: whoever looks at the other one would be deceived."""
+        if not super().parse_request():
+            return False
+        if len(self.headers.get_all("Host", ())) > 1:
+            self.answer(400, "A request names one host.\n")
+            return False
+        return True
+
     def do_GET(self) -> None:
         try:
             asked = urlsplit(self.path)
         except ValueError:
             return self.answer(400, "This is no address. " + self.home)
+        if asked.netloc:   # a host in the address itself is one more
+            return self.answer(400, "Ask for an address on this server. " + self.home)
         query = {name: values[0] for name, values in parse_qs(asked.query).items()}
         server, cookie = self.server, f"shoestring-{self.server.server_port}"
         printed = f"that `shoestring {self.command_name}` printed.\n"

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from shoestring.commands.main import main
 from shoestring.core.units import bytes_text
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
@@ -153,6 +154,23 @@ QUICK = [["--help"], ["plan", "--help"], ["plan", "NET", "--widht", "3"], ["plan
          ["train", "NET", "--use", "Checkpoint(every=2"], ["watch", "missing"], ["export", "missing", "--to", "csv"]]
 
 
+@pytest.mark.parametrize("command", ["plan", "train", "distill", "federate", "compress", "verify"])
+@pytest.mark.parametrize("job", ["nothing.py", "broken.py", "folder", "run"])
+def test_help_is_shown_whatever_the_job_is(command: str, job: str, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "broken.py").write_text("def job(:")
+    for name in ("folder", "run"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "run" / "job.py").write_text("def job(width: int = 7):\n    raise SystemExit('help runs no job')\n")
+    for words in ([command, job, "--help"], [command, "--help", job]):
+        with pytest.raises(SystemExit) as ended:
+            main(words)
+        shown = capsys.readouterr().out
+        assert ended.value.code in (0, None) and f"usage: shoestring {command}" in shown
+        assert ("--width" in shown) if job == "run" else ("they can't be shown" in shown)
+
+
 def test_help_lists_the_flags_of_the_job(net: Path) -> None:
     shown = [shoestring("train", *words).stdout for words in ((net, "--help"), ("--help", net))]
     assert shown[0] == shown[1] and "flags of the job net.py:" in shown[0]
@@ -199,6 +217,8 @@ def test_a_package_brings_a_command_by_an_entry_point(tmp_path: Path) -> None:
     path = {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
     done = shoestring("sweep", "--many", 3, python=REAL, **path)
     assert (done.returncode, done.stdout) == (7, "3 False\n"), done.stderr
+    shown = " ".join(shoestring("--help", python=REAL, **path).stdout.split())
+    assert "commands of other packages: broken (nothing_like_it), sweep (sweeping)" in shown and "doctor (" not in shown
     assert "'--few' is no option of sweep" in shoestring("sweep", "--few", python=REAL, **path).stderr
     broken = shoestring("broken", python=REAL, **path)
     assert broken.returncode == 2 and "the command broken of nothing_like_it can't be imported" in broken.stderr

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from shoestring.commands import output
 from shoestring.commands.moving_line import MovingLine
 from shoestring.commands.progress import Shower, telling
 from shoestring.commands.ticker import Ticker
+from shoestring.processes import streams
 from shoestring.runs.event import Begun, Stepped, Validated, Warned
 from shoestring.runs.events import Events
 from shoestring.runs.folder import Folder
@@ -124,11 +124,11 @@ def test_planning_says_what_it_does_and_leaves_nothing(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(("settings", "shown"), [({"LC_ALL": "C"}, "##.. 5 ... \\u4e16"), ({"LC_ALL": "C.UTF-8"}, "██░░ 5 … 世"),
                                                   ({"PYTHONIOENCODING": "latin-1"}, "##.. 5 ... \\u4e16")])
 def test_a_terminal_without_other_characters_gets_ascii(settings: dict[str, str], shown: str) -> None:
-    code = "import sys\nfrom shoestring.commands.output import speak_plainly\nspeak_plainly(sys.stdout)\nprint('██░░ 5 … 世')"
+    code = "import sys\nfrom shoestring.processes.streams import speak_plainly\nspeak_plainly(sys.stdout)\nprint('██░░ 5 … 世')"
     variables = {name: value for name, value in os.environ.items() if name not in ("LC_ALL", "LC_CTYPE", "LANG", "PYTHONIOENCODING")}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=variables | settings)
     assert done.stdout.decode() == shown + "\n", done.stderr
 
 
 def test_every_character_of_ours_has_a_plain_one() -> None:
-    assert all(text.isascii() for text in output.PLAIN.values())
+    assert all(text.isascii() for text in streams.PLAIN.values())

@@ -12,8 +12,9 @@ FILES = [path.relative_to(ROOT).as_posix() for path in sorted(ROOT.rglob("*.py")
 
 # Names with an underscore that their libraries document: a process's end without clean-up, and what every named tuple has
 DOCUMENTED = {"_exit", "_replace", "_fields", "_asdict"}
-# Who reads or changes variables of the environment: what starts processes or runs in one that was started, and the commands
-ENVIRONMENT = ("commands/", "processes/", "measure/instructions.py")
+# Who reads or changes variables of the environment: what starts processes or runs in one that was started, the commands, and who asks
+# where caches are
+ENVIRONMENT = ("commands/", "processes/", "measure/instructions.py", "measure/cache.py")
 TOO_LONG = 400   # lines of a file
 
 

@@ -152,7 +152,7 @@ def test_only_regular_files_are_read(kind: str, tmp_path: Path) -> None:
         there.symlink_to("/dev/zero")
     elif kind == "folder":
         there.mkdir()
-    assert read_kept(there) == {}
+    assert read_kept(there, dict) is None
 
 
 def test_a_kept_file_is_there_whole_or_not_at_all_and_drafts_of_the_dead_are_cleared(
@@ -162,16 +162,16 @@ def test_a_kept_file_is_there_whole_or_not_at_all_and_drafts_of_the_dead_are_cle
     (tmp_path / "kept.json.tmp-1").write_text('{"a"')
     monkeypatch.setattr(Path, "rename", lambda *given: (_ for _ in ()).throw(OSError(28, "full")))
     write_kept(there, {"a": 2})                                # could not be finished, and nobody is troubled with it
-    assert read_kept(there) == {"a": 1}
+    assert read_kept(there, dict) == {"a": 1}
     monkeypatch.undo()
     write_kept(there, {"a": 3})
-    assert read_kept(there) == {"a": 3} and [path.name for path in tmp_path.iterdir()] == ["kept.json"]
+    assert read_kept(there, dict) == {"a": 3} and [path.name for path in tmp_path.iterdir()] == ["kept.json"]
 
 
 def test_a_home_that_can_not_be_written_to_troubles_nobody(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     write_kept(tmp_path / "file" / "kept.json", {"a": 1})
-    assert read_kept(tmp_path / "file" / "kept.json") == {}
+    assert read_kept(tmp_path / "file" / "kept.json", dict) is None
 
 
 STAT = """cpu  999 0 999 999 0 0 0 0 0 0
@@ -182,7 +182,7 @@ intr 1 2 3
 
 
 def test_how_busy_others_are_is_read_of_the_cores_that_we_may_use_and_without_what_we_took(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Path, "read_text", lambda path: STAT)
+    monkeypatch.setattr(Path, "read_text", lambda path, encoding: STAT)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
     monkeypatch.setattr(os, "sysconf", lambda name: 100)
     monkeypatch.setattr(os, "times", lambda: os.times_result((0.5, 0.25, 0.15, 0.1, 99.0)))

@@ -30,8 +30,8 @@ class Child:
 
 @pytest.mark.parametrize(("listens", "number", "passed"), [
     (True, signal.SIGINT, signal.SIGINT), (False, signal.SIGINT, signal.SIGTERM), (True, signal.SIGTERM, signal.SIGTERM),
-    (True, signal.SIGHUP, signal.SIGTERM)])
-def test_ctrl_c_reaches_a_worker_as_that_once_it_listens(listens: bool, number: int, passed: int) -> None:
+    (True, signal.SIGHUP, signal.SIGHUP), (False, signal.SIGHUP, signal.SIGTERM)])
+def test_a_signal_reaches_a_worker_as_that_once_it_listens(listens: bool, number: int, passed: int) -> None:
     child, asked = Child(), list[int]()
     worker = Stopped(child)   # type: ignore[arg-type]
     worker.listens = listens

@@ -64,7 +64,7 @@ class Trained:
         self.job, self.path = place / "small.py", place / "run"
         self.job.write_text(JOB)
         self.asked = request_for(self.job, {"width": 5}, 1 << 30, None, False, None)
-        held = opened(self.path, self.asked, self.job.read_text(), False, False)
+        held = opened(self.path, self.asked, self.job.read_bytes(), False, False)
         chosen = Plan(techniques, 1, 2, 3.0)
         held.folder.write("plan.json", plan_file(chosen, {}))
         task = train_task(self.job, 6, chosen.as_json()["techniques"], self.path, {"steps": 2}, {"width": 5})
@@ -84,7 +84,7 @@ class Trained:
 
     def outlook(self) -> tuple[Any, str, bool]:
         """What is trained from: the request and the plan; the checkpoint; and whether a newer one was passed over, which is told."""
-        held = opened(self.path, self.asked, self.job.read_text(), False, False)
+        held = opened(self.path, self.asked, self.job.read_bytes(), False, False)
         try:
             plan = kept_plan(held.folder, False)
             good, bad = newest_good(held.folder.checkpoints, PARTS)
@@ -356,7 +356,7 @@ def test_a_folder_that_only_looks_like_a_checkpoint_is_none(trained: Trained) ->
 def test_a_damaged_plan_to_go_on_with_leaves_the_plan_that_was(trained: Trained) -> None:
     following, whole = trained.path / "plan-next.json", (trained.path / "plan.json").read_bytes()
     following.write_bytes(whole.replace(b'"pieces": 2', b'"pieces": 3'))
-    held = opened(trained.path, trained.asked, trained.job.read_text(), False, False)
+    held = opened(trained.path, trained.asked, trained.job.read_bytes(), False, False)
     try:
         with pytest.raises(Mistake, match=r"plan-next.json is damaged .*: leave --replan out"):
             settled_plan(Namespace(replan=True), None, held)   # type: ignore[arg-type]

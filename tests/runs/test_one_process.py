@@ -38,7 +38,7 @@ while not (place / "go").exists():
 won = 0
 while won < rounds:
     try:
-        held = opened(place / "run", asked, (place / "job.py").read_text(), True, False)
+        held = opened(place / "run", asked, (place / "job.py").read_bytes(), True, False)
     except Mistake as refused:
         assert "in use by process" in str(refused), refused
         continue
@@ -70,7 +70,7 @@ def asked() -> Request:
 
 def begun(place: Path) -> Opened:
     (place / "job.py").write_text("")
-    return opened(place / "run", asked(), (place / "job.py").read_text(), fresh=False, adopt=False)
+    return opened(place / "run", asked(), (place / "job.py").read_bytes(), fresh=False, adopt=False)
 
 
 @pytest.mark.parametrize("kill", [0, 1, 2, 3])   # at the first, second ... moment at which something is about to reach the disk

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from markupsafe import Markup
 
-from shoestring.show.page import content, from_packages, page
+from shoestring.show.page import content, from_packages, guarded, page
 from shoestring.show.page.overview import curves, overview, summary
 
 MIB = 1 << 20
@@ -341,3 +341,21 @@ def test_an_overview_has_a_row_for_each_run_that_leads_to_it() -> None:
     assert well_nested(text)
     for words in ("2 runs", "1 training, 1 died", 'href="/run/a%2Fb%20%3Cc%3E"', "a/b &lt;c&gt;", "1 warning", 'href="/run/second"'):
         assert words in text, words
+
+
+class Unsayable(Exception):
+    def __str__(self) -> str:
+        raise ValueError("not even that")
+
+
+def raising(error: BaseException) -> str:
+    raise error
+
+
+@pytest.mark.parametrize(("section", "told"), [
+    (lambda entries: None, "it gave a NoneType, not text"), (lambda entries: 3, "it gave a int, not text"),
+    (lambda entries: raising(KeyError("x")), "KeyError"), (lambda entries: raising(SystemExit(3)), "SystemExit: 3"),
+    (lambda entries: raising(Unsayable()), "Unsayable"), ("no function", "TypeError")])
+def test_a_section_that_gives_no_text_or_raises_is_told_in_its_place(section: Any, told: str) -> None:
+    found = page({"job": "gpt"}, [guarded("theirs", lambda: section)])
+    assert "theirs can&#39;t be shown" in found and told in found and "</html>" in found

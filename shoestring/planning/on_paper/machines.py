@@ -50,7 +50,7 @@ class Machines:
 
 def machines(path: Path) -> Machines:
     cluster(path, 1)   # refuses what is wrong with the file as a cluster, in its own words
-    told: dict[str, Any] = {**MAY_BE_LEFT_OUT, **ON_PAPER, **json.loads(path.read_text())}
+    told: dict[str, Any] = {**MAY_BE_LEFT_OUT, **ON_PAPER, **json.loads(path.read_bytes())}
     if not told["peak"]:
         raise Mistake(f"{path} does not say the peak of its devices by precision, which a plan on paper needs: add for example {EXAMPLE}")
     try:

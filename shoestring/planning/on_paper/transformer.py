@@ -78,7 +78,7 @@ class Transformer:
 def read_transformer(path: Path) -> Transformer:
     """A transformer from a JSON file with its numbers."""
     try:
-        told = json.loads(path.read_text())
+        told = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise Mistake(f"there is no {path}: describe the model in a file such as {EXAMPLE}") from None
     except (OSError, ValueError) as error:

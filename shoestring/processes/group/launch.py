@@ -15,8 +15,8 @@ from __future__ import annotations
 import logging
 import signal
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar, cast
 
 import torch
@@ -33,6 +33,7 @@ from shoestring.processes.group.supervisor import LOOK, StoppedUnsaved, Supervis
 from shoestring.processes.launch import is_recorded
 from shoestring.processes.messages import Closing, Crashed
 from shoestring.processes.signals import stopping_gently
+from shoestring.processes.streams import standard_files
 from shoestring.processes.tasks import TrainResult
 from shoestring.runs.event import Event, Failed
 from shoestring.runs.events import note
@@ -56,8 +57,7 @@ def run_group(task: Task[R], environment: Mapping[str, str], on_event: Callable[
         raise Mistake(f"--devices {devices}: this machine has {torch.cuda.device_count()} GPUs, and every worker needs one of its own")
     rendezvous = nodes or Rendezvous()
     rendezvous.patience = patience
-    silence_agent()
-    with temporary_folder() as private:
+    with silent_agent(), standard_files(), temporary_folder() as private:
         supervisor = Supervisor(private, task, on_event, rendezvous, patience, restarts, expected)
         server = ForkServer(group_environment(rendezvous, devices) | dict(environment), private, lock)
         spec = WorkerSpec("worker", devices, rendezvous, monitor_interval=LOOK, max_restarts=sys.maxsize,
@@ -111,12 +111,17 @@ def group_environment(rendezvous: Rendezvous, devices: int) -> dict[str, str]:
     return threads(devices) | link | {"TORCH_CPP_LOG_LEVEL": "ERROR", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 
 
-def silence_agent() -> None:
-    """What torch's agent logs is for people who develop it."""
-    log = logging.getLogger("torch.distributed.elastic")
-    log.propagate = False
-    if not log.handlers:
-        log.addHandler(logging.NullHandler())
+@contextmanager
+def silent_agent() -> Iterator[None]:
+    """While inside, torch's agent logs nothing: that is for people who develop it."""
+    log, nowhere = logging.getLogger("torch.distributed.elastic"), logging.NullHandler()
+    before, log.propagate = log.propagate, False
+    log.addHandler(nowhere)
+    try:
+        yield
+    finally:
+        log.propagate = before
+        log.removeHandler(nowhere)
 
 
 class Agent(SimpleElasticAgent):

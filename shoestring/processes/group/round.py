@@ -26,11 +26,11 @@ class Round:
 
 
 def write_round(folder: Path, task: Task[Any], of: Round) -> None:
-    (folder / NAME).write_text(json.dumps({"task": written_task(task), "round": to_json(of)}))
+    (folder / NAME).write_text(json.dumps({"task": written_task(task), "round": to_json(of)}), encoding="utf-8")
 
 
 def read_round(folder: Path) -> tuple[Task[Any], Round]:
-    data = json.loads((folder / NAME).read_text())
+    data = json.loads((folder / NAME).read_bytes())
     return read_task(data["task"]), from_json(Round, data["round"])
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
@@ -15,13 +14,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from shoestring.core.signals import STOP
 from shoestring.core.units import seconds_text
 from shoestring.planning.evidence.tasks import JobTask, Task
 from shoestring.processes.group.channel import PEER_LOST, Receiver
 from shoestring.processes.group.decision import TRIES, Decision, Setback, decided
 from shoestring.processes.group.rendezvous import Rendezvous
 from shoestring.processes.group.round import Round, write_round
-from shoestring.processes.launch import exit_reason, fingerprint, memory_kills, result_of
+from shoestring.processes.launch import exit_reason, fingerprint, memory_kills, result_of, say
 from shoestring.processes.messages import (
     Answer,
     Crashed,
@@ -99,7 +99,7 @@ class Supervisor:
 
     def send_signal(self, sig: int) -> None:
         """Ask the group to stop, as `signals.stopping_gently` does. Killing it is the agent's business."""
-        if sig not in (signal.SIGTERM, signal.SIGINT):
+        if sig not in STOP:
             return
         if not self.rendezvous.leads:
             self.rendezvous.tell(StopAsked())
@@ -149,7 +149,7 @@ class Supervisor:
                 self.tell(Reformed(self.world, after, self.step,
                                    f"{self.world} workers go on from {step_text(self.step)}, {seconds_text(after)} later"))
             if self.asked:   # before it could listen
-                self.send_signal(signal.SIGINT if self.asked[0] == signal.SIGINT else signal.SIGTERM)
+                self.send_signal(self.asked[0])
         elif isinstance(event, Saved):
             self.saved = event.step
         elif isinstance(event, Stepped):
@@ -200,7 +200,7 @@ class Supervisor:
             return
         decision = decided(Setback(self.failures, bool(self.asked), deaths, memory_kills() > self.kills))
         if decision is Decision.FAIL:
-            sys.stderr.write(self.failures[0].trace)
+            say(self.failures[0].trace)
             raise self.failures[0].error
         if decision is Decision.STOP:
             raise StoppedUnsaved

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
 import sys
 import time
 from dataclasses import replace
@@ -15,12 +14,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from shoestring.core.errors import Mistake
+from shoestring.core.signals import listen
 from shoestring.core.sums import Speeds
 from shoestring.planning.evidence.tasks import JobTask, Task
 from shoestring.processes.group.channel import PEER_LOST, Sender
 from shoestring.processes.group.round import Round, read_round
 from shoestring.processes.launch import fingerprint
 from shoestring.processes.messages import Answer, Joined, PeerLost
+from shoestring.processes.streams import prepare_streams
 from shoestring.processes.worker import done, last_message
 
 PAUSE = 0.02
@@ -30,9 +31,10 @@ def main(private: Path) -> NoReturn:
     """Do the group's task; `private` is the folder in which the launcher wrote it."""
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     task, formed = read_round(private)
+    prepare_streams()
     os.dup2(2 if rank == 0 else os.open(os.devnull, os.O_WRONLY), 1)   # one worker prints, and never into the launcher's output
     if rank:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)   # worker 0 is asked to stop, and tells the others
+        listen(lambda number, frame: None)   # before it trains, that is: worker 0 is asked to stop, and tells the others
     sender = Sender(private / "socket", rank)
 
     def work() -> Any:

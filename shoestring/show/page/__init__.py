@@ -96,8 +96,20 @@ def guarded(name: str, load: Callable[[], Section]) -> Section:
     """A section of somebody else, which tells of its failure instead of taking the page down."""
     def drawn(entries: Entries) -> str:
         try:
-            return load()(entries)
-        except Exception as error:
-            return Markup("<section>\n<p>{}</p>\n</section>").format(said(f"{name} can't be shown: {type(error).__name__}: {error}"))
+            found: object = load()(entries)
+            if isinstance(found, str):
+                return found
+            why = f"it gave a {type(found).__name__}, not text"
+        except (Exception, SystemExit) as error:
+            why = failure_text(error)
+        return Markup("<section>\n<p>{}</p>\n</section>").format(said(f"{name} can't be shown: {why}"))
 
     return drawn
+
+
+def failure_text(error: BaseException) -> str:
+    """What somebody else's error says, if it can say it."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return type(error).__name__

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 def serve(paths: Sequence[Path], host: str = "127.0.0.1", port: int = 0, ready: Callable[[str], object] = lambda url: None) -> None:
     """Serve the page of runs, or of folders of runs, until asked to end; ready(url) is called once it can be opened."""
-    import signal
     import threading
 
+    from shoestring.core.signals import listening
     from shoestring.show.watch.follow import Watch
     from shoestring.show.watch.server import Server
 
@@ -26,10 +26,6 @@ def serve(paths: Sequence[Path], host: str = "127.0.0.1", port: int = 0, ready: 
         def end(number: int, frame: Any) -> None:
             threading.Thread(target=server.shutdown).start()   # it waits for the loop below, so not from here
 
-        before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
+        with listening(end):
             ready(server.url)
             server.serve_forever(poll_interval=0.2)
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
