@@ -196,7 +196,7 @@ class MappedFiles:
     @cached_property
     def ranges(self) -> list[tuple[int, int]]:
         try:
-            lines = Path("/proc/self/maps").read_text().splitlines()
+            lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
         except OSError:
             return []
         places = (line.split(maxsplit=5) for line in lines)

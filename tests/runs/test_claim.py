@@ -21,7 +21,7 @@ from shoestring.runs.saver import Saver, Snapshot
 
 
 def asked(path: Path, width: int, adopt: bool = False) -> Opened:
-    return opened(path / "run", Request(job="/my.py", flags={"width": width}), "", False, adopt)
+    return opened(path / "run", Request(job="/my.py", flags={"width": width}), b"", False, adopt)
 
 
 def start(path: Path, width: int, *events: Event) -> None:
@@ -115,7 +115,7 @@ def test_a_job_that_can_not_be_made_leaves_nothing(tmp_path: Path) -> None:
         raise Mistake("job.py raised KeyError")
 
     with pytest.raises(Mistake, match="KeyError"):
-        opened(tmp_path / "run", Request(job="/my.py"), "", False, False, resolve=resolve)
+        opened(tmp_path / "run", Request(job="/my.py"), b"", False, False, resolve=resolve)
     assert not (tmp_path / "run").exists()
 
 

@@ -72,7 +72,7 @@ def begun(place: Path, adopt: bool = False, **flags: Any) -> Opened:
         return Resolved(resolved_arguments(loaded_job(place / "job.py", dict(given))), imported_modules())
 
     asked = request_for(place / "job.py", flags, None, None, False, None)
-    held = opened(place / "run", asked, (place / "job.py").read_text(), False, adopt, {}, resolve)
+    held = opened(place / "run", asked, (place / "job.py").read_bytes(), False, adopt, {}, resolve)
     held.lock.release()
     return held
 

@@ -14,7 +14,7 @@ from shoestring.show.page.overview import overview, summary
 
 def row(path: Path, flags: dict[str, Any], arguments: dict[str, Any]) -> Any:
     path.mkdir()
-    Folder(path).begin(Request(job="/my.py", flags=flags, arguments=arguments), "")
+    Folder(path).begin(Request(job="/my.py", flags=flags, arguments=arguments), b"")
     note(path, Planning(None))
     return summary(report_of(path).as_json(), path.name)
 
