@@ -53,7 +53,8 @@ class Absent(Tensor):
 class LooksAtAbsent(Mistake):
     def __init__(self) -> None:
         super().__init__("the model looks at a number that depends on weights (item, bool or a comparison in an if, a shape that follows "
-                         "from values), outside of its blocks, and the worker that asks does not have it: do that inside of a block")
+                         "from values), and workers that do not compute it do not have it: compute with tensors alone (torch.where), or "
+                         "use a plan that does not cut the model")
 
 
 class WritesAbsent(Mistake):

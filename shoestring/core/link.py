@@ -43,6 +43,10 @@ class PeerLost(ConnectionError):
     """A worker of the group can't be reached any more."""
 
 
+class DeadlinePassed(PeerLost):
+    """A worker did not do what another waits for in time; it may be alive, and wait itself."""
+
+
 class GroupDone(Exception):
     """The group has done what it was to do; raised in an asynchronous worker that is not the one to count steps."""
 

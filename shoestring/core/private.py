@@ -68,7 +68,7 @@ __all__ = ["BATCH_NORMS", "CTC_LOSSES", "GROUPED_PRODUCT", "LOADER_ITERATORS", "
            "UNTRACEABLE", "WATCHING", "WRITE_COUNT",
            "DispatchMode", "FakeTensor", "FakeTensorMode", "Unlogged", "all_gather", "arguments_of",
            "bit_generator",
-           "dense_parts", "has_backward_hooks", "has_memory", "has_schedule", "memory_format", "next_node_number", "node_number",
+           "dense_parts", "has_backward_hooks", "has_memory", "has_schedule", "made_at", "memory_format", "next_node_number", "node_number",
            "note_step_called",
            "number_of", "operation_of", "own_buffers", "own_parameters", "resize_storage", "results_of", "step_hooks",
            "storage_address", "storage_id",
@@ -134,8 +134,13 @@ def node_number() -> int | None:
     node: Any = torch._C._current_autograd_node()
     if node is None:
         return None
-    number = int(node._sequence_nr())
+    number = made_at(node)
     return None if number < 0 or number >= 2**62 else number
+
+
+def made_at(node: Any) -> int:
+    """The number of an autograd node: those of one thread count up as they are made. Nodes of leaves have a huge one, or -1."""
+    return int(node._sequence_nr())
 
 
 def storage_id(storage: torch.UntypedStorage) -> int:

@@ -5,18 +5,35 @@ from abc import ABC
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import ClassVar, Self
+from typing import ClassVar, Protocol, Self
 
+from torch import Tensor
 from torch.optim import Optimizer
 
+from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.ledger import Ledger
+from shoestring.core.mesh import Mesh
 from shoestring.core.run import Run
 from shoestring.core.staging import Staging
 from shoestring.core.technique import Technique, text
 
 UNITING = "what unites workers"   # all such techniques, in the table of conflicts
 MIXED = 1.0   # the drift of layers that mix samples (batch norm), where they see a part of the batch only
+
+
+class StageLine(Protocol):
+    """All stages of a model in one process."""
+
+    def gradients(self, batch: Batch) -> float:
+        """Add the gradients of a batch to those that weights have; gives its loss."""
+
+    def weight_gradients(self) -> dict[str, Tensor]:
+        """By name, the sum of what the workers that use a weight have."""
+
+    def weights(self) -> dict[str, Tensor]: ...
+
+    def buffers(self) -> dict[str, Tensor]: ...
 
 
 class TrainingTechnique(Technique[Run, Ledger], ABC):
@@ -95,6 +112,15 @@ class TrainingTechnique(Technique[Run, Ledger], ABC):
         """Of one that cuts the model into stages: where, and who does what when. `ledger` is what its `cost` is given, `after` the ledger
         of the whole plan, in which others may have changed the seconds of blocks."""
         return None
+
+    def tried_as(self) -> TrainingTechnique | None:
+        """Of one that cuts the model into stages: the setting whose stages must compute the losses and gradients of one process. That is
+        tried with numbers before a plan says how exact it is. None: there are no stages."""
+        return None
+
+    def line(self, run_of: Callable[[Mesh], Run]) -> StageLine:
+        """All stages of such a setting in one process; `run_of` prepares the run of the worker that stands there."""
+        raise NotImplementedError(f"{text(self)} has no stages")
 
     def talking(self, steps: int) -> Mapping[TrainingTechnique, int]:
         """Of so many steps, those in which workers talk, by settings under which every step is like them; empty: all are alike."""

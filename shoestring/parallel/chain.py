@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from shoestring.core import random_state
-from shoestring.core.absent import Absent
+from shoestring.core.absent import Absent, absent
 from shoestring.core.batch import Batch, moved
 from shoestring.core.errors import Mistake
-from shoestring.core.private import has_backward_hooks, storage_id_of, tree_flatten, tree_leaves, without_modes, write_count
+from shoestring.core.private import has_backward_hooks, storage_id_of, tree_flatten, tree_leaves, tree_map, without_modes, write_count
 from shoestring.core.run import Run
+from shoestring.parallel.gradient_flow import GradientFlow
 from shoestring.parallel.scratch import BOOKS, PLAIN, scratch
 from shoestring.parallel.walk import ABOUT_TENSORS, Chain, Number, Parts, Value, Walk, parts_of
 
@@ -41,9 +42,12 @@ class Looking(Walk):
         self.buffers_used: dict[int, set[str]] = {}
         self.buffers_written: dict[str, int] = {}      # outside of blocks: the last call before that
         self.given: set[int] = set()                   # what the block that runs was given
+        self.flow: GradientFlow[Number] = GradientFlow()
         within = {part for block in parts.blocks.values() for part in block.modules()}
         self.outside = [part for part in model.modules() if part not in within]
         self.kept_outside = what_is_kept(self.outside)
+        self.counters = counters_of(self.outside)
+        self.counts = False                            # the model counts before its first block
         self.chance = other_generators()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -102,6 +106,7 @@ class Looking(Walk):
         shown = leaf.shaped if isinstance(leaf, Absent) else leaf
         if not shown.is_sparse:
             self.memory.setdefault(storage_id_of(shown), []).append((number, shown))   # held, so that no other gets its id
+        self.flow.note(number, leaf)
         if leaf.requires_grad and leaf.grad_fn is not None:
             leaf.register_hook(self.differentiated)
 
@@ -110,6 +115,7 @@ class Looking(Walk):
 
     def enter(self, block: int, given: Any) -> None:
         self.check_outside()
+        self.flow.note_cut()
         super().enter(block, given)
         self.called.append(block)
         self.given = {id(leaf) for leaf in tree_leaves(given)}
@@ -123,6 +129,7 @@ class Looking(Walk):
         if kept != self.kept_outside and self.called and self.again:   # what is only set, to the same every time, is no harm
             raise Mistake(f"after {self.name()} the model keeps something else than before, outside of its blocks, and workers whose part "
                           f"ends earlier do not see that: do it before the first block, or inside of one")
+        self.counts |= self.again and counters_of(self.outside) != self.counters
         self.kept_outside = kept
 
     def imagined(self, number: int, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -138,6 +145,7 @@ class Looking(Walk):
             self.inside = False
         if (what_is_kept(block.modules()), buffers_of(block)) != kept:
             self.changing.add(number)
+        leave_absent(block, number)
         now, after = tree_flatten((args, kwargs))
         if after != structure or any(one is not other for one, other in zip(leaves, now, strict=True)):
             raise Mistake(f"{name} changes a list or dict that it is given, which other workers would not see: let it return what it adds")
@@ -154,6 +162,29 @@ NUMBERS = frozenset((Tensor.item, Tensor.tolist, Tensor.__float__, Tensor.__int_
 def what_is_kept(modules: Iterable[nn.Module]) -> list[Any]:
     """Something that is another when attributes of modules have changed, but for tensors that are absent."""
     return [(name, *content(value)) for module in modules for name, value in module.__dict__.items() if name not in BOOKS]
+
+
+def leave_absent(block: nn.Module, number: int) -> None:
+    """What a block keeps of a call is there for itself alone: a worker that does not compute the block has none of it. Others who use it,
+    though the block may have returned the same tensor, are refused by its maker."""
+    def own(leaf: Any) -> Any:
+        if not isinstance(leaf, Absent):
+            return leaf
+        found = absent(leaf, leaf.device)
+        found.maker = number
+        return found
+
+    with without_modes():
+        for module in block.modules():
+            for name, value in module.__dict__.items():
+                if name not in BOOKS and any(isinstance(leaf, Absent) for leaf in tree_leaves(value)):
+                    module.__dict__[name] = tree_map(own, value)
+
+
+def counters_of(modules: Iterable[nn.Module]) -> list[Any]:
+    """Plain values and sizes of containers among the attributes of modules: what a forward counts with."""
+    return [(name, value if isinstance(value, PLAIN) else len(value)) for module in modules for name, value in module.__dict__.items()
+            if name not in BOOKS and isinstance(value, (*PLAIN, list, dict, set, deque))]
 
 
 def buffers_of(block: nn.Module) -> list[Any]:
@@ -189,10 +220,11 @@ def chain_of(run: Run, batch: Batch | None = None) -> Chain:
         first = run.slices(run, moved(batch, device))[0]
         with first.within(), scratch(run.model, run.model) as thrown_away:
             chain = looked(run, first.batch, thrown_away, again=False)
-            if looked(run, first.batch, thrown_away, again=True) != chain:
+            again = looked(run, first.batch, thrown_away, again=True)
+            if again != replace(chain, counts=again.counts):
                 raise Mistake("the model can't be cut into stages: its forward was looked at twice, and did something else the second "
                               "time; what it does must not depend on the step or on chance (no layer drop, no early exit)")
-        return chain
+        return again
 
 
 def check_hooks(run: Run) -> None:
@@ -208,7 +240,7 @@ def looked(run: Run, batch: Batch, thrown_away: set[int], again: bool) -> Chain:
     walk = Looking(parts_of(run.model, run.blocks, gradients=True), run.model, thrown_away, again)
     try:
         with torch.enable_grad(), walk.through():
-            run.loss(run.forward(run.model, batch), batch)
+            loss = run.loss(run.forward(run.model, batch), batch)
             walk.check_outside()
     except Mistake as error:
         raise Mistake(f"the model can't be cut into stages: {error}") from error
@@ -216,16 +248,17 @@ def looked(run: Run, batch: Batch, thrown_away: set[int], again: bool) -> Chain:
         first = str(error).strip().partition("\n")[0]
         raise Mistake(f"the model can't be cut into stages: when its forward was looked at without computing it, it failed in or after "
                       f"{walk.name()} ({type(error).__name__}: {first})") from error
-    return found(walk, run.blocks)
+    return found(walk, run.blocks, loss)
 
 
-def found(walk: Looking, blocks: Mapping[str, nn.Module]) -> Chain:
+def found(walk: Looking, blocks: Mapping[str, nn.Module], loss: object) -> Chain:
     names = list(blocks)
     if len(walk.called) < 2:
         raise Mistake(f"the model can't be cut into stages: its forward calls {len(walk.called)} of its blocks "
                       f"({', '.join(names) or 'none'}), and a cut lies between two")
     written = changed_later(walk)
-    crossing = [tuple(replace(walk.born[number], written=number in written)
+    reached, trained = walk.flow.reached(loss, {walk.names[key]: one for key, one in walk.parts.hollow.items()})
+    crossing = [tuple(replace(walk.born[number], gradient=number in reached[call], written=number in written)
                       for number, use in sorted(walk.last_use.items()) if number[0] < call <= use) for call in range(len(walk.called))]
     own, kept = [walk.block_weights[block] for block in walk.called], [walk.block_buffers[block] for block in walk.called]
     for name, call in walk.buffers_written.items():
@@ -240,6 +273,7 @@ def found(walk: Looking, blocks: Mapping[str, nn.Module]) -> Chain:
         tuple(names[block] for block in walk.called), ((), *crossing[1:]),
         tuple(frozenset(own[call] | walk.weights_used.get(call, set())) for call in range(len(own))),
         tuple(frozenset(kept[call] | walk.buffers_used.get(call, set())) for call in range(len(own))),
+        trained, walk.counts or bool(walk.buffers_written),
     )
 
 

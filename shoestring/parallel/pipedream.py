@@ -182,8 +182,8 @@ class PipeDream(Stages):
         return Action(kind, number % WINDOW, self.link.rank)
 
     def received_loss(self, action: Action) -> Tensor:
-        loss = torch.empty((), device=next(iter(self.by_name.values())).device)
-        self.link.receive(loss, self.home(action.chunk + 1), self.tag(Kind.BACKWARD, action.piece, action.chunk, LOSS))
+        loss = self.room(torch.Size(), torch.float32, self.like.device)
+        self.receive(loss, action.chunk + 1, self.tag(Kind.BACKWARD, action.piece, action.chunk, LOSS), "the loss of a piece")
         return loss
 
     def send(self, made: Sequence[Tensor], numbers: Iterable[int], action: Action, kind: Kind, chunk: int) -> None:

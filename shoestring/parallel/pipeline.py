@@ -12,7 +12,7 @@ Huang et al.: GPipe, 2018, arXiv 1811.06965; Narayanan et al.: PipeDream, 2018, 
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cache
@@ -23,11 +23,13 @@ from torch import Tensor
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import NO_BLOCK_RUNS, Ledger
+from shoestring.core.mesh import Mesh
 from shoestring.core.run import Run
 from shoestring.core.staging import Staging
 from shoestring.core.suggest import did_you_mean
 from shoestring.core.swap import Swap
 from shoestring.core.training import MIXED, TrainingTechnique
+from shoestring.parallel.one_process import StagesHere, mail_meshes
 from shoestring.parallel.partition import smallest_maximum
 from shoestring.parallel.pipedream import CLIPS, PipeDream
 from shoestring.parallel.pipeline_cost import STASHING, Pipe, piped, worth_trying
@@ -156,6 +158,13 @@ class Pipeline(TrainingTechnique):
     def staging(self, ledger: Ledger, after: Ledger) -> Staging:
         return self.pipe(ledger).staging(after)
 
+    def tried_as(self) -> Pipeline:
+        """Pipedream's weights move after every piece; its stages compute a piece as those of 1f1b do."""
+        return self if not self.stashes else replace(self, schedule="1f1b", vertical=False, flush=type(self).flush)
+
+    def line(self, run_of: Callable[[Mesh], Run]) -> StagesHere:
+        return StagesHere([run_of(mesh) for mesh in mail_meshes(self.stages)])
+
     def pipe(self, ledger: Ledger) -> Pipe:
         return piped(ledger, self.stages, self.pieces_wanted, self.schedule, self.chunks, self.balance, self.vertical, self.flush)
 
@@ -165,6 +174,10 @@ class Pipeline(TrainingTechnique):
         if len(chain.calls) < count:
             raise Mistake(f"Pipeline: the model calls {len(chain.calls)} blocks ({', '.join(chain.calls)}), and {count} stages need at "
                           f"least one each: give fewer stages")
+        if self.chunks > 1 and chain.counts:
+            raise Mistake("Pipeline(schedule='interleaved'): every forward of the model changes something that it keeps outside of its "
+                          "blocks (a counter, say), and a worker runs the beginning of a forward once for each of its chunks: use another "
+                          "schedule, or do that inside of a block")
         balance = self.balance or smallest_maximum(sizes, count)
         if sum(balance) != len(chain.calls):
             raise Mistake(f"Pipeline(balance={list(balance)}) has {sum(balance)} blocks, and the model calls {len(chain.calls)}: "

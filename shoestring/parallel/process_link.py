@@ -4,6 +4,7 @@ Gloo's own reduce-scatter is an all-reduce of which the rest is thrown away; our
 """
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from ctypes import c_char
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from shoestring.core.link import Link, PeerLost, Received, Sending
+from shoestring.core.link import DeadlinePassed, Link, PeerLost, Received, Sending
 from shoestring.core.private import all_gather, without_modes
 from shoestring.core.sums import BY_MESSAGES, Speeds
 from shoestring.parallel.sums import add_up
@@ -59,6 +60,7 @@ class ProcessLink(Link):
         return Expected(lambda tensor: dist.isend(tensor, group=self.group, tag=tag, group_dst=to), tensor)
 
     def receive(self, tensor: Tensor, source: int | None = None, tag: int = 0) -> int:
+        until = time.monotonic() + self.deadline
         try:
             if source is not None:
                 dist.recv(tensor, group=self.group, tag=tag, group_src=source)
@@ -66,7 +68,7 @@ class ProcessLink(Link):
             found = dist.recv(tensor, group=self.group, tag=tag)
             return found if self.group is None else dist.get_group_rank(self.group, found)
         except RuntimeError as error:
-            raise PeerLost(str(error)) from error
+            raise (DeadlinePassed if time.monotonic() >= until else PeerLost)(str(error)) from error
 
     def objects(self, mine: Any) -> list[Any]:
         self.wait()

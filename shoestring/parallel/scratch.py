@@ -22,6 +22,7 @@ def scratch(top: nn.Module, everything: nn.Module) -> Iterator[set[int]]:
     memo: dict[int, Any] = {id(one): one for one in (*everything.parameters(), *everything.modules())}
     shared = set(memo)
     before = [(module, dict(module.__dict__)) for module in top.modules()]
+    books = [(one, one.copy()) for _, was in before for name, one in was.items() if name in BOOKS and isinstance(one, (dict, set))]
     with without_modes():
         for module, was in before:
             module.__dict__["_parameters"] = dict(was["_parameters"])
@@ -34,6 +35,9 @@ def scratch(top: nn.Module, everything: nn.Module) -> Iterator[set[int]]:
         for module, was in before:
             module.__dict__.clear()
             module.__dict__.update(was)
+        for one, content in books:   # the very same objects: handles by which hooks are removed know them
+            one.clear()
+            one.update(content)
 
 
 def copied(value: Any, memo: dict[int, Any]) -> Any:

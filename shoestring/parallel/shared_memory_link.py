@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from shoestring.core.link import Done, Link, PeerLost, Sending
+from shoestring.core.link import DeadlinePassed, Done, Link, Sending
 from shoestring.core.sums import MEMORY, Speeds
 from shoestring.parallel import mailbox
 from shoestring.parallel.mailbox import Mailbox
@@ -130,7 +130,7 @@ class SharedMemoryLink(ProcessLink):
             elif looks > LOOKS:   # who is waited for may be waiting for this very core, until the kernel takes it away
                 os.sched_yield()
             if time.monotonic() > until:
-                raise PeerLost(f"worker {who()} of {self.world} did not come within {self.deadline:.0f} s")
+                raise DeadlinePassed(f"worker {who()} of {self.world} did not come within {self.deadline:.0f} s")
         return found
 
 

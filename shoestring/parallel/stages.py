@@ -22,11 +22,12 @@ from torch import Tensor, nn
 from shoestring.core.absent import Absent
 from shoestring.core.batch import Batch, moved
 from shoestring.core.errors import Mistake
-from shoestring.core.link import Done, Link, Sending
-from shoestring.core.private import storage_id_of, tree_flatten, tree_unflatten
+from shoestring.core.link import Done, Link, PeerLost, Sending
+from shoestring.core.private import storage_id_of, tree_flatten, tree_unflatten, unseen_functions
 from shoestring.core.run import Run, weighed
 from shoestring.core.staging import OwnTimes
 from shoestring.measure.interception import Guard
+from shoestring.parallel.boundary import begin_with
 from shoestring.parallel.chain import chain_of
 from shoestring.parallel.halves import Rest, to_inputs, to_weights
 from shoestring.parallel.schedule import Action, Kind, Orders, Span, in_slices, unread
@@ -42,25 +43,6 @@ class Crossing:
 
     def __init__(self, values: list[Tensor]) -> None:
         self.values = values
-
-
-class Boundary(torch.autograd.Function):
-    """A number whose backward brings gradients from elsewhere to the values that were sent: so every backward begins at a number."""
-
-    @staticmethod
-    def forward(ctx: Any, bring: Callable[[], Sequence[Tensor]], *values: Tensor) -> Tensor:
-        ctx.bring = bring
-        return values[0].new_zeros((), dtype=torch.float32)
-
-    @staticmethod
-    def backward(ctx: Any, *_: Tensor) -> Any:
-        return None, *ctx.bring()
-
-
-def begin_with(bring: Callable[[], Sequence[Tensor]], values: Sequence[Tensor]) -> Tensor:
-    """A number from which a backward brings these gradients to these values."""
-    number: Tensor = Boundary.apply(bring, *values)   # type: ignore[no-untyped-call]
-    return number
 
 
 @dataclass
@@ -79,7 +61,7 @@ class Stages(StagedState):
                  pieces: int) -> None:
         self.run, self.link, self.pieces = run, link, pieces
         self.orders = orders                           # of a number of pieces
-        chain = chain_of(run)
+        chain = self.chain = chain_of(run)
         self.parts = parts_of(run.model, run.blocks)
         self.parts.chain = chain
         self.ranges = bounds(chain)                    # of calls, by chunk
@@ -95,6 +77,8 @@ class Stages(StagedState):
         self.unread = 1                                # messages that may be under way over one cut
         self.spans: list[Span] = []                    # of the last step
         self.begun = 0.0
+        self.like = next((self.by_name[name] for name in self.users if self.uses(name)), next(iter(self.by_name.values())))
+        self.total: Tensor | None = None               # the losses that ended here, until somebody takes them
         self.clock = StepClock(link.same_machine)
         link.open_mailboxes()
 
@@ -110,6 +94,18 @@ class Stages(StagedState):
                 return Crossing(self.walk.result())
 
     def gradients(self, now: Run, batch: Batch) -> Tensor:
+        for _ in self.passes(now, batch):
+            pass
+        self.arrived()
+        if now.last:
+            self.add_up_tied()
+        total = self.taken_total().float().reshape(1)
+        self.link.sum(total).wait()
+        self.clock.note(self.spans)
+        return total[0].clone()
+
+    def passes(self, now: Run, batch: Batch) -> Iterator[Action]:
+        """This worker's part in a batch: every action, which is done when the next one is asked for. `taken_total` is the loss then."""
         device = next(self.run.model.parameters()).device
         here = now.pieces(moved(batch, device), min(self.pieces, now.count(batch)))
         whole = float(now.weight(batch))
@@ -122,6 +118,7 @@ class Stages(StagedState):
         total = torch.zeros((), device=device)
         self.spans = []
         for number, action in enumerate(order):
+            yield action
             part = replace(now, last=now.last and number == final)
             self.begun, one = time.perf_counter(), slices[action.piece]
             with one.within():
@@ -130,13 +127,12 @@ class Stages(StagedState):
                     total = total if loss is None else total + loss
                 else:
                     self.backward_piece(part, action)
-        self.arrived()
-        if now.last:
-            self.add_up_tied()
-        total = total.float().reshape(1)
-        self.link.sum(total).wait()
-        self.clock.note(self.spans)
-        return total[0].clone()
+        self.total = total
+
+    def taken_total(self) -> Tensor:
+        total, self.total = self.total, None
+        assert total is not None, "all actions of a batch are done"
+        return total
 
     def forward_piece(self, now: Run, piece: Batch, share: float, action: Action) -> Tensor | None:
         """One piece through one chunk; gives its loss if that ends there."""
@@ -169,11 +165,31 @@ class Stages(StagedState):
     def received(self, absents: Sequence[Tensor], values: Sequence[Value], action: Action) -> list[Tensor]:
         found = []
         for number, (like, value) in enumerate(zip(absents, values, strict=True)):
-            arrived = torch.empty(like.shape, dtype=like.dtype, device=way_of(like.device))
-            self.link.receive(arrived, self.home(action.chunk - 1), self.tag(Kind.FORWARD, action.piece, action.chunk, number))
+            arrived = self.room(like.shape, like.dtype, like.device) if isinstance(like, Absent) else self.same_room(like)
+            self.receive(arrived, action.chunk - 1, self.tag(Kind.FORWARD, action.piece, action.chunk, number),
+                         f"what {self.parts.name_of(self.ranges[action.chunk].start - 1)} gives on")
             found.append(arrived.to(like.device).requires_grad_(value.gradient and torch.is_grad_enabled()))
         self.begun = time.perf_counter()
         return found
+
+    def room(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Memory for a message. It is made from a weight: where weights are fake, what follows from them is, and has no values to read.
+        Nobody sends in an imagined group: real numbers there are zeros."""
+        with unseen_functions():
+            found = self.like.new_empty(shape, dtype=dtype, device=way_of(device))
+            return found.zero_() if self.link.imagined else found
+
+    def same_room(self, drawn: Tensor) -> Tensor:
+        """The same for random numbers that this worker drew too, and which are as good in an imagined group."""
+        with unseen_functions():
+            return drawn.clone().to(way_of(drawn.device))
+
+    def receive(self, into: Tensor, chunk: int, tag: int, what: str) -> None:
+        """Take a message from the worker of a chunk."""
+        try:
+            self.link.receive(into, self.home(chunk), tag)
+        except PeerLost as error:
+            raise type(error)(f"stage {self.link.rank} waited for {what}, from stage {self.home(chunk)}: {error}") from error
 
     def beginning(self, made: list[Tensor], values: Sequence[Value], action: Action) -> Tensor | None:
         """Where the backward of what crosses the next cut begins; None where no gradient comes back."""
@@ -181,9 +197,10 @@ class Stages(StagedState):
         shapes = [(number, one.shape, one.dtype, one.device) for number, one in wanted]
 
         def bring() -> list[Tensor]:
-            found = [torch.empty(shape, dtype=dtype, device=way_of(device)) for _, shape, dtype, device in shapes]
+            found = [self.room(shape, dtype, device) for _, shape, dtype, device in shapes]
             for (number, *_), arrived in zip(shapes, found, strict=True):
-                self.link.receive(arrived, self.home(action.chunk + 1), self.tag(Kind.BACKWARD, action.piece, action.chunk, number))
+                self.receive(arrived, action.chunk + 1, self.tag(Kind.BACKWARD, action.piece, action.chunk, number),
+                             f"the gradient of what {self.parts.name_of(self.ranges[action.chunk].stop - 1)} gives on")
             self.begun = time.perf_counter()
             return [arrived.to(device) for arrived, (*_, device) in zip(found, shapes, strict=True)]
 
@@ -212,6 +229,7 @@ class Stages(StagedState):
         key = action.piece, action.chunk
         flight = self.flights[key] if action.kind is Kind.INPUTS else self.flights.pop(key)
         if flight.root is None:
+            assert not flight.inputs, "what gets no gradient over the next cut hands none on over this one"
             return
         if not flight.inputs and action.kind is Kind.INPUTS:   # nobody waits for it: all is done with the weights
             return
@@ -241,9 +259,7 @@ class Stages(StagedState):
         self.send(found, numbers, action, Kind.BACKWARD, action.chunk - 1)
 
     def takes(self, chunk: int) -> Sequence[Value]:
-        chain = self.parts.chain
-        assert chain is not None, "it was looked at when the engine was made"
-        return chain.crossing[self.ranges[chunk].start]
+        return self.chain.crossing[self.ranges[chunk].start]
 
     def home(self, chunk: int) -> int:
         return chunk % self.link.world
@@ -265,7 +281,7 @@ class Stages(StagedState):
     def add_up_tied(self) -> None:
         """Of every weight that several workers use, the sum of their gradients: the first of them adds up, in the order of workers."""
         for name, users in sorted(self.tied.items()):
-            if self.link.rank not in users:
+            if self.link.rank not in users or name not in self.chain.trained:
                 continue
             one = self.by_name[name]
             gradient = one.grad if one.grad is not None else torch.zeros_like(one)
@@ -350,8 +366,8 @@ class Stages(StagedState):
                     if other != self.link.rank:
                         self.link.send(leaves[place].detach().contiguous(), other)
             else:
-                leaves[place] = torch.empty(leaf.shape, dtype=leaf.dtype, device=leaf.device)
-                self.link.receive(leaves[place], self.home(last))
+                leaves[place] = self.room(leaf.shape, leaf.dtype, leaf.device)
+                self.receive(leaves[place], last, 0, "the model's output")
         return tree_unflatten(leaves, structure)
 
 

@@ -45,7 +45,7 @@ class Value:
 
     number: Number
     bytes: int        # with the batch that was looked at
-    gradient: bool    # whether a gradient comes back for it
+    gradient: bool    # whether a gradient comes back over the cut
     written: bool = False   # the model changes it in place later
 
 
@@ -57,6 +57,8 @@ class Chain:
     crossing: tuple[tuple[Value, ...], ...]       # before each call: what is used from there on and was made before
     weights: tuple[frozenset[str], ...]           # of each call and what follows it until the next (of the first, what comes before too)
     buffers: tuple[frozenset[str], ...]           # the same of numbers that are kept beside weights
+    trained: frozenset[str] = frozenset()         # weights that the loss gives a gradient
+    counts: bool = False                          # every forward changes a number or a list that the model keeps outside of its blocks
 
 
 # What a tensor is, but for its numbers: asking for it uses nothing
@@ -284,10 +286,8 @@ class Walk(TorchFunctionMode):
 
     def forget(self) -> None:
         """It is over: nothing that it has seen lives longer because of it."""
-        self.values.clear()
-        self.absents.clear()
-        self.locals.clear()
-        self.numbers.clear()
+        for known in (self.values, self.absents, self.locals, self.numbers):
+            known.clear()
         self.bring = nothing
 
     def elsewhere(self, number: int, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:

@@ -29,6 +29,7 @@ from shoestring.planning.evidence.rehearsals import Rehearsals, failure
 from shoestring.planning.evidence.tasks import TrialResult, TrialTask
 from shoestring.planning.plan import Plan, RankFigures
 from shoestring.planning.room import Candidate, named
+from shoestring.planning.staged_trials import StagedTrials
 
 Techniques = tuple[TrainingTechnique, ...]
 Combination = Candidate[TrainingTechnique, Ledger]
@@ -58,11 +59,13 @@ class Predictor:
     trials: int = 0        # that were made so far
     limit: float = inf     # bytes of tensors: a plan of which one worker needs more is not looked at any further
     rehearsed: dict[Techniques, tuple[tuple[RankFigures, ...], Log]] = field(default_factory=dict)   # every kind of worker of a plan
+    staged: StagedTrials = field(default_factory=StagedTrials)
 
     def plan(self, one: Combination) -> Plan:
         """A candidate with its exact figures."""
         divided = self.divided(one.techniques)
         ranks, log = self.by_rank(one.techniques) if divided else ((), self.log(one.techniques))
+        untried = self.staged.check(self.rehearsals, self.evidence, one.techniques)   # before workers who may wait for each other
         highest = peak(log)
         if self.rehearsals.job.validates and any(technique.serves for technique in one.techniques):   # there the first worker validates
             highest = max(highest, peak(self.log(one.techniques, rank=0)), key=lambda found: found.bytes)
@@ -80,7 +83,7 @@ class Predictor:
         return self.with_validation(one.cost, Plan(
             one.techniques, highest.bytes, int(process), seconds, one.exactness, flops=sum(log.flops.values()) / max(steps, 1),
             traffic_bytes=float(log.moved[-1]) if log.moved else one.cost.traffic.disk, sent_bytes=sent, world=self.devices,
-            where=place_of(highest.moment), parts=highest.parts, sure=self.sure(one, how) + self.unvalidated(log),
+            where=place_of(highest.moment), parts=highest.parts, sure=self.sure(one, how) + untried + self.unvalidated(log),
             stored_bytes=log.stored, disk_speed=disk_speed(one.cost), sent_by_others_bytes=sent_by_others,
             drift=stated_drift(one.techniques, self.evidence.ledger), blocks=by_block(log), lengths=self.rehearsals.lengths,
             mesh=self.mesh(one.techniques), ranks=ranks,

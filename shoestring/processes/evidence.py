@@ -13,6 +13,7 @@ from shoestring.planning.evidence.anchor import anchored, why_not_again
 from shoestring.planning.evidence.pieces import QUICK, tried_in_pieces
 from shoestring.planning.evidence.rehearse import tracked
 from shoestring.planning.evidence.sample import sampled
+from shoestring.planning.evidence.staged import tried_in_stages
 from shoestring.planning.evidence.tasks import (
     AnchorResult,
     AnchorStep,
@@ -22,6 +23,8 @@ from shoestring.planning.evidence.tasks import (
     RehearseTask,
     SampleResult,
     SampleTask,
+    StagesResult,
+    StagesTask,
     techniques_of,
 )
 from shoestring.processes.job_of_task import job_of
@@ -52,6 +55,12 @@ def anchor(task: AnchorTask) -> AnchorResult:
 def pieces(task: PiecesTask) -> PiecesResult:
     job = job_of(task)
     return PiecesResult(tried_in_pieces(job, lambda: fresh_model(job), techniques_of(task.techniques), task.small))
+
+
+def stages(task: StagesTask) -> StagesResult:
+    job = job_of(task)
+    technique, = techniques_of(task.techniques)
+    return tried_in_stages(job, lambda: fresh_model(job), technique)
 
 
 def sample(task: SampleTask) -> SampleResult:

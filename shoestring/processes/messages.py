@@ -91,6 +91,7 @@ class Joined(Message):
 class PeerLost(Message):
     kind: ClassVar[str] = "peer lost"
     text: str                      # the first line of the error
+    deadline: bool = False         # it was waited for until the deadline, and no connection broke
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ def happened(event: Event) -> Happened:
 def written_message(message: Message) -> str:
     """
     >>> read_message(written_message(PeerLost("connection reset")))
-    PeerLost(text='connection reset')
+    PeerLost(text='connection reset', deadline=False)
     """
     return json.dumps({"message": message.kind} | to_json(message))
 

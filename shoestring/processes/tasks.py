@@ -18,6 +18,7 @@ from shoestring.planning.evidence.tasks import (
     PiecesTask,
     RehearseTask,
     SampleTask,
+    StagesTask,
     Task,
     TrialTask,
 )
@@ -81,7 +82,7 @@ class DoctorTask(Task[Hardware]):
 
 
 TASKS: Mapping[str, type[Task[Any]]] = {one.kind: one for one in (
-    TrainTask, TrialTask, AnchorTask, PiecesTask, SampleTask, RehearseTask, LinkSpeedTask, DoctorTask)}
+    TrainTask, TrialTask, AnchorTask, PiecesTask, StagesTask, SampleTask, RehearseTask, LinkSpeedTask, DoctorTask)}
 
 
 def written_task(task: Task[Any]) -> str:

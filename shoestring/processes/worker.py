@@ -17,7 +17,17 @@ with Uncollected():   # torch is imported here
     from shoestring.core.codec import to_json
     from shoestring.core.errors import Mistake, system_text
     from shoestring.core.private import load_compiler
-    from shoestring.planning.evidence.tasks import AnchorTask, JobTask, PiecesTask, RehearseTask, SampleTask, Task, TrialTask
+    from shoestring.planning.evidence.tasks import (
+        AnchorTask,
+        JobTask,
+        PiecesTask,
+        RehearseTask,
+        SampleTask,
+        StagesResult,
+        StagesTask,
+        Task,
+        TrialTask,
+    )
     from shoestring.processes.messages import Answer, Cause, Failure, Message, Send, happened, written_message
     from shoestring.processes.streams import prepare_streams
     from shoestring.processes.tasks import DoctorTask, LinkSpeedTask, TrainTask, read_task
@@ -45,6 +55,8 @@ def done(task: Task[Any], send: Send, link: Link | None = None) -> Any:
             return evidence.anchor(task)
         case PiecesTask():
             return evidence.pieces(task)
+        case StagesTask():
+            return evidence.stages(task) if link is None or link.rank == 0 else StagesResult()   # one worker is enough
         case SampleTask():
             return evidence.sample(task)
         case RehearseTask():

@@ -295,6 +295,26 @@ class ReadsPython(Body):
         return super().between(x) * random.random()
 
 
+class Detached(Body):
+    """Two of four blocks get no gradient, and what the first gives reaches the loss on another way too, at first with one."""
+
+    def between(self, x: Tensor) -> Tensor:
+        first = self.body[0](x)
+        third = self.body[2](self.body[1](first).detach())
+        return self.body[3](third.detach() + first.detach()) + first.detach()   # type: ignore[no-any-return]
+
+
+class PartlyDetached(Body):
+    """One half of what a block gives gets a gradient, and a number is only looked at."""
+
+    def between(self, x: Tensor) -> Tensor:
+        left, right = self.body[0](x).split(WIDTH // 2, 1)
+        y = self.body[1](torch.cat((left.detach(), right), 1))
+        with torch.no_grad():
+            size = y.square().mean(1, keepdim=True)
+        return self.body[3](self.body[2](y)) / (1 + size)   # type: ignore[no-any-return]
+
+
 class HalfPrecision(Body):
     def between(self, x: Tensor) -> Tensor:
         with torch.autocast("cpu", torch.bfloat16, enabled=False):
@@ -336,7 +356,7 @@ def squares(output: Any, batch: Any) -> Tensor:
     return sum(one.square().mean() for one in ([output] if isinstance(output, Tensor) else output))   # type: ignore[return-value]
 
 
-RIGHT = [CalledTwice, LongSkip, AddsInPlace, MaskOfValues, KeepsBetween, Pairs, HalfPrecision]
+RIGHT = [CalledTwice, LongSkip, AddsInPlace, MaskOfValues, KeepsBetween, Pairs, HalfPrecision, Detached, PartlyDetached]
 SAID = {OfBags: "in an object which nobody can look into", Left: "gave in an object|keeps something else",
         WritesAView: "uses another view", ShapedByValues: "a shape that follows from values", KeepsForLater: "an earlier forward left",
         Reads: "takes a random number out of its tensor", ReadsPython: "draws from Python's or NumPy's",
@@ -351,6 +371,17 @@ def test_what_people_write_between_blocks_is_right(model: type[nn.Module], plan:
     if model is CalledTwice and plan.balance:
         plan = Pipeline(3, 1, balance=(1, 4, 3))
     assert apart(cut(a_job(model), plan, 3), alone(a_job(model), 3)) <= NEAR
+
+
+@pytest.mark.parametrize("plan", [Pipeline(2, 2, schedule) for schedule in ("1f1b", "zero-bubble")] + [
+    Pipeline(2, 2, "interleaved", chunks=2), Pipeline(2, 2, "pipedream", flush=1)], ids=lambda plan: plan.schedule)
+@pytest.mark.parametrize("model", [Detached, PartlyDetached], ids=lambda model: model.__name__)
+def test_a_stage_that_gets_no_gradient_back_does_not_wait_for_one(model: type[Body], plan: Pipeline) -> None:
+    """And its weights have none, rather than zeros, by which weight decay would move them."""
+    found = cut(a_job(model), plan)
+    if not plan.stashes:
+        expected = alone(a_job(model))
+        assert apart(found, expected) <= NEAR and found.gradients.keys() == expected.gradients.keys()
 
 
 @pytest.mark.parametrize("model", SAID, ids=lambda model: model.__name__)
@@ -471,3 +502,15 @@ def test_nothing_that_a_model_keeps_is_changed_by_looking_at_it() -> None:
     chain_of(plain_run(made, model, blocks(model)), rows()[0][:, :WIDTH])
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert model[0].seen == [] and model[1].counts == {"calls": 0, "nested": [0.0]} and model[2].kept.calls == 0
+
+
+def test_what_nobody_uses_later_does_not_cross_a_cut() -> None:
+    """Though it is still there: the forward names it."""
+    class Named(Body):
+        def between(self, x: Tensor) -> Tensor:
+            first = self.body[0](x)
+            second = self.body[1](first)
+            third = self.body[2](second)
+            return self.body[3](third)   # type: ignore[no-any-return]
+
+    assert [len(crossing) for crossing in looked_at(a_job(Named)).crossing] == [0, 1, 1, 1]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from shoestring.core.errors import Mistake
+from shoestring.planning.evidence.tasks import Task, TrialTask
 from shoestring.processes.group.channel import PEER_LOST
 from shoestring.processes.group.decision import TRIES, Decision, Setback, decided
 from shoestring.processes.group.round import read_round
@@ -46,6 +47,7 @@ WRONG = Failure(Cause.MISTAKE, "worker 1 of 2: no such thing")
     (Setback(deaths=[KILLED], restarts=11, limit=10), Decision.GIVE_UP),
     (Setback(deaths=[KILLED], restarts=1, limit=0), Decision.GIVE_UP),
     (Setback(deaths=[KILLED], restarts=5, fruitless=TRIES), Decision.GIVE_UP),
+    (Setback(in_vain=True), Decision.GIVE_UP),                                      # they would wait for each other again
     (Setback(deaths=[KILLED], asked_to_stop=True, kernel_killed=True), Decision.STOP),
     (Setback([WRONG], True, [KILLED], True, 99), Decision.FAIL),                    # what would come again comes first
 ])
@@ -73,12 +75,13 @@ class Machines:
 class Group:
     """A supervisor of workers whose messages a test makes up."""
 
-    def __init__(self, place: Path, rank: int = 0, of: int = 1, restarts: int = 10, kills: Callable[[], int] = lambda: 0) -> None:
+    def __init__(self, place: Path, rank: int = 0, of: int = 1, restarts: int = 10, kills: Callable[[], int] = lambda: 0,
+                 task: Task[Any] | None = None) -> None:
         place.mkdir(exist_ok=True)
         (place / "job.py").write_text("")
         self.machines, self.events = Machines(rank, of), []   # type: tuple[Machines, list[Event]]
         rendezvous: Any = self.machines
-        self.supervisor = Supervisor(place, train_task(place / "job.py", 9), self.events.append, rendezvous, 30.0, restarts)
+        self.supervisor = Supervisor(place, task or train_task(place / "job.py", 9), self.events.append, rendezvous, 30.0, restarts)
         self.supervisor.begin_round([0, 1], 2)
 
     def hears(self, rank: int, *messages: Message) -> None:
@@ -158,6 +161,18 @@ def test_workers_that_only_lost_each_other_are_no_deaths(tmp_path: Path) -> None
         warned = made.events[-1]
         assert isinstance(warned, Warned) and "lost each other after step 2 (one did not answer in time)" in warned.text
         assert made.supervisor.restarts == 1
+
+
+def test_a_trial_whose_workers_waited_in_vain_is_not_repeated(tmp_path: Path) -> None:
+    waited = PeerLost("stage 0 waited for the gradient of what body.1 gives on, from stage 1: it did not come", deadline=True)
+    with group(tmp_path, task=TrialTask(file=str(tmp_path / "job.py"), together=True)) as made:
+        made.hears(0, waited)
+        with pytest.raises(Crashed, match=r"lost each other \(stage 0 waited for the gradient .*\): each waited for another, and would"):
+            made.dies()
+    with group(tmp_path / "training") as made:
+        made.hears(0, waited)
+        made.dies()
+        assert made.supervisor.restarts == 1, "training goes on from its checkpoint"
 
 
 def test_a_silent_worker_is_missed_later_while_it_still_imports(tmp_path: Path) -> None:

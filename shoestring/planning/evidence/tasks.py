@@ -127,6 +127,20 @@ class PiecesTask(JobTask[PiecesResult]):
 
 
 @dataclass(frozen=True)
+class StagesResult:
+    difference: str = ""                                           # between stages and one process; empty: none was found
+    untried: str = ""                                              # why that was not tried
+
+
+@dataclass(frozen=True, kw_only=True)
+class StagesTask(JobTask[StagesResult]):
+    """Try whether the stages of one technique compute the numbers of one process."""
+
+    kind: ClassVar[str] = "stages"
+    result: ClassVar[type[Any]] = StagesResult
+
+
+@dataclass(frozen=True)
 class SampleResult:
     blocks: Mapping[str, tuple[float, float]]                      # seconds forward and backward by the block's name
     update: float                                                  # seconds per byte of weights

@@ -14,7 +14,7 @@ class Decision(Enum):
     FAIL = auto()            # an error that would come again ends the group
     STOP = auto()            # somebody asked for it, and there is nobody left to save
     OUT_OF_MEMORY = auto()   # the kernel took a worker
-    GIVE_UP = auto()         # it died too often
+    GIVE_UP = auto()         # it died too often, or would wait in vain again
     RESTART = auto()         # the group is formed again from the last checkpoint
 
 
@@ -29,6 +29,7 @@ class Setback:
     restarts: int = 1                      # times that the group is formed again, with this one
     limit: int = 10                        # of restarts
     fruitless: int = 1                     # such times since the last new step, with this one
+    in_vain: bool = False                  # in a trial, which begins anew every time, a worker waited until its deadline and nobody died
 
 
 def decided(setback: Setback) -> Decision:
@@ -39,6 +40,6 @@ def decided(setback: Setback) -> Decision:
         return Decision.STOP
     if setback.kernel_killed and any(death.why == "SIGKILL" for death in setback.deaths):
         return Decision.OUT_OF_MEMORY
-    if setback.fruitless >= TRIES or setback.restarts > setback.limit:
+    if setback.in_vain or setback.fruitless >= TRIES or setback.restarts > setback.limit:
         return Decision.GIVE_UP
     return Decision.RESTART

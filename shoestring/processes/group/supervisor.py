@@ -83,7 +83,8 @@ class Supervisor:
         self.done: dict[int, float] = {}            # who gave its result, and when
         self.failures: list[Failure] = []           # in the order they came
         self.answer: Answer | None = None           # of worker 0
-        self.peer_lost = ""                         # how one worker lost another
+        self.peer_lost = ""                         # how one worker lost another,
+        self.waited = False                         # by waiting until its deadline
         self.pid = 0                                # of worker 0, once it can be asked to stop
         self.counted = False                        # a death in this round is among the restarts
         self.stop_sent = False                      # worker 0 was asked to stop
@@ -130,7 +131,7 @@ class Supervisor:
             self.done[rank] = time.monotonic()
             self.answer = message if rank == 0 else self.answer
         elif isinstance(message, PeerLost):
-            self.peer_lost = self.peer_lost or message.text
+            self.peer_lost, self.waited = self.peer_lost or message.text, self.waited or message.deadline
         elif isinstance(message, Failure):
             self.failures.append(message)
         elif isinstance(message, Joined):
@@ -215,19 +216,23 @@ class Supervisor:
             self.died_at = self.died_at or time.time() - max((death.ago for death in deaths), default=0.0)
             self.restarts += 1
             self.fruitless += 1
-        last = decided(Setback(deaths=deaths, restarts=self.restarts, limit=self.limit, fruitless=self.fruitless)) is Decision.GIVE_UP
+        in_vain = self.waited and not deaths and not isinstance(self.task, TrainTask)
+        last = decided(Setback(deaths=deaths, restarts=self.restarts, limit=self.limit, fruitless=self.fruitless, in_vain=in_vain)
+                       ) is Decision.GIVE_UP
         onward = "" if last else f": the others re-form and go on from {step_text(self.saved)}"
         for death in deaths:
             self.tell(Died(death.rank, death.why, self.step, f"{death} after {step_text(self.step)}{onward}"))
         if not deaths and not counted:
-            how = "one did not answer in time" if "timed out" in self.peer_lost.lower() else "a connection broke"
+            how = "one did not answer in time" if self.waited or "timed out" in self.peer_lost.lower() else "a connection broke"
             self.tell(Warned(f"the workers lost each other after {step_text(self.step)} ({how}){onward}"))
         self.counted = self.counted or not counted
         if last:
             raise Crashed(self.given_up(deaths))
 
     def given_up(self, deaths: Sequence[WorkerDied]) -> str:
-        who = str(deaths[0]) if deaths else "the workers lost each other"
+        who = str(deaths[0]) if deaths else "the workers lost each other" + self.waited * f" ({self.peer_lost})"
+        if self.waited and not deaths and not isinstance(self.task, TrainTask):
+            return f"{who}: each waited for another, and would again"
         meaning = f"{deaths[0].meaning}; " if deaths and deaths[0].meaning else ""
         kept = f"the last checkpoint is of step {self.saved}" if self.saved else "there is no checkpoint yet"
         there = f" in {self.folder}" if self.folder and self.saved else ""

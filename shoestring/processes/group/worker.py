@@ -44,8 +44,10 @@ def main(private: Path) -> NoReturn:
             sender.send(Joined())
             return done(task, sender.send, link)
         except Exception as error:
+            from shoestring.core.link import DeadlinePassed
+
             if says_peer_lost(error):   # this worker has nothing to say of its own: its launcher forms the group again
-                sender.send(PeerLost((str(error).strip() or type(error).__name__).splitlines()[0]))
+                sender.send(PeerLost((str(error).strip() or type(error).__name__).splitlines()[0], isinstance(error, DeadlinePassed)))
                 leave(PEER_LOST)
             raise
 
