@@ -57,6 +57,7 @@ GROUP = "shoestring.commands"
 
 def main(words: list[str] | None = None) -> None:
     prepare_streams()
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")   # read when torch is imported: else odd bytes on its port show C++ frames
     words = sys.argv[1:] if words is None else words
     code = with_output(run(words), words[0] if words else "")
     leave_garbage()
