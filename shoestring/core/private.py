@@ -61,7 +61,7 @@ __all__ = ["BATCH_NORMS", "CTC_LOSSES", "GROUPED_PRODUCT", "NO_OVERRIDE", "READ_
            "TRAINING_BATCH_NORMS",
            "UNTRACEABLE", "WATCHING", "WRITE_COUNT",
            "DispatchMode", "FakeTensor", "FakeTensorMode", "all_gather", "arguments_of",
-           "bit_generator",
+           "bit_generator", "convolved_by_onednn",
            "dense_parts", "has_backward_hooks", "has_schedule", "memory_format", "next_node_number", "node_number", "note_step_called",
            "number_of", "operation_of", "own_buffers", "own_parameters", "resize_storage", "results_of", "step_hooks", "storage_id",
            "storage_id_of", "transformers_initialiser", "tree_flatten", "tree_leaves", "tree_map", "tree_unflatten", "unseen_functions",
@@ -117,6 +117,13 @@ def node_number() -> int | None:
         return None
     number = int(node._sequence_nr())
     return None if number < 0 or number >= 2**62 else number
+
+
+def convolved_by_onednn(*convolution: Any) -> bool:
+    """Whether oneDNN computes a convolution: its input, weight, bias, stride, and so on, as torch.convolution takes them, and the bias's
+    shape. Of torch's two names for it, the one of transposed convolutions is not known in Python; it follows the other."""
+    by_onednn = int(torch._C._ConvBackend.Mkldnn)
+    return int(torch._C._select_conv_backend(*convolution)) in (by_onednn, by_onednn + 1)
 
 
 def storage_id(storage: torch.UntypedStorage) -> int:
