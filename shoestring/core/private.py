@@ -122,8 +122,9 @@ def node_number() -> int | None:
 def convolved_by_onednn(*convolution: Any) -> bool:
     """Whether oneDNN computes a convolution: its input, weight, bias, stride, and so on, as torch.convolution takes them, and the bias's
     shape. Of torch's two names for it, the one of transposed convolutions is not known in Python; it follows the other."""
-    by_onednn = int(torch._C._ConvBackend.Mkldnn)
-    return int(torch._C._select_conv_backend(*convolution)) in (by_onednn, by_onednn + 1)
+    torch_c: Any = torch._C
+    by_onednn = int(torch_c._ConvBackend.Mkldnn)
+    return int(torch_c._select_conv_backend(*convolution)) in (by_onednn, by_onednn + 1)
 
 
 def storage_id(storage: torch.UntypedStorage) -> int:
