@@ -67,7 +67,7 @@ __all__ = ["BATCH_NORMS", "CTC_LOSSES", "GROUPED_PRODUCT", "LOADER_ITERATORS", "
            "SOFTMAX_BACKWARDS", "TRAINING_BATCH_NORMS",
            "UNTRACEABLE", "WATCHING", "WRITE_COUNT",
            "DispatchMode", "FakeTensor", "FakeTensorMode", "Unlogged", "all_gather", "arguments_of",
-           "bit_generator",
+           "bit_generator", "convolved_by_onednn",
            "dense_parts", "has_backward_hooks", "has_memory", "has_schedule", "made_at", "memory_format", "next_node_number", "node_number",
            "note_step_called",
            "number_of", "operation_of", "own_buffers", "own_parameters", "resize_storage", "results_of", "step_hooks",
@@ -141,6 +141,14 @@ def node_number() -> int | None:
 def made_at(node: Any) -> int:
     """The number of an autograd node: those of one thread count up as they are made. Nodes of leaves have a huge one, or -1."""
     return int(node._sequence_nr())
+
+
+def convolved_by_onednn(*convolution: Any) -> bool:
+    """Whether oneDNN computes a convolution: its input, weight, bias, stride, and so on, as torch.convolution takes them, and the bias's
+    shape. Of torch's two names for it, the one of transposed convolutions is not known in Python; it follows the other."""
+    torch_c: Any = torch._C
+    by_onednn = int(torch_c._ConvBackend.Mkldnn)
+    return int(torch_c._select_conv_backend(*convolution)) in (by_onednn, by_onednn + 1)
 
 
 def storage_id(storage: torch.UntypedStorage) -> int:

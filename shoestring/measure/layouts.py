@@ -1,7 +1,8 @@
 """How real kernels lay their results out in memory, where torch's fake ones say otherwise.
 
-The order of a result in memory decides whether a later `reshape` copies, and a result may keep more memory than it shows. What is listed
-here was found by running operations on real and on fake tensors in all orders (tests/measure/test_fake.py).
+The order of a result in memory decides whether a later `reshape` copies, a result may keep more memory than it shows, and a backward may
+compute other gradients than those that were asked for. What is listed here was found by running operations on real and on fake tensors in
+all orders, and with every choice of gradients (tests/measure/test_fake.py).
 """
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoestring.core.private import SOFTMAX_BACKWARDS, TRAINING_BATCH_NORMS, memory_format
+from shoestring.core.private import SOFTMAX_BACKWARDS, TRAINING_BATCH_NORMS, convolved_by_onednn, memory_format
 
 aten = torch.ops.aten
 
@@ -36,7 +37,10 @@ LARGER = {
     aten.mse_loss.default: 2, aten.smooth_l1_loss.default: 2, aten.soft_margin_loss.default: 2, aten.binary_cross_entropy.default: 2,
     aten.col2im.default: 1,
 }
-WRONG = PLAIN | set(CHANNELS) | set(SUMS) | set(LARGER)
+# Backwards that compute other gradients than their fake ones do, where some of all three (input, weight, bias) are asked for. By the place
+# of the argument that says which are
+MASKED = {aten.native_batch_norm_backward.default: 9, aten.batch_norm_backward.default: 9, aten.convolution_backward.default: 10}
+WRONG = PLAIN | set(CHANNELS) | set(SUMS) | set(LARGER) | set(MASKED)
 
 
 def corrected(func: Any, out: Any, args: Any) -> Any:
@@ -45,6 +49,8 @@ def corrected(func: Any, out: Any, args: Any) -> Any:
         room = torch.broadcast_shapes(*(one.shape for one in args[:LARGER[func]])).numel()
         if room > out.numel():
             return out.new_empty(room).as_strided(out.shape, out.stride())
+    if func in MASKED:
+        out = masked(func, out, args)
     first = out if isinstance(out, Tensor) else out[0]
     if first is None or first.device.type != "cpu":
         return out
@@ -56,6 +62,16 @@ def corrected(func: Any, out: Any, args: Any) -> Any:
         alike = sum(args[number] for number in SUMS[func])
         return torch.empty_like(alike, dtype=first.dtype) if alike.shape == first.shape else out
     return out
+
+
+def masked(func: Any, out: Any, args: Any) -> Any:
+    """Batch norm leaves out the gradient of its input if nobody asks for it; oneDNN computes that of a weight with that of its bias."""
+    asked = args[MASKED[func]]
+    if func is not aten.convolution_backward.default:
+        return out if asked[0] else (None, *out[1:])
+    if asked[1] or not asked[2] or not convolved_by_onednn(*args[1:3], None, *args[4:10], args[3]):
+        return out
+    return out[0], torch.empty_like(args[2]), out[2]
 
 
 def replaced(out: Any, first: Tensor, form: torch.memory_format) -> Any:

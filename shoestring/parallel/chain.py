@@ -79,6 +79,8 @@ class Looking(Walk):
                 if self.inside and id(leaf) not in self.given:
                     self.check_maker(leaf)
                 self.last_use[number] = max(self.call, self.last_use.get(number, -1))
+                if leaf.requires_grad and not self.born[number].gradient:   # made without one by a function that gave it one afterwards
+                    self.born[number] = replace(self.born[number], gradient=True)
             elif isinstance(leaf, Absent):
                 self.check_origin(leaf)
             elif id(leaf) in self.parts.hollow:

@@ -4,6 +4,9 @@ A weight that is used once, by a node of the graph on the way to what went in, c
 half asks that node alone. All other weights (tied ones, a bias that all layers share, what depends on no input) get their gradients in the
 first half, where autograd adds up all ways to them. torch.distributed.pipelining has such halves too; where a weight is used twice they
 were wrong without a word (DeBERTa, by 1 %) or failed (T5).
+
+A checkpoint with use_reentrant=True runs a backward of its own within backward, which reaches all of its weights at once, and torch refuses
+to go through one to some inputs only. A graph with such a node is not halved.
 """
 from __future__ import annotations
 
@@ -14,6 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+from torch.utils.checkpoint import CheckpointFunction
+
+REENTRANT = f"{CheckpointFunction.__name__}Backward"   # of torch, and of others who have named theirs after it
 
 
 @dataclass
@@ -31,6 +37,12 @@ class Rest:
 
     done: list[tuple[nn.Parameter, Tensor]]            # gradients that could not wait
     later: list[Later] = field(default_factory=list)
+
+
+def goes_in_halves(root: Tensor) -> bool:
+    """Whether autograd can go to some inputs of a graph and leave out the rest."""
+    assert root.grad_fn is not None, "it has a history"
+    return all(node.name() != REENTRANT for node in users_of(root.grad_fn))
 
 
 def to_inputs(root: Tensor, inputs: Sequence[Tensor], weights: Sequence[nn.Parameter]) -> Rest:

@@ -207,7 +207,7 @@ class Pipeline(TrainingTechnique):
         return replace(run, blocks=stages.blocks, forward=stages.forward, gradients=stages.gradients, usable=stages.usable,
                        together=together, evaluate=stages.evaluate, summed=summed,
                        share=lambda weight: run.share(weight) * stages.counted(weight),
-                       elsewhere=run.elsewhere | stages.elsewhere, shared=run.shared | {stages.by_name[name] for name in stages.tied},
+                       elsewhere=run.elsewhere | stages.elsewhere, shared={**run.shared, **stages.sums_of_tied},
                        parts=run.parts * self.pieces_wanted, state={**run.state, "stages": stages})
 
 

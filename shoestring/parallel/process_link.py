@@ -73,7 +73,8 @@ class ProcessLink(Link):
     def objects(self, mine: Any) -> list[Any]:
         self.wait()
         found: list[Any] = [None] * self.world
-        dist.all_gather_object(found, mine, group=self.group)
+        with without_modes():   # gloo's threads let go of its tensors at a time of their own, and they are no part of training
+            dist.all_gather_object(found, mine, group=self.group)
         return found
 
 

@@ -82,9 +82,6 @@ class Shard(TrainingTechnique):
             raise Mistake(f"Shard: {type(run.optimizer).__name__} looks at whole weights, and workers would step parts of them: use "
                           f"Average, or an optimizer that looks at every number alone (Adam, AdamW, SGD, ...)")
         link = run.mesh.along(self.unites)
-        if run.shared:
-            raise Mistake("Shard: the model has weights that several stages of the pipeline use (tied embeddings), whose gradients are "
-                          "added up after backward, and Shard has given them to their owners by then: use Average")
         sharding, statistics = Sharding(run, link, self.stage), Statistics(run.model, link)
 
         def forward(model: nn.Module, batch: Batch) -> Any:
@@ -102,6 +99,8 @@ class Shard(TrainingTechnique):
             loss = run.gradients(replace(now, loss=lambda output, part: weighed(now.loss(output, part), share())), batch)
             sharding.release()
             total, unused = sharding.reducer.tally(loss)
+            if now.last:
+                unused -= sharding.add_up_shared(run.shared)
             sharding.set_gradients(unused)
             statistics.average()
             return total
@@ -123,4 +122,4 @@ class Shard(TrainingTechnique):
                 yield
 
         return replace(run, forward=forward, backward=backward, gradients=gradients, update=update, usable=usable, together=together,
-                       state={**run.state, "shards": sharding})
+                       shared={}, state={**run.state, "shards": sharding})

@@ -64,18 +64,21 @@ class Unit(Bucket):
 
 
 def cut_up(run: Run, stage: int) -> list[tuple[nn.Module | None, list[nn.Parameter]]]:
-    """The members of every unit, with its block, in the order in which backward comes to them."""
+    """The members of every unit, with its block, in the order in which backward comes to them. What several stages use is a unit for
+    itself, so that workers of all these stages cut it alike."""
     count: dict[nn.Parameter, int] = {}
     for block in run.blocks.values():
         for parameter in block.parameters():
             count[parameter] = count.get(parameter, 0) + 1
     inside: list[tuple[nn.Module | None, list[nn.Parameter]]] = []
     for block in reversed(list(run.blocks.values())):
-        own = [parameter for parameter in block.parameters() if count[parameter] == 1 and (stage == 3 or parameter.requires_grad)]
+        own = [parameter for parameter in block.parameters()
+               if count[parameter] == 1 and (stage == 3 or parameter.requires_grad) and parameter not in run.shared]
         inside += [(block, members) for members in alike(own)]
     outside = [parameter for parameter in run.model.parameters()
-               if count.get(parameter, 0) != 1 and (stage == 3 or parameter.requires_grad) and parameter not in run.elsewhere]
-    return [*inside, *((None, members) for kind in alike(outside) for members in bucketed(kind))]
+               if count.get(parameter, 0) != 1 and (stage == 3 or parameter.requires_grad) and parameter not in run.elsewhere
+               and parameter not in run.shared]
+    return [*inside, *((None, members) for kind in alike(outside) for members in bucketed(kind)), *((None, [one]) for one in run.shared)]
 
 
 def alike(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:

@@ -6,7 +6,7 @@
 """
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from math import prod
 from typing import Any
@@ -125,6 +125,14 @@ class Sharding(Part):
     def release(self) -> None:
         for unit in self.units:
             unit.release()
+
+    def add_up_shared(self, shared: Mapping[nn.Parameter, Callable[[Tensor], None]]) -> set[nn.Parameter]:
+        """Add up this worker's part of the gradients of weights that several stages use, whose workers have the same part; gives them."""
+        for parameter, add_up in shared.items():
+            unit = self.unit_of[parameter]
+            unit.gradient = unit.gradient if unit.gradient is not None else unit.own.new_zeros(unit.part)
+            add_up(unit.gradient)
+        return set(shared)
 
     def set_gradients(self, unused: set[nn.Parameter]) -> None:
         """Give the pieces their gradients."""

@@ -5,7 +5,8 @@ its optimizer knows the weights that it uses alone.
 """
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -20,8 +21,10 @@ CHUNK = 1 << 22   # bytes that are sent at once for a checkpoint
 
 
 class StagedState(Part):
-    def __init__(self, run: Run, link: Link, weights: Mapping[str, tuple[int, ...]], buffers: Mapping[str, tuple[int, ...]]) -> None:
-        self.run, self.link = run, link
+    def __init__(self, run: Run, link: Link, weights: Mapping[str, tuple[int, ...]], buffers: Mapping[str, tuple[int, ...]],
+                 trained: frozenset[str]) -> None:
+        """`weights` and `buffers`: the workers that use each; `trained`: weights that the loss gives a gradient."""
+        self.run, self.link, self.trained = run, link, trained
         self.names = dict(run.model.named_parameters(remove_duplicate=False))   # of a weight with several, all
         self.by_name = dict(run.model.named_parameters())
         self.first: dict[Tensor, str] = {one: name for name, one in self.by_name.items()}
@@ -41,6 +44,27 @@ class StagedState(Part):
     def counted(self, parameter: Tensor) -> bool:
         """Whether a weight counts here, where all workers add something up."""
         return self.users[self.first[parameter]][0] == self.link.rank
+
+    @property
+    def sums_of_tied(self) -> dict[nn.Parameter, Callable[[Tensor], None]]:
+        """The weights that this worker uses with others, in the same order everywhere, with what adds up a gradient of each. One that the
+        loss gives no gradient has none to add up."""
+        return {self.by_name[name]: partial(self.add_up, users) for name, users in sorted(self.tied.items())
+                if self.link.rank in users and name in self.trained}
+
+    def add_up(self, users: tuple[int, ...], gradient: Tensor) -> None:
+        """Add up a gradient over these workers, in place: the first of them adds up, in the order of workers."""
+        first, *others = users
+        if self.link.rank == first:
+            arrived = torch.empty_like(gradient)
+            for other in others:
+                self.link.receive(arrived, other)
+                gradient += arrived
+            for other in others:
+                self.link.send(gradient, other)
+        else:
+            self.link.send(gradient, first)
+            self.link.receive(gradient, first)
 
     def release(self) -> None:
         """Forget the weights that others use."""

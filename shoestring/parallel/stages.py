@@ -29,7 +29,7 @@ from shoestring.core.staging import OwnTimes
 from shoestring.measure.interception import Guard
 from shoestring.parallel.boundary import begin_with
 from shoestring.parallel.chain import chain_of
-from shoestring.parallel.halves import Rest, to_inputs, to_weights
+from shoestring.parallel.halves import Rest, goes_in_halves, to_inputs, to_weights
 from shoestring.parallel.schedule import Action, Kind, Orders, Span, in_slices, unread
 from shoestring.parallel.staged_state import StagedState
 from shoestring.parallel.step_clock import StepClock
@@ -67,7 +67,7 @@ class Stages(StagedState):
         self.ranges = bounds(chain)                    # of calls, by chunk
         self.chunks = range(link.rank, len(self.ranges), link.world)
         homes = [number % link.world for number, calls in enumerate(self.ranges) for _ in calls]
-        super().__init__(run, link, users(chain.weights, homes), users(chain.buffers, homes))
+        super().__init__(run, link, users(chain.weights, homes), users(chain.buffers, homes), chain.trained)
         self.blocks = {name: run.blocks[name] for number in self.chunks for call in self.ranges[number]
                        for name in [chain.calls[call]]}
         self.walk: Walk | None = None
@@ -98,7 +98,7 @@ class Stages(StagedState):
             pass
         self.arrived()
         if now.last:
-            self.add_up_tied()
+            self.add_up_tied(now)
         total = self.taken_total().float().reshape(1)
         self.link.sum(total).wait()
         self.clock.note(self.spans)
@@ -116,6 +116,7 @@ class Stages(StagedState):
         order, self.unread = everybody[self.link.rank], unread(everybody)
         final = max((number for number, one in enumerate(order) if one.kind in (Kind.BACKWARD, Kind.WEIGHTS)), default=-1)
         total = torch.zeros((), device=device)
+        ended = not now.last or not self.own_weights   # nobody waits for a backward after which no gradients follow
         self.spans = []
         for number, action in enumerate(order):
             yield action
@@ -125,8 +126,10 @@ class Stages(StagedState):
                 if action.kind is Kind.FORWARD:
                     loss = self.forward_piece(part, one.batch, one.share, action)
                     total = total if loss is None else total + loss
-                else:
-                    self.backward_piece(part, action)
+                elif self.backward_piece(part, action):
+                    ended = ended or part.last
+        if not ended:   # the last one had nothing to do: what it would have given is frozen, or was done before
+            now.backward(now, torch.zeros((), device=device, requires_grad=True))
         self.total = total
 
     def taken_total(self) -> Tensor:
@@ -139,6 +142,10 @@ class Stages(StagedState):
         inputs: list[Tensor] = []
 
         def bring(absents: Sequence[Tensor]) -> list[Tensor]:
+            if not torch.is_grad_enabled() and any(value.gradient for value in walk.takes):
+                raise Mistake(f"a stage begins with {self.parts.name_of(self.ranges[action.chunk].start)}, which the model "
+                              f"calls where no gradients are recorded (in a checkpoint with use_reentrant=True or no_grad), and what "
+                              f"arrives there needs one: call the checkpoint inside of the block, or cut elsewhere (balance=)")
             found = self.received(absents, walk.takes, action)
             inputs.extend(one for one in found if one.requires_grad)
             return [one.clone() if value.written and one.requires_grad else one for one, value in zip(found, walk.takes, strict=True)]
@@ -225,30 +232,36 @@ class Stages(StagedState):
             message.append(Held(whole, self.link.sending(whole, self.home(chunk), self.tag(kind, action.piece, named, number))))
         way.append(message)
 
-    def backward_piece(self, now: Run, action: Action) -> None:
+    def backward_piece(self, now: Run, action: Action) -> bool:
+        """Whether gradients of weights were computed."""
         key = action.piece, action.chunk
         flight = self.flights[key] if action.kind is Kind.INPUTS else self.flights.pop(key)
         if flight.root is None:
             assert not flight.inputs, "what gets no gradient over the next cut hands none on over this one"
-            return
+            return False
         if not flight.inputs and action.kind is Kind.INPUTS:   # nobody waits for it: all is done with the weights
-            return
-        if action.kind is Kind.BACKWARD or not flight.inputs:
-            now.backward(now, flight.root)
-        elif action.kind is Kind.INPUTS:
-            flight.rest = to_inputs(flight.root, flight.inputs, self.own_weights)
+            return False
+        reached = True
+        if action.kind is Kind.WEIGHTS and flight.inputs:
+            reached = self.backward_weights(now, flight)
+        elif action.kind is Kind.INPUTS and goes_in_halves(flight.root):
+            flight.rest, reached = to_inputs(flight.root, flight.inputs, self.own_weights), False
         else:
-            self.backward_weights(now, flight)
+            now.backward(now, flight.root)
+            flight.root = None   # nothing is left for a second half
         self.spans.append(Span(action, self.begun, time.perf_counter()))
         if action.kind is not Kind.WEIGHTS:
             self.send_gradients(flight.inputs, action)
+        return reached
 
-    def backward_weights(self, now: Run, flight: Flight) -> None:
-        """The gradients of weights that were left out, given to them by a backward of their own: so whoever waits for them sees them."""
+    def backward_weights(self, now: Run, flight: Flight) -> bool:
+        """The gradients of weights that were left out, given to them by a backward of their own: so whoever waits for them sees them.
+        Gives whether there were any."""
         assert flight.rest is not None, "its first half is done"
         reached = list(to_weights(flight.rest))
         if reached:
             now.backward(now, begin_with(lambda: [gradient for _, gradient in reached], [one for one, _ in reached]))
+        return bool(reached)
 
     def send_gradients(self, inputs: list[Tensor], action: Action) -> None:
         """To the worker before, of what it sent."""
@@ -278,25 +291,11 @@ class Stages(StagedState):
             while way:
                 self.done(way)
 
-    def add_up_tied(self) -> None:
-        """Of every weight that several workers use, the sum of their gradients: the first of them adds up, in the order of workers."""
-        for name, users in sorted(self.tied.items()):
-            if self.link.rank not in users or name not in self.chain.trained:
-                continue
-            one = self.by_name[name]
-            gradient = one.grad if one.grad is not None else torch.zeros_like(one)
-            first, *others = users
-            if self.link.rank == first:
-                arrived = torch.empty_like(gradient)
-                for other in others:
-                    self.link.receive(arrived, other)
-                    gradient += arrived
-                for other in others:
-                    self.link.send(gradient, other)
-            else:
-                self.link.send(gradient, first)
-                self.link.receive(gradient, first)
-            one.grad = gradient
+    def add_up_tied(self, now: Run) -> None:
+        """Of every weight that several workers use, the sum of their gradients."""
+        for weight, add_up in now.shared.items():
+            weight.grad = weight.grad if weight.grad is not None else torch.zeros_like(weight)
+            add_up(weight.grad)
 
     # Outside of a step
 

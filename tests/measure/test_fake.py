@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import product
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch.nn import functional
 
 from shoestring.core.private import tree_leaves
 from shoestring.measure.fake import Stage
+from shoestring.measure.tracker import Event, Tracker
 
 Call = Callable[[Tensor], Tensor]
 
@@ -108,3 +110,45 @@ def test_fake_results_lie_in_memory_as_real_ones(shape: tuple[int, ...], call: C
         with stage:
             found = results(call, fake)
         assert layout(found) == layout(results(call, x.detach())), f"for an input of strides {x.stride()}"
+
+
+class Bilinear(nn.Bilinear):
+    def __init__(self) -> None:
+        super().__init__(8, 8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:   # type: ignore[override]
+        return super().forward(x, x * 2)
+
+
+LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "linear": (lambda: nn.Linear(8, 5), (6, 8)), "layer norm": (lambda: nn.LayerNorm(8), (6, 8)),
+    "group norm": (lambda: nn.GroupNorm(2, 4), (2, 4, 6, 8)), "batch norm": (lambda: nn.BatchNorm2d(4), (2, 4, 6, 8)),
+    "batch norm, judged": (lambda: nn.BatchNorm2d(4).eval(), (2, 4, 6, 8)), "batch norm 1d": (lambda: nn.BatchNorm1d(8), (6, 8)),
+    "instance norm": (lambda: nn.InstanceNorm2d(4, affine=True), (2, 4, 6, 8)), "bilinear": (Bilinear, (6, 8)),
+    "conv": (lambda: nn.Conv2d(4, 5, 3), (2, 4, 6, 8)), "conv, one sample": (lambda: nn.Conv2d(4, 5, 3), (1, 4, 6, 8)),
+    "conv 1d": (lambda: nn.Conv1d(4, 5, 3), (2, 4, 8)), "conv 3d": (lambda: nn.Conv3d(4, 5, 3), (2, 4, 4, 6, 8)),
+    "conv up": (lambda: nn.ConvTranspose2d(4, 5, 3), (2, 4, 6, 8)),
+    "conv up, one sample": (lambda: nn.ConvTranspose2d(4, 5, 3), (1, 4, 6, 8)),
+    "depthwise": (lambda: nn.Conv2d(4, 4, 3, groups=4), (2, 4, 6, 8)), "wide": (lambda: nn.Conv2d(4, 5, 3, dilation=2), (1, 4, 6, 8)),
+}
+
+
+def events_of_backward(layer: nn.Module, x: Tensor, wanted: tuple[bool, ...], stage: Stage | None) -> list[Event]:
+    for one, want in zip((x, *layer.parameters()), wanted, strict=True):
+        one.requires_grad_(want)
+    tracker = Tracker(stage)
+    tracker.hold((x, *layer.parameters(), *layer.buffers()))
+    with tracker:
+        layer(x).mean().backward()
+    return list(tracker.log.events)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_fake_backward_makes_the_gradients_that_a_real_one_makes(name: str) -> None:
+    """A layer may be frozen in part, and a backward in halves asks for some of its gradients at a time."""
+    make, shape = LAYERS[name]
+    for wanted in product((True, False), repeat=1 + len(list(make().parameters()))):
+        if any(wanted):
+            stage = Stage()
+            fake = events_of_backward(stage.copy(make()), stage.fake.from_tensor(torch.rand(shape)), wanted, stage)
+            assert fake == events_of_backward(make(), torch.rand(shape), wanted, None), wanted

@@ -85,9 +85,9 @@ def of_buffers(model: nn.Module) -> dict[str, Tensor]:
     return {name: one.detach().clone() for name, one in model.named_buffers()}
 
 
-def cut(job: Job, technique: Pipeline, count: int = 1, more: Sequence[Technique] = ()) -> Found:
-    """The same of a group whose workers hold some blocks each."""
-    sizes = {"data": 1, "stage": technique.stages, "tensor": 1}
+def cut(job: Job, technique: Pipeline, count: int = 1, more: Sequence[Technique] = (), copies: int = 1) -> Found:
+    """The same of a group whose workers hold some blocks each, and `copies` of them the same ones."""
+    sizes = {"data": copies, "stage": technique.stages, "tensor": 1}
     model, one_at_a_time = still(seeded(job)), Lock()
 
     def work(mesh: Mesh) -> tuple[float, dict[str, Tensor], dict[str, Tensor]]:

@@ -86,6 +86,16 @@ def test_models_of_many_kinds_are_trained_in_stages(name: str, stages: int, tmp_
     check(name, stages, wanted, tmp_path, 5e-4, ["still"])
 
 
+@pytest.mark.parametrize(("name", "world", "wanted"), [
+    ("resnet", 2, [(Pipeline(2, 4, "zero-bubble"),)]), ("frozen bottom", 2, [(Pipeline(2, 4, schedule),) for schedule in EXACT]),
+    *(pytest.param(name, 3, [(Pipeline(3, pieces, "zero-bubble"),) for pieces in (2, 4)], marks=slow) for name in ("resnet", "u-net"))])
+def test_every_stage_has_the_peak_that_was_predicted(name: str, world: int, wanted: list[Plan], tmp_path: Path) -> None:
+    """Batch norm whose input waits for no gradient; a first stage whose peak is in its first forward."""
+    for plan, outcome in zip(wanted, outcomes(name, world, wanted, tmp_path, more=["still"]), strict=True):
+        for one in outcome["workers"]:
+            assert one["peaks"][0] == one["peaks"][1], plan
+
+
 # Whoever sends over a cut goes on when what it sent over it before was taken: nobody waits for ever
 
 
