@@ -49,7 +49,7 @@ from shoestring.planning.outcome import Outcome
 from shoestring.planning.plan import Plan
 from shoestring.planning.planner import Planner
 from shoestring.processes.group.launch import run_group, threads
-from shoestring.processes.known_job import about_job
+from shoestring.processes.known_job import about_job, without_numbers
 from shoestring.processes.launch import run_worker
 from shoestring.processes.scripted import Scripted
 from shoestring.processes.scripted_group import group_of
@@ -161,8 +161,10 @@ def planned(job: Job, memory: str | int | None = None, use: Iterable[Technique |
         machine = known_hardware(dtypes=inexact or any(one.computes_in for one in forced or ()))
         machine = in_group(machine, devices, here or devices)
         worker = workers(here or devices) if made.origin is not None else None
-    kept = opened(about_job(made, machine, devices, here or devices), machine.flops, fresh) if (
-        made.origin is not None and model is None and hardware is None) else None
+    kept = None
+    if made.origin is not None and model is None and hardware is None:
+        about = about_job(made, machine, devices, here or devices)
+        kept = opened(about, machine.flops, fresh, about | {"flags": without_numbers(about["flags"])})
     planner = Planner(made, machine, worker, model, inexact=inexact, exact=exact, wanted=forced or (), only=forced is not None,
                       devices=devices, here=here or devices, kept=kept, tell=lambda doing: on_progress(doing, expected))
     try:
@@ -180,8 +182,8 @@ def decided(planner: Planner, budget: int | None, forced: tuple[Technique, ...] 
     origin, hardware = planner.job.origin, planner.hardware
     if origin is None or forced is not None or hardware.described:
         return planner.outcome(budget, forced)
-    place = place_of(origin.file, {"flags": dict(origin.flags), "memory": budget, "inexact": planner.inexact, "exact": planner.exact,
-                                   "devices": planner.devices, "here": planner.here})
+    place = place_of(origin.file, {"flags": without_numbers(dict(origin.flags)), "memory": budget, "inexact": planner.inexact,
+                                   "exact": planner.exact, "devices": planner.devices, "here": planner.here})
     outcome = replace(planner, earlier=chosen_earlier(place)).outcome(budget)
     remember_choice(place, outcome.chosen)
     return outcome

@@ -17,6 +17,7 @@ from shoestring.core.technique import drift, in_order, text
 from shoestring.core.training import TrainingTechnique, environment, mesh_sizes
 from shoestring.core.units import bytes_text
 from shoestring.data.feed import Feed
+from shoestring.measure.load import HELD_UP
 from shoestring.measure.process import memory_free, status
 from shoestring.measure.timeline import filled, last_step, peak, stretches, validation
 from shoestring.measure.tracker import VALIDATE, Log, Moment
@@ -55,6 +56,7 @@ class Predictor:
     devices: int = 1       # workers that train together,
     here: int = 1          # of which so many share this machine
     trials: int = 0        # that were made so far
+    roomy: bool = False    # plain training leaves so much of the budget idle that what is as large needs no trial
     limit: float = inf     # bytes of tensors: a plan of which one worker needs more is not looked at any further
     rehearsed: dict[Techniques, tuple[tuple[RankFigures, ...], Log]] = field(default_factory=dict)   # every kind of worker of a plan
 
@@ -173,8 +175,11 @@ class Predictor:
         return "; ".join((f"{tensors}; process {how}{changed}", *[adding] * bool(adding), *self.about_data()))
 
     def about_data(self) -> Iterator[str]:
-        """What the figures mean for batches that are not all alike, and for data that others fetch."""
+        """What the figures mean if the machine was busy, for batches that are not all alike, and for data that others fetch."""
         lengths, job, anchor = self.rehearsals.lengths, self.rehearsals.job, self.evidence.anchor
+        if anchor is not None and anchor.busy > HELD_UP:
+            yield (f"times measured while other processes held up the steps ({anchor.busy:.0%} of the time they waited for a core), which "
+                   "is taken off: less sure, and measured again next time")
         if lengths.planned_for:
             yield lengths.planned_for
         if lengths.looked and job.largest is not None:
@@ -264,6 +269,8 @@ class Predictor:
             return max(one.known["process_bytes"], peak(log).bytes + min(anchor.overheads.values())), "estimated: not all workers are here"
         if not one.techniques and not anchor.eased and not self.rehearsals.lengths.varies:
             return anchor.process * self.margin, "from the anchor step"
+        if self.roomy and one.techniques and peak(log).bytes <= anchor.tensors:
+            return anchor.process * self.margin, "at most that of the anchor step, which has no fewer tensors"
         if not self.has_room(log):
             return one.known["process_bytes"], "estimated: this machine has no room to try it"
         count = self.trial_steps(one.known["step_seconds"])
@@ -283,7 +290,7 @@ class Predictor:
 
     def has_room(self, log: Log) -> bool:
         """Whether all workers here can be run at once with this log."""
-        return self.here * (peak(log).bytes * 1.35 + 5e8) < memory_free()
+        return self.here * expected_process(log) < memory_free()
 
     def trial(self, techniques: Techniques, steps: int, together: bool = False) -> TrialResult:
         """What some real steps take; `together`: by workers that talk to each other."""
@@ -329,6 +336,11 @@ class Predictor:
                 if plan.peak_bytes >= without.bytes:
                     yield (f"{text(technique)} saves nothing here: the peak of tensors is {bytes_text(plan.peak_bytes)} with it, in the "
                            f"{plan.where}, and {bytes_text(without.bytes)} without")
+
+
+def expected_process(log: Log) -> float:
+    """Bytes of a process with these tensors, before anything of it was measured: rather too many."""
+    return peak(log).bytes * 1.35 + 5e8
 
 
 def overhead(known: Mapping[str, int], moment: Moment, base: int) -> int:
