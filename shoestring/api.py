@@ -44,12 +44,12 @@ from shoestring.planning.earlier import chosen_earlier, place_of, remember_choic
 from shoestring.planning.evidence.rehearsals import Tell, silent
 from shoestring.planning.evidence.rehearse import prepared
 from shoestring.planning.evidence.tasks import R, Task, Worker
-from shoestring.planning.kept import opened
+from shoestring.planning.kept import opened, without_numbers
 from shoestring.planning.outcome import Outcome
 from shoestring.planning.plan import Plan
 from shoestring.planning.planner import Planner
 from shoestring.processes.group.launch import run_group, threads
-from shoestring.processes.known_job import about_job, without_numbers
+from shoestring.processes.known_job import about_job
 from shoestring.processes.launch import run_worker
 from shoestring.processes.scripted import Scripted
 from shoestring.processes.scripted_group import group_of
@@ -161,10 +161,8 @@ def planned(job: Job, memory: str | int | None = None, use: Iterable[Technique |
         machine = known_hardware(dtypes=inexact or any(one.computes_in for one in forced or ()))
         machine = in_group(machine, devices, here or devices)
         worker = workers(here or devices) if made.origin is not None else None
-    kept = None
-    if made.origin is not None and model is None and hardware is None:
-        about = about_job(made, machine, devices, here or devices)
-        kept = opened(about, machine.flops, fresh, about | {"flags": without_numbers(about["flags"])})
+    kept = opened(about_job(made, machine, devices, here or devices), machine.flops, fresh) if (
+        made.origin is not None and model is None and hardware is None) else None
     planner = Planner(made, machine, worker, model, inexact=inexact, exact=exact, wanted=forced or (), only=forced is not None,
                       devices=devices, here=here or devices, kept=kept, tell=lambda doing: on_progress(doing, expected))
     try:

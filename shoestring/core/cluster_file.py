@@ -18,7 +18,6 @@ from shoestring.core.units import parse_bytes
 
 EXAMPLE = """{"name": "8 x A100", "device": "cuda", "memory": "80GiB", "flops": 1.2e14, "bandwidth": "1.5TB", "devices": 8,
  "link": "250GB", "latency": 1e-5, "network": "25GB", "network_latency": 3e-5, "base": "1GiB"}"""
-MEBI = 1 << 20   # a size or speed below this is a number whose unit was forgotten
 DEVICES = ("cpu", "cuda")
 PRECISIONS = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0}   # bytes of a number in a matrix product
 
@@ -72,11 +71,11 @@ def whole(value: Any) -> int:
     return value
 
 
-def size(value: Any) -> float:
+def size(value: Any, least: float = 1 << 20) -> float:
     try:
-        return number(parse_bytes(value) if isinstance(value, str) else value, MEBI, strictly=False)
+        return number(parse_bytes(value) if isinstance(value, str) else value, least, strictly=False)
     except (Mistake, Wrong):
-        raise Wrong('bytes with their unit, as "80GiB" or "25GB", at least 1 MiB') from None
+        raise Wrong('bytes with their unit, as "80GiB" or "25GB", at least 1 MiB') from None   # less is a forgotten unit
 
 
 def size_or_nothing(value: Any) -> float:
@@ -85,9 +84,9 @@ def size_or_nothing(value: Any) -> float:
 
 def rate(value: Any) -> float:
     try:
-        return size(value.removesuffix("/s") if isinstance(value, str) else value)
+        return size(value.removesuffix("/s") if isinstance(value, str) else value, 1e4)
     except Wrong:
-        raise Wrong('bytes per second with their unit, as "250GB", at least 1 MiB') from None
+        raise Wrong('bytes per second with their unit, as "250GB", at least 10 KB') from None
 
 
 def text(value: Any) -> str:

@@ -52,7 +52,7 @@ class Kept:
     used: bool = False                                            # one of their answers was taken
     added: bool = False
     asked: Counter[str] = field(default_factory=Counter)          # how often each question to a worker was asked in this planning
-    alike: Mapping[str, Any] | None = None                        # what jobs have in common whose steps may take as long; None: nobody said
+    alike: Mapping[str, Any] = field(default_factory=dict)        # what jobs have in common whose steps may take as long
     fresh: bool = False                                           # measure again
 
     def answer(self, question: Mapping[str, Any], kind: type[R], work: Callable[[], R]) -> R:
@@ -82,8 +82,6 @@ class Kept:
     def same_times(self, log: Log, question: Mapping[str, Any], measured: R) -> R:
         """What was timed first for a step with this log, in any job that is `alike`: so two jobs that differ in a learning rate get the
         same times, and the same plan. Of two that were timed on a busy machine, the one that was held up less."""
-        if self.alike is None:
-            return measured
         known = opened({**self.alike, "step": digest(to_json(log))}, self.speed, self.fresh)
         found = known.answer(question, type(measured), lambda: measured)
         known.save()
@@ -105,9 +103,9 @@ class Kept:
                 old.unlink(missing_ok=True)
 
 
-def opened(about: Mapping[str, Any], speed: float, fresh: bool = False, alike: Mapping[str, Any] | None = None) -> Kept:
-    """What is kept for a job, of which `about` says all that the answers depend on; with `fresh` nothing is. `alike`: the same without
-    what may not change how long a step takes."""
+def opened(about: Mapping[str, Any], speed: float, fresh: bool = False) -> Kept:
+    """What is kept for a job, of which `about` says all that the answers depend on; with `fresh` nothing is."""
+    alike = {**about, "flags": without_numbers(about.get("flags", {}))}
     new = Kept(cache_folder() / "evidence" / f"{digest(about)[:32]}.json", speed, alike=alike, fresh=fresh)
     if fresh:
         return new
@@ -118,6 +116,16 @@ def opened(about: Mapping[str, Any], speed: float, fresh: bool = False, alike: M
             answers = dict(json.loads(zlib.decompress(b85decode(found["answers"]))))
             return Kept(new.place, then, answers, float(found["when"]), files, frozenset(answers), alike=alike)
     return new
+
+
+def without_numbers(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Flags of a job but for those that are real numbers: a learning rate, a decay, a share. What one of those changes in a step's cost,
+    if anything, its rehearsal shows.
+
+    >>> without_numbers({"lr": 0.1, "width": 8, "text": "a.txt"})
+    {'width': 8, 'text': 'a.txt'}
+    """
+    return {name: value for name, value in flags.items() if not isinstance(value, float)}
 
 
 def held_up(answer: object) -> float:

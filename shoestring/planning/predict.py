@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from math import inf
+from math import inf, prod
 
 from shoestring.core.budget import Budget
 from shoestring.core.coordinates import coordinates
@@ -46,6 +46,8 @@ AGAIN = 2              # so often
 FEW_SPREAD = 1.12      # the same of plain training, of which the anchor did a few steps, and what is kept back grows in the first ones
 VARIED_SPREAD = 1.15   # where sizes vary, two runs of one plan differ by so much under an allocator that follows no rule
 APART = 8              # workers of a group that are rehearsed one by one where they send different amounts; of more, one of each kind
+MOST_EVENTS = 150_000  # of a log: about ten seconds of rehearsing
+NOT_HERE = "the hardware is not here"
 ALIKE = (0.0, 1.0)     # if workers synchronise after every step or never, all steps cost the same, so one may be timed
 
 
@@ -62,6 +64,10 @@ class Predictor:
 
     def plan(self, one: Combination) -> Plan:
         """A candidate with its exact figures."""
+        if self.too_long(one.techniques):
+            cut = staging(one.techniques, self.evidence.ledger)
+            return replace(self.sketched(one), mesh=self.mesh(one.techniques), staging=cut, speeds=self.rehearsals.job.link.speeds,
+                           sure=f"by the ledger alone: rehearsing every piece of every kind of worker would take minutes; {NOT_HERE}")
         divided = self.divided(one.techniques)
         ranks, log = self.by_rank(one.techniques) if divided else ((), self.log(one.techniques))
         highest = peak(log)
@@ -96,6 +102,11 @@ class Predictor:
         found = self.rehearsals.log(techniques, rank) if techniques or rank is not None else self.evidence.plain
         anchor = self.evidence.anchor
         return found if anchor is None else with_own(found, anchor.validation_bytes)
+
+    def too_long(self, techniques: Techniques) -> bool:
+        """Whether a rehearsal for a cluster that is not here would take long: every piece of a batch is rehearsed as a batch is."""
+        pieces = prod(one.parts for one in techniques if one.splits_batch)
+        return self.rehearsals.hardware.described and pieces * len(self.evidence.plain.events) > MOST_EVENTS
 
     def divided(self, techniques: Techniques) -> bool:
         """Whether workers hold different parts of the model, so that each must be rehearsed to know which of them needs most."""
@@ -191,7 +202,7 @@ class Predictor:
     def with_ranks(self, plan: Plan) -> Plan:
         """A plan for a group with the figures of every kind of worker, each rehearsed once; without, where that can't be done."""
         job = self.rehearsals.job
-        if self.devices == 1 or self.rehearsals.real or plan.ranks:
+        if self.devices == 1 or self.rehearsals.real or plan.ranks or self.too_long(plan.techniques):
             return plan
         serves, alike = any(technique.serves for technique in plan.techniques), self.alike(plan.techniques)
         found = []
@@ -249,7 +260,7 @@ class Predictor:
         by_rule = any(technique.predictable for technique in one.techniques)
         belonging = hardware.links.get(str(self.devices), (0.0, 0.0, 0.0))[2]   # bytes of a process for its part in a group
         if hardware.described:
-            return peak(log).bytes * SLACK + hardware.base, "estimated from the tensors: the hardware is not here"
+            return peak(log).bytes * SLACK + hardware.base, f"estimated from the tensors: {NOT_HERE}"
         if self.rehearsals.worker is None:
             held = sum(p.untyped_storage().nbytes() for p in model.parameters()) if model is not None else 0
             return status("VmRSS") + (peak(log).bytes - held) * 1.35, "estimated from this process and its tensors"

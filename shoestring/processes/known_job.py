@@ -10,7 +10,7 @@ import hashlib
 import os
 import platform
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import fields
 from functools import cache
@@ -50,16 +50,6 @@ def about_job(job: Job, machine: Hardware, devices: int, here: int) -> dict[str,
         "settings": {name: value for name, value in os.environ.items() if name.startswith(SETTINGS)},
         "workers": (devices, here), **software(),
     }
-
-
-def without_numbers(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Flags of a job but for those that are real numbers: a learning rate, a decay, a share. What one of those changes in a step's cost,
-    if anything, its rehearsal shows.
-
-    >>> without_numbers({"lr": 0.1, "width": 8, "text": "a.txt"})
-    {'width': 8, 'text': 'a.txt'}
-    """
-    return {name: value for name, value in flags.items() if not isinstance(value, float)}
 
 
 def shapes(job: Job) -> list[list[str]]:

@@ -11,8 +11,14 @@ import pytest
 import shoestring
 from shoestring import Mistake
 from shoestring.core.cluster_file import EXAMPLE, KEYS, Description
-from shoestring.core.hardware import cluster
+from shoestring.core.hardware import Hardware, cluster
+from shoestring.core.ledger import Ledger
+from shoestring.measure.tracker import Event, Log
+from shoestring.memory.accumulate import Accumulate
+from shoestring.planning.evidence.gather import Evidence
+from shoestring.planning.evidence.rehearsals import Rehearsals
 from shoestring.planning.plan import load_plan
+from shoestring.planning.predict import Predictor
 from tests.models import job
 
 
@@ -115,3 +121,14 @@ def test_a_plan_for_machines_that_are_not_here(tmp_path: Path) -> None:
     assert parts < whole
     with pytest.raises(Mistake, match="batches of 4 samples for 512 workers"):
         shoestring.plan(job("llama"), devices=512, hardware=described(tmp_path))
+
+
+def test_what_would_take_minutes_to_rehearse_for_a_cluster_is_planned_by_arithmetic(tmp_path: Path) -> None:
+    log = Log(events=[Event(1, 1)] * 10_000)
+
+    def too_long(hardware: Hardware, *techniques: Accumulate) -> bool:
+        return Predictor(Rehearsals(job("llama"), hardware), Evidence(Ledger(()), log)).too_long(techniques)
+
+    away = cluster(described(tmp_path), 8)
+    assert too_long(away, Accumulate(64)) and not too_long(away, Accumulate(8)) and not too_long(away)
+    assert not too_long(Hardware(), Accumulate(64)), "what is here is rehearsed"
