@@ -45,7 +45,7 @@ from shoestring.planning.earlier import chosen_earlier, place_of, remember_choic
 from shoestring.planning.evidence.rehearsals import Tell, silent
 from shoestring.planning.evidence.rehearse import prepared
 from shoestring.planning.evidence.tasks import R, Task, Worker
-from shoestring.planning.kept import opened
+from shoestring.planning.kept import opened, without_numbers
 from shoestring.planning.outcome import Outcome
 from shoestring.planning.plan import Plan
 from shoestring.planning.planner import Planner
@@ -181,8 +181,8 @@ def decided(planner: Planner, budget: int | None, forced: tuple[Technique, ...] 
     origin, hardware = planner.job.origin, planner.hardware
     if origin is None or forced is not None or hardware.described:
         return planner.outcome(budget, forced)
-    place = place_of(origin.file, {"flags": dict(origin.flags), "memory": budget, "inexact": planner.inexact, "exact": planner.exact,
-                                   "devices": planner.devices, "here": planner.here})
+    place = place_of(origin.file, {"flags": without_numbers(dict(origin.flags)), "memory": budget, "inexact": planner.inexact,
+                                   "exact": planner.exact, "devices": planner.devices, "here": planner.here})
     outcome = replace(planner, earlier=chosen_earlier(place)).outcome(budget)
     remember_choice(place, outcome.chosen)
     return outcome

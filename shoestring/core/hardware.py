@@ -1,15 +1,12 @@
 """What the machine has and can do."""
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
-from shoestring.core.errors import Mistake
+from shoestring.core.cluster_file import read_cluster
 from shoestring.core.sums import LIBRARY, RING, Rate, Speeds, chosen, seconds, sent
-from shoestring.core.units import parse_bytes
 
 
 @dataclass(frozen=True)
@@ -38,37 +35,15 @@ class Hardware:
     busy: float = 0.0               # share of the cores that others kept busy in the quietest of them
 
 
-CLUSTER = """{"name": "8 x A100", "device": "cuda", "memory": "80GiB", "flops": 1.2e14, "bandwidth": "1.5TB", "devices": 8,
- "link": "250GB", "latency": 1e-5, "network": "25GB", "network_latency": 3e-5, "base": "1GiB"}"""
-
-
 def cluster(path: Path, devices: int) -> Hardware:
-    """A described cluster as the hardware of one of `devices` workers.
-
-    `link` is what two workers inside a machine have between them; `network` is what a machine has to the others, for all its workers.
-    """
-    try:
-        told = {**MAY_BE_LEFT_OUT, **json.loads(path.read_bytes())}
-        known = json.loads(CLUSTER)
-        if missing := known.keys() - told.keys():
-            raise Mistake(f"{path} does not say {', '.join(sorted(missing))} of the cluster; a whole description is {CLUSTER}")
-        if unknown := told.keys() - known.keys() - ON_PAPER.keys():
-            raise Mistake(f"{path} describes {', '.join(sorted(unknown))}, which is nothing of a cluster; its keys are those of {CLUSTER}")
-        sizes = {name: size_of(told[name]) for name in ("memory", "bandwidth", "link", "network", "base")}
-        speeds = Speeds(int(told["devices"]), Rate(1 / sizes["link"], float(told["latency"])),
-                        Rate(1 / min(sizes["link"], sizes["network"]), float(told["network_latency"])),
-                        only="" if told["device"] == "cpu" else LIBRARY)
-        return Hardware(
-            device=str(told["device"]), name=str(told["name"]), memory=int(sizes["memory"]), flops=float(told["flops"]),
-            bandwidth=sizes["bandwidth"], base=sizes["base"], described=True, cores=1,
-            links={str(devices): (*sum_rate(speeds, devices), 0.0)}, speeds=speeds,
-        )
-    except Mistake:
-        raise
-    except FileNotFoundError:
-        raise Mistake(f"there is no {path}: describe the cluster in a file such as {CLUSTER}") from None
-    except (OSError, ValueError, TypeError, AttributeError, ZeroDivisionError) as error:
-        raise Mistake(f"{path} does not describe a cluster ({type(error).__name__}: {error}): write a file such as {CLUSTER}") from error
+    """A described cluster as the hardware of one of `devices` workers."""
+    told = read_cluster(path)
+    speeds = Speeds(told.devices, Rate(1 / told.link, told.latency), Rate(1 / min(told.link, told.network), told.network_latency),
+                    only="" if told.device == "cpu" else LIBRARY)
+    return Hardware(
+        device=told.device, name=told.name, memory=int(told.memory), flops=told.flops, bandwidth=told.bandwidth, base=told.base,
+        described=True, cores=1, links={str(devices): (*sum_rate(speeds, devices), 0.0)}, speeds=speeds,
+    )
 
 
 def sum_rate(speeds: Speeds, world: int) -> tuple[float, float]:
@@ -102,12 +77,3 @@ def for_group(machine: Hardware, name: str, world: int, here: int) -> Hardware:
 
 
 SMALL, LARGE = 64, 16 << 20   # bytes of what workers tell each other at every step, and of a bucket of gradients
-
-MAY_BE_LEFT_OUT: dict[str, Any] = {"name": "", "device": "cuda", "base": "1GiB"}   # base: of a process beside its tensors
-
-
-def size_of(written: Any) -> float:
-    return float(parse_bytes(written)) if isinstance(written, str) else float(written)
-
-
-ON_PAPER: dict[str, Any] = {"peak": {}, "efficiency": {}, "attention": 0.33, "processors": 108, "sending": 24}   # of planning/on_paper

@@ -45,6 +45,7 @@ class TrainingTechnique(Technique[Run, Ledger], ABC):
     """
 
     saves_memory: ClassVar[bool] = False   # it is there to save memory of tensors: where it saves none, that is told
+    speeds_up: ClassVar[bool] = False      # it makes a step faster, so it is of use where memory is not short
     splits_batch: ClassVar[bool] = False   # it computes a part of a batch at a time
     unites: ClassVar[str] = ""             # the axis of the mesh along which it makes workers train one model; empty: none
 

@@ -57,7 +57,7 @@ class Chooser(Generic[T, C, P]):
             raise Mistake(self.room.why_none(self.cost))
         for level in tiers(everything, levels):
             found = [one for one in everything if one.exactness <= level]
-            ranked = best_first(found, budget, self.room.objective.name, self.again(earlier, level))
+            ranked = best_first(found, budget, self.room.objective.name, self.again(earlier, level), self.room.idle)
             self.room.begin(ranked)
             fitting, passed = self.first_fitting(ranked, budget, known)
             best = fitting if fitting is not None else self.nearest(found, passed, budget, known)
@@ -128,14 +128,16 @@ class Chooser(Generic[T, C, P]):
         return self.room.completed(min((*plans, *known), key=lambda plan: budget.used(plan.numbers())))
 
     def smaller(self, best: P, passed: list[tuple[P, str]], budget: Budget, known: Sequence[P]) -> P:
-        """The best plan, or a known one that takes no more of the budget, is as exact, and is not worse by more than noise: the other is
-        then passed over, with the reason."""
+        """The best plan, or a known one that takes no more of the budget, or an idle share of it, is as exact, and is not worse by more
+        than noise: the other is then passed over, with the reason."""
         name, noise = self.room.objective.name, self.room.noise
         for plan in known:
             if (plan.techniques != best.techniques and plan.exactness <= best.exactness and not budget.broken(plan.numbers())
-                    and budget.used(plan.numbers()) <= budget.used(best.numbers())
+                    and budget.used(plan.numbers()) <= max(budget.used(best.numbers()), self.room.idle)
                     and plan.numbers()[name] <= best.numbers()[name] * (1 + noise)):
-                passed.append((best, f"no {self.room.better} than {plan} by more than noise ({noise:.0%}), and larger"))
+                larger = budget.used(plan.numbers()) < budget.used(best.numbers())
+                passed.append((best, f"no {self.room.better} than {plan} by more than noise ({noise:.0%}), and "
+                                     f"{'larger' if larger else 'more techniques where the budget is idle'}"))
                 best = plan
         return best
 
@@ -241,23 +243,27 @@ def candidates(catalogue: Iterable[type[T]], cost: C, most: Exactness, clash: Ca
 
 
 def best_first(found: Iterable[Candidate[T, C]], budget: Budget, objective: str,
-               earlier: Candidate[T, C] | None = None) -> list[Candidate[T, C]]:
+               earlier: Candidate[T, C] | None = None, idle: float = 0.0) -> list[Candidate[T, C]]:
     """Those that keep the budget by arithmetic, best first; of those as good, the more exact, the smaller by a percent of the budget,
-    the simpler.
+    the simpler. Of those that take less than the `idle` share of the budget none counts as smaller: what saves there saves nothing.
 
     Wherever the line between as good and worse is drawn, some plan lies on it, and noise moves it across: no order of one ranking's
     numbers alone gives always the same plan. So the plan that was chosen `earlier` stays the first, unless it is worse by more than
-    noise.
+    noise, or it is the first with more techniques and none of them has anything to save.
     """
     fitting = [one for one in found if not budget.broken(one.numbers(), LENIENT)]
     best = min((one.numbers()[objective] for one in fitting), default=0.0)
 
     def rank(one: Candidate[T, C]) -> tuple[object, ...]:
         behind, used = (one.numbers()[objective] - best) / max(best, 1e-9), budget.used(one.numbers())
-        return 0.0 if behind <= TIED else round(behind, 2), one.exactness, round(used / LENIENT, 2), len(one.techniques), used
+        taken = round(max(used / LENIENT, idle), 2)
+        return 0.0 if behind <= TIED else round(behind, 2), one.exactness, taken, len(one.techniques), used
 
     ranked = sorted(fitting, key=rank)
-    if earlier is not None and not budget.broken(earlier.numbers(), LENIENT) and earlier.numbers()[objective] <= best * (1 + NOISE):
+    if earlier is None or budget.broken(earlier.numbers(), LENIENT):
+        return ranked
+    needless = ranked and budget.used(ranked[0].numbers()) <= idle and set(ranked[0].techniques) < set(earlier.techniques)
+    if earlier.numbers()[objective] <= best * (1 + NOISE) and not needless:
         ranked = [earlier, *(one for one in ranked if one.techniques != earlier.techniques)]
     return ranked
 

@@ -4,8 +4,9 @@ Kept are the answers to slow questions, not a plan: the logs of rehearsals and w
 in the same order and gets the same answers, so the plan follows as it did, in a second; another budget asks mostly the same.
 
 A file is for one job, with all that can be known of it (processes/known_job.py). Beside the answers it has every module of the user's that
-was imported, with a digest: if one of them changed, or the machine is faster or slower than it was, the answers do not count. What a job
-reads from elsewhere nobody can know, so a plan says when it was measured, and `fresh` measures again.
+was imported, with a digest: if one of them changed, or the machine is faster or slower than it was, the answers do not count. What was
+timed while other processes held it up (measure/load.py) is timed again by the next planning. What a job reads from elsewhere nobody can
+know, so a plan says when it was measured, and `fresh` measures again.
 
 A damaged file counts as not there (measure/cache.py). Two that plan at once both write a whole file, and the last one stays.
 """
@@ -29,7 +30,9 @@ from typing import Any
 from shoestring.core.codec import to_json
 from shoestring.core.regular import read_regular
 from shoestring.measure.cache import cache_folder, read_kept, value_of, write_kept
-from shoestring.planning.evidence.tasks import R, Task
+from shoestring.measure.load import HELD_UP
+from shoestring.measure.tracker import Log
+from shoestring.planning.evidence.tasks import R, Task, Timed
 
 VERSION = 1
 MOST = 100             # jobs that are kept
@@ -62,14 +65,20 @@ class Kept:
     used: bool = False                                            # one of their answers was taken
     added: bool = False
     asked: Counter[str] = field(default_factory=Counter)          # how often each question to a worker was asked in this planning
+    alike: Mapping[str, Any] = field(default_factory=dict)        # what jobs have in common whose steps may take as long
+    fresh: bool = False                                           # measure again
 
     def answer(self, question: Mapping[str, Any], kind: type[R], work: Callable[[], R]) -> R:
         """The answer to a question: the one that is kept, or what `work` finds."""
         key = digest(question)
-        if key in self.answers and (found := value_of(kind, self.answers[key])) is not None:   # None: of a version that wrote it otherwise
+        found = value_of(kind, self.answers[key]) if key in self.answers else None   # None: of a version that wrote it otherwise
+        if found is not None and not (key in self.earlier and disturbed(found)):
             self.used |= key in self.earlier
             return found
         new = work()
+        if found is not None:   # measured on a busy machine: of the two, the one that was held up less
+            new = min(new, found, key=held_up)
+        self.earlier -= {key}
         self.answers[key] = to_json(new)
         self.added, self.when = True, self.when or time.time()
         return new
@@ -79,6 +88,16 @@ class Kept:
         question = {"task": task.kind, "environment": dict(environment)} | to_json(task)
         self.asked[digest(question)] += 1
         return self.answer({**question, "time": self.asked[digest(question)]}, task.result, work)   # type: ignore[no-any-return]
+
+    def same_times(self, log: Log, question: Mapping[str, Any], measured: R) -> R:
+        """What was timed first for a step with this log, in any job that is `alike`: so two jobs that differ in a learning rate get the
+        same times, and the same plan. Of two that were timed on a busy machine, the one that was held up less."""
+        known = opened({**self.alike, "step": digest(to_json(log))}, self.speed, self.fresh)
+        found = known.answer(question, type(measured), lambda: measured)
+        known.save()
+        if known.used:
+            self.used, self.when = True, min(self.when or known.when, known.when)
+        return found
 
     def save(self) -> None:
         """Keep what is new for the next time, with the modules that are imported by now."""
@@ -96,7 +115,8 @@ class Kept:
 
 def opened(about: Mapping[str, Any], speed: float, fresh: bool = False) -> Kept:
     """What is kept for a job, of which `about` says all that the answers depend on; with `fresh` nothing is."""
-    new = Kept(cache_folder() / "evidence" / f"{digest(about)[:32]}.json", speed)
+    alike = {**about, "flags": without_numbers(about.get("flags", {}))}
+    new = Kept(cache_folder() / "evidence" / f"{digest(about)[:32]}.json", speed, alike=alike, fresh=fresh)
     if fresh:
         return new
     found = read_kept(new.place, KeptFile)
@@ -105,7 +125,7 @@ def opened(about: Mapping[str, Any], speed: float, fresh: bool = False) -> Kept:
     answers = unpacked(found.answers)
     if not answers or digests(found.files) != found.files:
         return new
-    return Kept(new.place, found.speed, answers, found.when, found.files, frozenset(answers))
+    return Kept(new.place, found.speed, answers, found.when, found.files, frozenset(answers), alike=alike)
 
 
 def unpacked(answers: str) -> dict[str, Any]:
@@ -115,6 +135,26 @@ def unpacked(answers: str) -> dict[str, Any]:
     except (ValueError, zlib.error, RecursionError):
         return {}
     return data if isinstance(data, dict) else {}
+
+
+def without_numbers(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Flags of a job but for those that are real numbers: a learning rate, a decay, a share. What one of those changes in a step's cost,
+    if anything, its rehearsal shows.
+
+    >>> without_numbers({"lr": 0.1, "width": 8, "text": "a.txt"})
+    {'width': 8, 'text': 'a.txt'}
+    """
+    return {name: value for name, value in flags.items() if not isinstance(value, float)}
+
+
+def held_up(answer: object) -> float:
+    """Share of the time that other processes held up what was timed for an answer; 0 where nothing was timed."""
+    return answer.held_up if isinstance(answer, Timed) else 0.0
+
+
+def disturbed(answer: object) -> bool:
+    """Whether an answer was timed on a busy machine, so that the next planning should ask again."""
+    return held_up(answer) > HELD_UP
 
 
 def digest(question: Mapping[str, Any]) -> str:

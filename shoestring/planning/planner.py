@@ -30,9 +30,9 @@ from shoestring.planning.evidence.tasks import Worker
 from shoestring.planning.kept import Kept
 from shoestring.planning.outcome import Outcome
 from shoestring.planning.plan import Plan
-from shoestring.planning.predict import Predictor
+from shoestring.planning.predict import Predictor, expected_process
 from shoestring.planning.room import named
-from shoestring.planning.training_room import TrainingRoom
+from shoestring.planning.training_room import ROOM, TrainingRoom
 
 
 @dataclass
@@ -104,7 +104,32 @@ class Planner:
         """The plan for a memory budget in bytes (None: what is free), or the figures of the techniques that were asked for."""
         if forced is not None and (reason := conflict(in_order(forced))):
             raise Mistake(f"{named(in_order(forced))} can't be combined: {reason}")
+        if forced is None and (found := self.at_once(memory)) is not None:
+            return found
         return self.decided(self.ledger(), memory, forced)
+
+    def at_once(self, memory: int | None) -> Outcome | None:
+        """The outcome where plain training leaves much of the budget idle: it, or what only makes it faster; None where it does not.
+
+        What saves memory has nothing to save then, so what only such techniques need is not measured: one real step is enough.
+        """
+        if self.worker is None or self.job.origin is None or self.devices > 1 or self.inexact or self.hardware.described or address_limit():
+            return None
+        log, budget = self.rehearsals.log(()), self.free(memory)
+        if self.rehearsals.real or expected_process(log) > ROOM * budget:
+            return None
+        faster = tuple(kind for kind in self.catalogue if kind.speeds_up)
+        evidence = gathered(self.rehearsals, (), only=())
+        predictor = Predictor(self.rehearsals, evidence, roomy=True)
+        plain = predictor.plan(asked_for((), evidence.ledger))
+        if plain.process_bytes > ROOM * budget or evidence.anchor is None:
+            return None
+        room = TrainingRoom(predictor, faster, plain)
+        found = Chooser(room, evidence.ledger).choice(Budget(memory=budget), self.levels, (plain,), self.earlier)
+        idle = (f"plain training leaves {1 - plain.process_bytes / budget:.0%} of the budget idle, so what only saves memory was not "
+                "looked at")
+        chosen = replace(explained(found.chosen, plain, budget), sure=f"{found.chosen.sure}; {idle}")
+        return Outcome(chosen, plain, found.runners_up, found.tried, found.fitting, self.elapsed(), budget, found.more, found.refused)
 
     def decided(self, ledger: Ledger, memory: int | None, forced: tuple[Technique, ...] | None = None) -> Outcome:
         """The outcome for a ledger that was measured; several budgets can be asked for, one after the other."""
@@ -132,10 +157,13 @@ class Planner:
 
     def budget(self, memory: int | None) -> Budget:
         """What a process may have: what was asked for or is free, as far as its address space is not limited."""
-        free = self.hardware.memory if self.hardware.described else memory_free() / self.here
-        most = memory if memory is not None else int(0.9 * free)
-        limit = address_limit()
+        limit, most = address_limit(), self.free(memory)
         return Budget(memory=most if limit is None else min(most, limit - self.evidence.reserved))
+
+    def free(self, memory: int | None) -> int:
+        """Bytes that were asked for, or are free."""
+        free = self.hardware.memory if self.hardware.described else memory_free() / self.here
+        return memory if memory is not None else int(0.9 * free)
 
     @property
     def levels(self) -> tuple[Exactness, ...]:

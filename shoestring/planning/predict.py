@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from math import inf
+from math import inf, prod
 
 from shoestring.core.budget import Budget
 from shoestring.core.coordinates import coordinates
@@ -18,6 +18,7 @@ from shoestring.core.training import TrainingTechnique, environment, mesh_sizes
 from shoestring.core.units import bytes_text
 from shoestring.data.feed import Feed
 from shoestring.measure.holdings import Holders
+from shoestring.measure.load import HELD_UP
 from shoestring.measure.process import memory_free, status
 from shoestring.measure.timeline import filled, last_step, peak, stretches, validation
 from shoestring.measure.tracker import VALIDATE, Log, Moment
@@ -47,6 +48,8 @@ AGAIN = 2              # so often
 FEW_SPREAD = 1.12      # the same of plain training, of which the anchor did a few steps, and what is kept back grows in the first ones
 VARIED_SPREAD = 1.15   # where sizes vary, two runs of one plan differ by so much under an allocator that follows no rule
 APART = 8              # workers of a group that are rehearsed one by one where they send different amounts; of more, one of each kind
+MOST_EVENTS = 150_000  # of a log: about ten seconds of rehearsing
+NOT_HERE = "the hardware is not here"
 ALIKE = (0.0, 1.0)     # if workers synchronise after every step or never, all steps cost the same, so one may be timed
 
 
@@ -57,12 +60,17 @@ class Predictor:
     devices: int = 1       # workers that train together,
     here: int = 1          # of which so many share this machine
     trials: int = 0        # that were made so far
+    roomy: bool = False    # plain training leaves so much of the budget idle that what is as large needs no trial
     limit: float = inf     # bytes of tensors: a plan of which one worker needs more is not looked at any further
     rehearsed: dict[Techniques, tuple[tuple[RankFigures, ...], Log]] = field(default_factory=dict)   # every kind of worker of a plan
     staged: StagedTrials = field(default_factory=StagedTrials)
 
     def plan(self, one: Combination) -> Plan:
         """A candidate with its exact figures."""
+        if self.too_long(one.techniques):
+            cut = staging(one.techniques, self.evidence.ledger)
+            return replace(self.sketched(one), mesh=self.mesh(one.techniques), staging=cut, speeds=self.rehearsals.job.link.speeds,
+                           sure=f"by the ledger alone: rehearsing every piece of every kind of worker would take minutes; {NOT_HERE}")
         divided = self.divided(one.techniques)
         ranks, log = self.by_rank(one.techniques) if divided else ((), self.log(one.techniques))
         untried = self.staged.check(self.rehearsals, self.evidence, one.techniques)   # before workers who may wait for each other
@@ -98,6 +106,11 @@ class Predictor:
         found = self.rehearsals.log(techniques, rank) if techniques or rank is not None else self.evidence.plain
         anchor = self.evidence.anchor
         return found if anchor is None else with_own(found, anchor.validation_bytes)
+
+    def too_long(self, techniques: Techniques) -> bool:
+        """Whether a rehearsal for a cluster that is not here would take long: every piece of a batch is rehearsed as a batch is."""
+        pieces = prod(one.parts for one in techniques if one.splits_batch)
+        return self.rehearsals.hardware.described and pieces * len(self.evidence.plain.events) > MOST_EVENTS
 
     def divided(self, techniques: Techniques) -> bool:
         """Whether workers hold different parts of the model, so that each must be rehearsed to know which of them needs most."""
@@ -177,8 +190,11 @@ class Predictor:
         return "; ".join((f"{tensors}; process {how}{changed}", *[adding] * bool(adding), *self.about_data()))
 
     def about_data(self) -> Iterator[str]:
-        """What the figures mean for batches that are not all alike, and for data that others fetch."""
+        """What the figures mean if the machine was busy, for batches that are not all alike, and for data that others fetch."""
         lengths, job, anchor = self.rehearsals.lengths, self.rehearsals.job, self.evidence.anchor
+        if anchor is not None and anchor.busy > HELD_UP:
+            yield (f"times measured while other processes held up the steps ({anchor.busy:.0%} of the time they waited for a core), which "
+                   "is taken off: less sure, and measured again next time")
         if lengths.planned_for:
             yield lengths.planned_for
         if lengths.looked and job.largest is not None:
@@ -190,7 +206,7 @@ class Predictor:
     def with_ranks(self, plan: Plan) -> Plan:
         """A plan for a group with the figures of every kind of worker, each rehearsed once; without, where that can't be done."""
         job = self.rehearsals.job
-        if self.devices == 1 or self.rehearsals.real or plan.ranks:
+        if self.devices == 1 or self.rehearsals.real or plan.ranks or self.too_long(plan.techniques):
             return plan
         serves, alike = any(technique.serves for technique in plan.techniques), self.alike(plan.techniques)
         found = []
@@ -248,7 +264,7 @@ class Predictor:
         by_rule = any(technique.predictable for technique in one.techniques)
         belonging = hardware.links.get(str(self.devices), (0.0, 0.0, 0.0))[2]   # bytes of a process for its part in a group
         if hardware.described:
-            return peak(log).bytes * SLACK + hardware.base, "estimated from the tensors: the hardware is not here"
+            return peak(log).bytes * SLACK + hardware.base, f"estimated from the tensors: {NOT_HERE}"
         if self.rehearsals.worker is None:
             held = Holders(self.rehearsals.job, original=model).real_bytes()
             return status("VmRSS") + (peak(log).bytes - held) * 1.35, "estimated from this process and its tensors"
@@ -268,6 +284,8 @@ class Predictor:
             return max(one.known["process_bytes"], peak(log).bytes + min(anchor.overheads.values())), "estimated: not all workers are here"
         if not one.techniques and not anchor.eased and not self.rehearsals.lengths.varies:
             return anchor.process * self.margin, "from the anchor step"
+        if self.roomy and one.techniques and peak(log).bytes <= anchor.tensors:
+            return anchor.process * self.margin, "at most that of the anchor step, which has no fewer tensors"
         if not self.has_room(log):
             return one.known["process_bytes"], "estimated: this machine has no room to try it"
         count = self.trial_steps(one.known["step_seconds"])
@@ -287,7 +305,7 @@ class Predictor:
 
     def has_room(self, log: Log) -> bool:
         """Whether all workers here can be run at once with this log."""
-        return self.here * (peak(log).bytes * 1.35 + 5e8) < memory_free()
+        return self.here * expected_process(log) < memory_free()
 
     def trial(self, techniques: Techniques, steps: int, together: bool = False) -> TrialResult:
         """What some real steps take; `together`: by workers that talk to each other."""
@@ -333,6 +351,11 @@ class Predictor:
                 if plan.peak_bytes >= without.bytes:
                     yield (f"{text(technique)} saves nothing here: the peak of tensors is {bytes_text(plan.peak_bytes)} with it, in the "
                            f"{plan.where}, and {bytes_text(without.bytes)} without")
+
+
+def expected_process(log: Log) -> float:
+    """Bytes of a process with these tensors, before anything of it was measured: rather too many."""
+    return peak(log).bytes * 1.35 + 5e8
 
 
 def overhead(known: Mapping[str, int], moment: Moment, base: int) -> int:

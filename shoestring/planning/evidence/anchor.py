@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from statistics import median
 from typing import Any
@@ -26,6 +26,7 @@ from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.data.lengths import planned_batches
 from shoestring.loop import steps
 from shoestring.measure.holdings import Holders
+from shoestring.measure.load import HELD_UP, Timing, believed, busy_share, effort, enough, timing
 from shoestring.measure.process import forget_peak, status, touched
 from shoestring.measure.timeline import filled, stretches
 from shoestring.measure.tracker import Tracker, watched
@@ -37,6 +38,8 @@ from shoestring.validation import Watch, check_goal, validated
 TIMED = 5        # steps whose median counts, at most
 ENOUGH = 1.5     # seconds of such steps; of long ones, two are enough
 VARIED = 8       # steps with batches as they come, where they are of several sizes
+MORE = 4         # times as many steps, while other processes hold them up,
+LONGEST = 8.0    # seconds of them
 ENDLESS = 4.0    # seconds: of steps longer than this, the first one is enough
 
 
@@ -103,20 +106,55 @@ def on_gradient(values: Any, lap: Callable[[], None]) -> None:
             return
 
 
-def step_times(run: Run, feeds: Sequence[Sequence[Batch]], count: int) -> list[dict[str, float]]:
-    """For each feed, median seconds by "phase place" and of the whole step as "step", and how far steps are from that as "spread". Feeds
-    take turns, so that a slow moment of the machine meets all of them."""
-    clocks = [Clock() for _ in feeds]
-    whole: list[list[float]] = [[] for _ in feeds]
-    watches = [timed(run, clock) for clock in clocks]
-    for number in range(count):
-        for watch, feed, spent in zip(watches, feeds, whole, strict=True):
-            start = time.perf_counter()
+@dataclass(frozen=True)
+class StepTimes:
+    """Seconds of a step, of the timings that were not held up by other processes."""
+
+    times: Mapping[str, float]   # median by "phase place", and of the whole step as "step"
+    spread: float                # how far steps are from that, in the mean, as a share of it
+    busy: float                  # share of the time that threads had no core: above HELD_UP, the machine was never quiet
+
+    @property
+    def step(self) -> float:
+        return self.times["step"]
+
+    @property
+    def by_clock(self) -> float:
+        """Seconds that such a step takes here and now, with the time in the queue."""
+        return self.step / max(1 - self.busy, 1e-3)
+
+
+def step_times(run: Run, feeds: Sequence[Sequence[Batch]], count: int, most: int = 0, alone: bool = True) -> list[StepTimes]:
+    """Times of `count` steps with each feed, or up to `most` while other processes hold them up. Feeds take turns, so that a slow moment
+    of the machine meets all of them. `alone`: nobody of ours works beside this process; of a group, workers hold up each other when they
+    train too, and that is no disturbance."""
+    clock = Clock()
+    watch = timed(run, clock)
+    timings: list[list[Timing]] = [[] for _ in feeds]
+    spans: list[list[dict[tuple[str, str], list[float]]]] = [[] for _ in feeds]
+    number = 0
+    while number < count or not enough(timings, count, most):
+        for feed, times, parts in zip(feeds, timings, spans, strict=True):
+            clock.spans, before, start = defaultdict(list), effort(), time.perf_counter()
             for _ in steps(watch, [feed[number % len(feed)]]):
                 pass
-            spent.append(time.perf_counter() - start)
-    return [{f"{phase} {place}": median(spans) for (phase, place), spans in clock.spans.items()}
-            | {"step": median(spent), "spread": spread(spent)} for clock, spent in zip(clocks, whole, strict=True)]
+            seconds = time.perf_counter() - start
+            times.append(timing(seconds, before, effort()) if alone else Timing(seconds, seconds))
+            parts.append(clock.spans)
+        number += 1
+    return [typical(times, parts) for times, parts in zip(timings, spans, strict=True)]
+
+
+def typical(timings: Sequence[Timing], spans: Sequence[Mapping[tuple[str, str], Sequence[float]]]) -> StepTimes:
+    """What timed steps say together; `spans`: the parts of each."""
+    found: dict[tuple[str, str], list[float]] = defaultdict(list)
+    counted = believed(timings)
+    for number in counted:
+        for place, times in spans[number].items():
+            found[place] += [one * (1 - timings[number].held_up) for one in times]
+    whole = [timings[number].alone for number in counted]
+    return StepTimes({f"{phase} {place}": median(times) for (phase, place), times in found.items()} | {"step": median(whole)},
+                     spread(whole), busy_share(timings))
 
 
 def spread(times: Sequence[float]) -> float:
@@ -190,24 +228,26 @@ def anchored_on(largest: list[Batch], job: Job, techniques: tuple[Technique, ...
                 usual: Sequence[Batch], holders: Holders) -> dict[str, Any]:
     """The same with these batches as the largest."""
     feed = list(usual) or largest
-    run = prepared(job, techniques, model)
-    times = step_times(run, [feed], 1)[0]
-    endless = times["step"] > ENDLESS
-    count = min(max(int(ENOUGH / times["step"]), 2), TIMED)
+    run, alone = prepared(job, techniques, model), job.link.world == 1
+    times = step_times(run, [feed], 1, alone=alone)[0]
+    endless = times.step > ENDLESS and times.busy <= HELD_UP
+    count = min(max(int(ENOUGH / times.step), 2), TIMED)
+    most = max(count, min(MORE * count, int(LONGEST / times.by_clock)))
     if memory:
-        times = times if endless else step_times(run, [feed], count)[0]
+        times = times if endless else step_times(run, [feed], count, most, alone)[0]
         if usual:
             step_times(run, [largest], 1)
         above, share, own = overheads(run, largest, job, holders)
-        return {"times": times, "spread": times.pop("spread"), "overheads": above, "filled": share, "validation_bytes": own}
-    smaller = {} if endless or any(one.splits_batch for one in techniques) else pieces_of(job, feed)
+        return {"times": times.times, "spread": times.spread, "busy": times.busy, "overheads": above, "filled": share,
+                "validation_bytes": own}
+    smaller = {} if times.by_clock > ENDLESS or any(one.splits_batch for one in techniques) else pieces_of(job, feed)
     smaller = {number: part for number, part in smaller.items() if can_run(run, part)}
     if not endless:
-        times, *others = step_times(run, [feed, *smaller.values()], count)
+        times, *others = step_times(run, [feed, *smaller.values()], count, most, alone)
     if usual:   # the largest among others: what the allocator keeps back of those is there too
         for _ in steps(run, chain(islice(planned_batches(replace(job, largest=None)), VARIED), largest)):
             pass
-    result: dict[str, Any] = {"times": times, "spread": times.pop("spread"), "process": status("VmHWM"),
+    result: dict[str, Any] = {"times": times.times, "spread": times.spread, "busy": times.busy, "process": status("VmHWM"),
                               "reserved": status("VmPeak") - status("VmHWM")}
     result["paces"] = [(number, pace(times, other, number)) for number, other in zip(smaller, others, strict=True)] if smaller else []
     result["adding"] = fastest(lambda: [p.grad.add_(p.grad) for p in model.parameters() if p.grad is not None and not p.grad.is_sparse])
@@ -259,9 +299,16 @@ def can_run(run: Run, feed: Sequence[Batch]) -> bool:
     return True
 
 
-def pace(whole: dict[str, float], piece: dict[str, float], number: float) -> float:
-    """Seconds that the batch takes in so many pieces, per second that it takes at once."""
-    return number * (piece["step"] - piece["update (update)"]) / (whole["step"] - whole["update (update)"])
+def pace(whole: StepTimes, piece: StepTimes, number: float) -> float:
+    """Seconds that the batch takes in so many pieces, per second that it takes at once. If other processes held up either, pieces
+    are not taken to be faster than the whole: the difference may be theirs.
+
+    >>> def took(step, busy): return StepTimes({"step": step + 1.0, "update (update)": 1.0}, 0.0, busy)
+    >>> pace(took(4.0, 0.0), took(1.5, 0.0), 2), pace(took(4.0, 0.5), took(1.5, 0.0), 2), pace(took(4.0, 0.5), took(3.0, 0.0), 2)
+    (0.75, 1.0, 1.5)
+    """
+    found = number * (piece.step - piece.times["update (update)"]) / (whole.step - whole.times["update (update)"])
+    return found if max(whole.busy, piece.busy) <= HELD_UP else max(found, 1.0)
 
 
 def fastest(work: Callable[[], object]) -> float:

@@ -3,9 +3,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 
+from shoestring.core.codec import to_json
 from shoestring.core.errors import ABOUT_A_BLOCK, Mistake
 from shoestring.core.technique import in_order
 from shoestring.core.training import TrainingTechnique as Technique
@@ -15,7 +16,7 @@ from shoestring.measure.tracker import Log
 from shoestring.planning.catalogue import CATALOGUE, close_environment
 from shoestring.planning.evidence.rehearsals import PATIENCE, Rehearsals
 from shoestring.planning.evidence.step import Anchor, first_batch, put_together
-from shoestring.planning.evidence.tasks import AnchorStep, AnchorTask, SampleTask, specs_of
+from shoestring.planning.evidence.tasks import AnchorResult, AnchorStep, AnchorTask, SampleTask, TechniqueSpec, specs_of
 
 SAMPLE = 3 << 28   # bytes: a block that needs more is not made only to be timed
 UNTRIED = {"not tried": "no real step could be run here"}
@@ -61,7 +62,7 @@ def real_steps(rehearsals: Rehearsals, plain: Log, variants: Iterable[Technique]
     try:
         typical = None if rehearsals.job.largest is None else rehearsals.lengths.typical
         timing = AnchorTask(**rehearsals.about_job(), variants=specs, pieces=needs.pieces, typical=typical)
-        timed = rehearsals.asked(timing, environment, "measuring a real step")
+        timed = with_same_times(rehearsals, plain, specs, rehearsals.asked(timing, environment, "measuring a real step"))
     except Mistake as error:
         if not extra or not str(error).startswith(ABOUT_A_BLOCK):   # memory that ran out says nothing of blocks
             raise
@@ -78,12 +79,25 @@ def real_steps(rehearsals: Rehearsals, plain: Log, variants: Iterable[Technique]
     anchors = {
         key: Anchor(
             one.times, one.paces, one.adding, one.probes, sized.times["step"],
-            first.process, tensors, sized.overheads, sized.filled, pieces, bool(extra), spread=first.spread,
+            first.process, tensors, sized.overheads, sized.filled, pieces, bool(extra), spread=first.spread, busy=first.busy,
             validation_seconds=one.validation_seconds, validation_bytes=sized.validation_bytes)
         for key, one in timed.steps.items() if not one.error
     }
     failed = {key: one.error for key, one in timed.steps.items() if one.error}
     return RealSteps(anchors, failed, timed.pieces, timed.again, first.reserved)
+
+
+def with_same_times(rehearsals: Rehearsals, plain: Log, variants: Mapping[str, tuple[TechniqueSpec, ...]],
+                    measured: AnchorResult) -> AnchorResult:
+    """What was measured, with the seconds that were measured first for such a step. Sizes and what was tried are this job's own: a
+    number may change them without changing the step's log."""
+    if rehearsals.kept is None or rehearsals.real:
+        return measured
+    first = rehearsals.kept.same_times(plain, {"times": to_json(variants)}, measured)
+    steps = {key: replace(one, times=known.times, spread=known.spread, busy=known.busy, paces=known.paces, adding=known.adding,
+                          probes=known.probes, validation_seconds=known.validation_seconds)
+             if (known := first.steps.get(key, one)).error == one.error == "" else one for key, one in measured.steps.items()}
+    return replace(measured, steps=steps)
 
 
 def eased(rehearsals: Rehearsals, plain: Log, splittable: bool) -> tuple[Technique, ...] | None:

@@ -20,10 +20,11 @@ from shoestring.core.private import FakeTensor, own_buffers, tree_leaves, tree_m
 from shoestring.measure.calls import as_calls, without_caches
 from shoestring.measure.fake import Stage
 from shoestring.measure.holdings import Holders
+from shoestring.measure.load import Timing, believed, busy_share, effort, enough, timing
 from shoestring.measure.process import forget_peak, status
 from shoestring.measure.timeline import stretches
 from shoestring.measure.tracker import Tracker
-from shoestring.planning.evidence.anchor import fastest, paged
+from shoestring.planning.evidence.anchor import MORE, fastest, paged
 from shoestring.planning.evidence.rehearse import optimizer_traits, prepared
 from shoestring.planning.evidence.step import first_batch
 
@@ -33,7 +34,6 @@ UPDATED = 4 << 20   # numbers whose update is timed
 
 def kind(block: nn.Module) -> tuple[Any, ...]:
     return (type(block), *((name, tuple(value.shape), value.dtype, value.requires_grad) for name, value in block.named_parameters()))
-
 
 
 def sampled(job: Job) -> dict[str, Any]:
@@ -53,16 +53,18 @@ def sampled(job: Job) -> dict[str, Any]:
         for hook in hooks:
             hook.remove()
         seconds: dict[Any, tuple[float, float]] = {}
-        overhead, update, fused = 0, 0.0, 0.0
+        overhead, update, fused, busy = 0, 0.0, 0.0, 0.0
         for one, (block, given) in found.items():
             real, inputs = made_real(block, given)
-            seconds[one] = timed(real, inputs)
+            seconds[one], held_up = timed(real, inputs)
+            busy = max(busy, held_up)
             overhead = max(overhead, above_tensors(real, inputs, Holders(job)))
             if any(parameter.requires_grad for parameter in real.parameters()):
                 update, fused = updated(run.optimizer, settings, real)
             del real, inputs
     return {"blocks": {name: seconds[kind(block)] for name, block in run.blocks.items() if kind(block) in seconds},
-            "update": update, "fused": fused, "overhead": overhead, "reserved": status("VmPeak") - status("VmHWM")}
+            "update": update, "fused": fused, "overhead": overhead, "reserved": status("VmPeak") - status("VmHWM"),
+            "held_up": busy}
 
 
 def made_real(block: nn.Module, given: Any) -> tuple[nn.Module, Any]:
@@ -106,10 +108,17 @@ def passed(block: nn.Module, inputs: Any) -> tuple[float, float]:
     return between - begun, ended - between
 
 
-def timed(block: nn.Module, inputs: Any) -> tuple[float, float]:
+def timed(block: nn.Module, inputs: Any) -> tuple[tuple[float, float], float]:
+    """Seconds forward and backward, and the share of the time that other processes held up even the best pass."""
     passed(block, inputs)
-    times = [passed(block, inputs) for _ in range(TIMES)]
-    return median(forward for forward, _ in times), median(backward for _, backward in times)
+    times: list[tuple[float, float]] = []
+    timings: list[Timing] = []
+    while not enough([timings], TIMES, MORE * TIMES):
+        before = effort()
+        times.append(passed(block, inputs))
+        timings.append(timing(sum(times[-1]), before, effort()))
+    forward, backward = (median(times[number][part] * (1 - timings[number].held_up) for number in believed(timings)) for part in (0, 1))
+    return (forward, backward), busy_share(timings)
 
 
 def above_tensors(block: nn.Module, inputs: Any, holders: Holders) -> int:

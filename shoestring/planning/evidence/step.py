@@ -49,6 +49,7 @@ class Anchor:
     validation_seconds: float = 0.0   # of the job's own validation, where it has one,
     validation_bytes: int = 0         # and bytes of tensors that it makes, at most
     spread: float = 0.0               # how far a step is from the median one, in the mean, as a share of it
+    busy: float = 0.0                 # share of the time that other processes held up even the best step
 
 
 def plain_ledger(job: Job, log: Log, half: Log | None, hardware: Hardware, anchor: Anchor | None,
@@ -141,7 +142,8 @@ def put_together(found: SampleResult, log: Log) -> Anchor:
     parameters = standing(log)["parameters"]
     times["update (update)"] = found.update * parameters
     times["step"] = sum(times.values())
-    return Anchor(times, (), 0.0, {"fused": found.fused * parameters}, times["step"], 0, 0, {"": found.overhead}, sampled=True)
+    return Anchor(times, (), 0.0, {"fused": found.fused * parameters}, times["step"], 0, 0, {"": found.overhead}, sampled=True,
+                  busy=found.held_up)
 
 
 def scratch(anchor: Anchor, phase: str, place: str, base: float) -> float:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
 from shoestring.core.sums import Speeds
 from shoestring.core.technique import built, described, in_order
@@ -23,6 +23,15 @@ class Task(Generic[R]):
 
     kind: ClassVar[str]            # its name in JSON
     result: ClassVar[type[Any]]    # R, to read the result from JSON
+
+
+@runtime_checkable
+class Timed(Protocol):
+    """The result of a task that times something."""
+
+    @property
+    def held_up(self) -> float:
+        """Share of the time that other processes held up even the best of what was timed."""
 
 
 class Worker(Protocol):
@@ -91,6 +100,7 @@ class AnchorStep:
     validation_bytes: int = 0                                      # of tensors that it makes, at most
     error: str = ""                                                # why the step failed; then nothing else is known
     spread: float = 0.0                                            # how far a step is from the median one, in the mean, as a share of it
+    busy: float = 0.0                                              # share of the time that other processes held up even the best step
 
 
 @dataclass(frozen=True)
@@ -98,6 +108,10 @@ class AnchorResult:
     steps: Mapping[str, AnchorStep]                                # by the name of the variant
     pieces: Mapping[str, str] = field(default_factory=dict)        # what a batch in two pieces changes: trait -> what was found
     again: str = ""                                                # why blocks can't be computed again; empty: they can
+
+    @property
+    def held_up(self) -> float:
+        return max(one.busy for one in self.steps.values())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,6 +161,7 @@ class SampleResult:
     fused: float                                                   # the same by fused kernels
     overhead: int                                                  # bytes of the process above its tensors
     reserved: int                                                  # bytes of address space above that
+    held_up: float = 0.0                                           # share of the time that other processes held up even the best pass
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shoestring.planning.on_paper.machines import BYTES, Machines
+from shoestring.core.cluster_file import PRECISIONS
+from shoestring.planning.on_paper.machines import Machines
 from shoestring.planning.on_paper.products import Device, Product, product_seconds
 from shoestring.planning.on_paper.transformer import Transformer
 
@@ -24,7 +25,7 @@ class Work:
 
 
 def device(machines: Machines, precision: str) -> Device:
-    return Device(machines.rate(precision), machines.bandwidth, machines.processors, BYTES[precision])
+    return Device(machines.rate(precision), machines.bandwidth, machines.processors, PRECISIONS[precision])
 
 
 def block_work(model: Transformer, machines: Machines, precision: str, micro_batch: int, tensor: int) -> Work:

@@ -1,16 +1,13 @@
 """A cluster from a file, for plans on paper: the file of `shoestring plan --hardware`, with what a described model needs besides."""
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
+from shoestring.core.cluster_file import read_cluster
 from shoestring.core.errors import Mistake
-from shoestring.core.hardware import MAY_BE_LEFT_OUT, ON_PAPER, cluster, size_of
 
-BYTES = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0}   # of a number in a matrix product
 EXAMPLE = '"peak": {"bf16": 3.12e14}, "efficiency": {"bf16": 0.7}, "attention": 0.33, "processors": 108, "sending": 24'
 
 
@@ -49,31 +46,8 @@ class Machines:
 
 
 def machines(path: Path) -> Machines:
-    cluster(path, 1)   # refuses what is wrong with the file as a cluster, in its own words
-    told: dict[str, Any] = {**MAY_BE_LEFT_OUT, **ON_PAPER, **json.loads(path.read_bytes())}
-    if not told["peak"]:
+    told = read_cluster(path)
+    if not told.peak:
         raise Mistake(f"{path} does not say the peak of its devices by precision, which a plan on paper needs: add for example {EXAMPLE}")
-    try:
-        peak = {str(name): float(value) for name, value in told["peak"].items()}
-        efficiency = {str(name): float(value) for name, value in told["efficiency"].items()}
-        found = Machines(
-            **{name: size_of(told[name]) for name in ("memory", "bandwidth", "link", "base")}, devices=int(told["devices"]),
-            latency=float(told["latency"]), network=size_of(told["network"]) / int(told["devices"]),
-            network_latency=float(told["network_latency"]), peak=peak, efficiency=efficiency, attention=float(told["attention"]),
-            processors=int(told["processors"]), sending=int(told["sending"]), name=str(told["name"]),
-        )
-    except (ValueError, TypeError, AttributeError, ZeroDivisionError) as error:
-        raise Mistake(f"{path} does not describe a cluster ({error}): write for example {EXAMPLE}") from error
-    positive = {"devices": found.devices, "processors": found.processors, "link": found.link, "network": found.network,
-                "bandwidth": found.bandwidth, "memory": found.memory, "attention": found.attention,
-                **{f"peak of {name}": value for name, value in peak.items()},
-                **{f"efficiency of {name}": value for name, value in efficiency.items()}}
-    if wrong := [f"{name} {value:g}" for name, value in positive.items() if not value > 0]:
-        raise Mistake(f"{path} says {', '.join(wrong)}: it must be more than nothing")
-    shares = {"attention": found.attention, "sending": found.sending / found.processors,
-              **{f"efficiency of {name}": value for name, value in efficiency.items()}}
-    if wrong := [name for name, value in shares.items() if value > 1]:
-        raise Mistake(f"{path} says more than all there is for {', '.join(wrong)}: shares are at most 1, sending at most all processors")
-    if unknown := (peak.keys() | efficiency.keys()) - BYTES.keys():
-        raise Mistake(f"{path} names the precision {', '.join(sorted(unknown))}; known are {', '.join(BYTES)}")
-    return found
+    return Machines(told.memory, told.bandwidth, told.devices, told.link, told.latency, told.network / told.devices, told.network_latency,
+                    told.base, told.peak, told.efficiency, told.attention, told.processors, told.sending, told.name)
