@@ -33,7 +33,14 @@ def pass_gate(folder: str, number: int) -> None:
             fcntl.flock(file, fcntl.LOCK_SH)
 
 
+def until_exists(path: str) -> None:
+    """Wait for a file that another process makes."""
+    while not os.path.exists(path):
+        time.sleep(0.01)
+
+
 PASS_GATE = f"import fcntl, os\n\n{getsource(pass_gate)}\n"   # for job files, which can't import tests
+UNTIL_EXISTS = f"import os, time\n\n{getsource(until_exists)}\n"
 
 
 def until(found: Callable[[], T], what: str = "it") -> T:
@@ -48,13 +55,15 @@ def until(found: Callable[[], T], what: str = "it") -> T:
 
 def until_gone(pid: int) -> None:
     """Wait until a process has ended, whoever its parent is; a zombie has."""
-    def gone() -> bool:
-        try:
-            return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
-        except OSError:
-            return True
+    until(lambda: state_of(pid) in ("", "Z"), f"the end of process {pid}")
 
-    until(gone, f"the end of process {pid}")
+
+def state_of(pid: int) -> str:
+    """The kernel's letter for what a process does: R runs, S sleeps, T is suspended, Z has ended; empty if there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return ""
 
 
 class Gates:
