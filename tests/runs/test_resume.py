@@ -22,7 +22,7 @@ from tests.show.made_runs import append, made_run, step_fields
 from tests.waiting import HUNG, PASS_GATE, Gates, until
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
-REAL = sys.executable   # of a test that depends on how long an interpreter takes to start
+REAL = sys.executable   # of a test whose worker can't listen yet, because it imports torch
 
 JOB = PASS_GATE + """
 import itertools
@@ -120,11 +120,12 @@ def catches(pid: int, number: int) -> bool:
 
 
 def test_stopped_before_it_could_listen_it_says_so(place: Path) -> None:
-    words = ["train", "small.py", "--run", "a", "--plan", "saved.json"]
-    first = subprocess.Popen([REAL, "-m", "shoestring", *words], cwd=place, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL,
-                             text=True)
-    until(lambda: catches(first.pid, signal.SIGTERM), "the start of its worker")
-    first.send_signal(signal.SIGTERM)
+    words = ["train", "small.py", "--run", "a", "--plan", "saved.json", "--hold", "."]
+    with Gates(place, 1):
+        first = subprocess.Popen([REAL, "-m", "shoestring", *words], cwd=place, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL,
+                                 text=True)
+        until(lambda: catches(first.pid, signal.SIGTERM), "the start of its worker")
+        first.send_signal(signal.SIGTERM)
     _, said = first.communicate(timeout=HUNG)
     assert first.returncode == 130 and "goes on from there" in said and "Traceback" not in said, said
 
