@@ -6,6 +6,9 @@ And no test dies of an instruction. Tests compute in bf16 and fp16 in their own 
 finds it: by trying in child processes, once, kept in the user's cache, and not at all where the processor gives no reason for doubt. The
 variable must be there before the first product of matrices, so it is set before torch is imported; the workers of xdist and all that tests
 start inherit it.
+
+No test depends on time (tests/waiting.py, tests/test_no_clocks.py). Hypothesis would fail an example that takes longer than a fifth of a
+second, and give up drawing where that is slow: neither here. It draws the same examples in every run.
 """
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from shoestring.measure.instructions import cap_this_process
 
@@ -24,6 +28,8 @@ os.environ.pop("XDG_CACHE_HOME", None)   # a test that wants an empty cache sets
 import torch  # noqa: E402
 
 torch.set_num_threads(1)
+settings.register_profile("shoestring", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True, database=None)
+settings.load_profile("shoestring")
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from transformers import BertConfig, BertForSequenceClassification
 from shoestring.jobfile import loaded_job
 from shoestring.runs.folder import holder
 from shoestring.runs.history import History
+from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
 
@@ -45,16 +45,14 @@ def trained(run: Path, flags: list[str]) -> dict[str, Any]:
 def killed_after(run: Path, step: int, flags: list[str]) -> None:
     """Begin or go on, and kill the worker and its launcher after this step."""
     launcher = subprocess.Popen(train(run, flags), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    while len(History().read(run).steps) < step and launcher.poll() is None:
-        time.sleep(0.02)
+    until(lambda: len(History().read(run).steps) >= step or launcher.poll() is not None, f"step {step}")
     assert launcher.poll() is None, launcher.stderr.read()   # type: ignore[union-attr]
     worker = holder(run)
     launcher.kill()
     if worker is not None and worker > 0:
         os.kill(worker, signal.SIGKILL)
     launcher.wait()
-    while holder(run) is not None:   # the kernel frees the lock when the last of them is gone
-        time.sleep(0.02)
+    until(lambda: holder(run) is None, "the end of all of them")   # the kernel frees the lock when the last is gone
 
 
 def exported(run: Path, kind: str, out: Path) -> Path:

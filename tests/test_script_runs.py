@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from shoestring.memory.checkpoint import Checkpoint
 from shoestring.runs.digest import weights_sha256
 from shoestring.runs.history import History
 from shoestring.runs.report import report_of
+from tests.waiting import until
 
 BATCHES = [(torch.randn(8, 16, generator=torch.Generator().manual_seed(number)), torch.arange(8) % 4) for number in range(5)]
 
@@ -74,12 +74,13 @@ def test_two_scripts_do_not_train_in_one_folder(tmp_path: Path) -> None:
 
 
 SCRIPT = """
-import sys, time, shoestring
+import sys, shoestring
 sys.path.insert(0, {root!r})
 from tests.test_script_runs import job
 try:
     for step in shoestring.train(job(), run={run!r}, save_every=100):
-        time.sleep(0.1)
+        if step.number == 3:
+            sys.stdin.readline()   # until the signal was sent
 except KeyboardInterrupt:
     print("interrupted")
 """
@@ -89,11 +90,10 @@ except KeyboardInterrupt:
 def test_a_signal_saves_and_then_does_what_it_always_does(number: signal.Signals, code: int, said: str, tmp_path: Path) -> None:
     run = tmp_path / "a"
     script = SCRIPT.format(root=str(Path(__file__).parents[1]), run=str(run))
-    child = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
-    while len(History().read(run).steps) < 3 and child.poll() is None:
-        time.sleep(0.05)
+    child = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    until(lambda: len(History().read(run).steps) >= 3 or child.poll() is not None, "step 3")
     os.kill(child.pid, number)
-    assert child.communicate()[0].strip() == said and child.returncode == code
+    assert child.communicate("\n")[0].strip() == said and child.returncode == code
     told = report_of(run)
     assert told.state == "stopped" and told.checkpoints[-1].step == told.step
     assert len(list(shoestring.train(job(), run=run))) == 12 - told.step

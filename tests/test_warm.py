@@ -4,11 +4,11 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
+from tests.waiting import HUNG, until, until_gone
 from tests.warm import python
 
 
@@ -20,11 +20,11 @@ def test_it_says_the_same_and_ends_the_same(words: list[str], tmp_path: Path) ->
 
 
 JOB = """
-import os, time, torch
+import os, signal
 from shoestring import Job
 def job() -> Job:
     open("pid", "w").write(str(os.getpid()))
-    time.sleep(60)
+    signal.pause()
 """
 
 
@@ -32,15 +32,10 @@ def job() -> Job:
 def test_a_signal_reaches_the_command(number: int, tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(JOB)
     child = subprocess.Popen([python(), "-m", "shoestring", "plan", "job.py"], cwd=tmp_path, stderr=subprocess.DEVNULL)
-    until = time.monotonic() + 30
-    while not ((tmp_path / "pid").exists() and (tmp_path / "pid").read_text()) and time.monotonic() < until:
-        time.sleep(0.01)
-    command = int((tmp_path / "pid").read_text())
+    command = int(until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), "the job"))
     child.send_signal(number)
-    assert child.wait(30) == -number
-    while Path(f"/proc/{command}").exists() and time.monotonic() < until:
-        time.sleep(0.01)
-    assert not Path(f"/proc/{command}").exists()
+    assert child.wait(HUNG) == -number
+    until_gone(command)
 
 
 @pytest.mark.parametrize(("limit", "cold"), [("true", False), ("ulimit -n 200", True)])

@@ -65,11 +65,11 @@ def trouble_with(error: OSError | Mistake, folder: Path) -> tuple[str, str]:
 
 
 class Saver:
-    def __init__(self, folder: Path, cadence: Cadence, tell: Callable[[Event], None]) -> None:
-        self.folder, self.cadence, self.tell = folder, cadence, tell
+    def __init__(self, folder: Path, cadence: Cadence, tell: Callable[[Event], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self.folder, self.cadence, self.tell, self.clock = folder, cadence, tell, clock
         self.thread = ThreadPoolExecutor(1)
         self.pending: Future[None] | None = None
-        self.last = time.monotonic()
+        self.last = clock()
         self.pause = 0.0                     # seconds that training stood still for the last save
         self.saved_step = 0
         self.turn = 0                        # how many times it was due, where that is every so many steps
@@ -88,12 +88,12 @@ class Saver:
             return self.turn > before
         if self.pending is not None and not self.pending.done():
             return False
-        return time.monotonic() - self.last >= max(self.cadence.seconds, self.pause / SHARE)
+        return self.clock() - self.last >= max(self.cadence.seconds, self.pause / SHARE)
 
     def save(self, take: Callable[[], Snapshot]) -> None:
         """Copy the state now, finish the checkpoint in the background."""
         self.wait()
-        begun = time.monotonic()
+        begun = self.clock()
         snapshot = None
         try:
             snapshot = take()
@@ -104,7 +104,7 @@ class Saver:
             self.failed(error)
             return
         finally:
-            self.last = time.monotonic()
+            self.last = self.clock()
             self.pause = self.last - begun
         mean = sum(self.losses) / len(self.losses) if self.losses else float("inf")
         self.losses = []
@@ -134,7 +134,7 @@ class Saver:
     def save_best(self, take: Callable[[], Snapshot]) -> None:
         """Copy the weights that were best in validation now, finish them in the background. A failure costs a warning."""
         self.wait()
-        begun, snapshot = time.monotonic(), None
+        begun, snapshot = self.clock(), None
         try:
             snapshot = take()
             path = draft(self.folder, snapshot.step, snapshot.weights, snapshot.state, snapshot.aliases, BEST)
@@ -143,7 +143,7 @@ class Saver:
                 gather_only(snapshot)
             self.best_failed(error)
             return
-        self.pending = self.thread.submit(self.finish_best, path, snapshot.step, time.monotonic() - begun)
+        self.pending = self.thread.submit(self.finish_best, path, snapshot.step, self.clock() - begun)
 
     def finish_best(self, path: Path, step: int, pause: float) -> None:
         try:

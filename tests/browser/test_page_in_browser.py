@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +20,7 @@ from shoestring.show.watch.follow import Watch
 from shoestring.show.watch.server import Server
 from tests.show import made_runs
 from tests.show.made_runs import MIB, add, made_run, step_fields
+from tests.waiting import HUNG
 
 pytestmark = pytest.mark.browser
 WIDTHS = (360, 1400)
@@ -69,9 +69,9 @@ def finished(path: Path) -> Path:
     return path
 
 
-def seen(tab: Any, words: str, within: float = 5) -> None:
+def seen(tab: Any, words: str) -> None:
     tab.wait_for_function("words => document.querySelector('main').innerText.replaceAll('\\u00a0', ' ').includes(words)", arg=words,
-                          timeout=1000 * within)
+                          timeout=1000 * HUNG)
 
 
 def test_the_page_follows_the_run(browser: Any, run: Path) -> None:
@@ -89,7 +89,7 @@ def test_the_page_follows_the_run(browser: Any, run: Path) -> None:
         assert opened.evaluate("document.querySelector('footer').kept") == "yes"   # what did not change was left alone
 
 
-def test_a_killed_run_shows_as_dead_within_five_seconds(browser: Any, tmp_path: Path) -> None:
+def test_a_killed_run_shows_as_dead(browser: Any, tmp_path: Path) -> None:
     path = made_run(tmp_path / "gpt-1", done=120)
     root = Path(made_runs.__file__).parents[2]
     child = subprocess.Popen([sys.executable, made_runs.__file__, str(path), "120"], stdout=subprocess.PIPE,
@@ -100,9 +100,7 @@ def test_a_killed_run_shows_as_dead_within_five_seconds(browser: Any, tmp_path: 
             opened.goto(server.url)
             seen(opened, "Training")
             child.kill()
-            killed = time.monotonic()
-            seen(opened, "Died at step", within=5)
-            assert time.monotonic() - killed < 5
+            seen(opened, "Died at step")
             seen(opened, "can go on from step 100")
     finally:
         child.kill()
@@ -115,10 +113,10 @@ def test_a_lost_connection_is_said_and_mended(browser: Any, run: Path) -> None:
             opened.goto(server.url)
             seen(opened, "Step 240 of 400")
             assert opened.locator("#connection").is_hidden()
-        opened.locator("#connection").wait_for(state="visible", timeout=5000)
+        opened.locator("#connection").wait_for(state="visible", timeout=1000 * HUNG)
         add(run, "step", **step_fields(241))
         with served(run, port=server.server_port):
-            seen(opened, "Step 241 of 400", within=8)
+            seen(opened, "Step 241 of 400")
             assert opened.locator("#connection").is_hidden()
 
 

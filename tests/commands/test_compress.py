@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import torch
 
 import shoestring
 from shoestring.commands.main import run
+from shoestring.compression.distil import heal
 
 JOB = '''
 import torch
@@ -96,18 +96,39 @@ def test_a_latency_is_kept_by_decoding_once(trained: Path, tmp_path: Path, capsy
     assert "make nothing faster below 90%" in capsys.readouterr().err
 
 
-def test_healing_mends_what_two_bits_broke_and_goes_on_after_a_kill(trained: Path, tmp_path: Path,
-                                                                    capsys: pytest.CaptureFixture[str]) -> None:
+STEPS = 600     # that a healing takes here, however fast the machine is
+KILLED = f"""
+import os, signal, sys
+from functools import partialmethod
+from itertools import count
+from shoestring.commands.main import run
+from shoestring.compression.distil import heal
+from shoestring.runs.saver import Saver
+
+finish, looks, saves = Saver.finish, count(), count(1)
+
+def finish_and_die(self, *given):
+    finish(self, *given)
+    if next(saves) == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+heal.steps_in = lambda job, seconds, clock: {STEPS}
+Saver.__init__ = partialmethod(Saver.__init__, clock=lambda: 0.01 * next(looks))   # it is due after some looks at the clock
+Saver.finish = finish_and_die
+run(sys.argv[1:])
+"""
+
+
+def test_healing_mends_what_two_bits_broke_and_goes_on_after_a_kill(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+                                                                    monkeypatch: pytest.MonkeyPatch) -> None:
     def words(name: str) -> list[str]:
         return ["compress", str(trained / "run"), "--use", "Quantize(bits=2)", "--heal", "2s", "--out", str(tmp_path / name)]
 
-    process = subprocess.Popen([sys.executable, "-m", "shoestring", *words("small")], stdout=subprocess.DEVNULL,
-                               stderr=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())})
+    process = subprocess.run([sys.executable, "-c", KILLED, *words("small")], capture_output=True, text=True,
+                             env={**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())})
+    assert process.returncode == -signal.SIGKILL, process.stderr
+    monkeypatch.setattr(heal, "steps_in", lambda job, seconds, clock: STEPS)
     run_folder = tmp_path / "small-healing" / "run"
-    while process.poll() is None and len(list(run_folder.glob("checkpoints/step-*"))) < 2:
-        time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
     assert not (tmp_path / "small").exists()
     told = answer(capsys, words("small"))
     begun = [json.loads(line) for line in (run_folder / "events.jsonl").read_text().splitlines() if '"begun"' in line]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
@@ -51,12 +50,12 @@ from shoestring.runs.folder import Folder, holder
 from shoestring.runs.tensors import TensorFile
 from tests.parallel.members import CONTEXT
 from tests.records import records
+from tests.waiting import HUNG, PASS_GATE, Gates, until
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
 
-STEPS, EVERY, DEADLINE = 6, 2, 120.0
-JOB = """
-import os, time
+STEPS, EVERY = 6, 2
+JOB = PASS_GATE + """
 import torch
 from torch import nn
 from shoestring import Job
@@ -64,8 +63,7 @@ from shoestring import Job
 def data():
     number = 0
     while True:
-        while number == 4 and not os.path.exists("killed"):   # until the test has done so
-            time.sleep(0.01)
+        pass_gate(".", number)   # before the fifth batch, until the test has killed it
         x = torch.randn(24, 64)
         number += 1
         yield x, x[:, :10].argmax(1)
@@ -122,7 +120,7 @@ def survives(plan: tuple[Technique, ...], tmp_path: Path) -> None:
     technique = plan[-1]
     ahead = technique == Asynchronous("hogwild")   # asks for its next part before it counts the last step as done
     source = SEQUENCES if any(isinstance(one, (Tokens, TensorParallel)) for one in plan) else JOB
-    (tmp_path / "job.py").write_text(source.replace("number == 4", f"number == {4 + ahead}"))
+    (tmp_path / "job.py").write_text(source)
     Plan(plan, 1, 1, 1.0, Exactness.CHANGED).save(tmp_path / "plan.json")
     axes = {one.unites for one in plan} - {""}
     count = 3 if isinstance(technique, DropStragglers) else 2 ** len(axes)
@@ -130,11 +128,11 @@ def survives(plan: tuple[Technique, ...], tmp_path: Path) -> None:
     words = ["train", "job.py", "--plan", "plan.json", "--save-every", str(EVERY), "--json", *devices]
 
     last = 3 if technique == LocalSteps(h=2, after=1) else 4   # its workers meet after the steps 1, 3, 5 and 6
-    begun = Command(tmp_path, *words, "--run", "run")
-    saved = begun.until(lambda: any(event["event"] == "saved" and event["step"] == last for event in records(tmp_path / "run")))
-    assert saved, begun.said()
-    begun.kill(tmp_path / "run")
-    (tmp_path / "killed").touch()
+    with Gates(tmp_path, 4 + ahead):
+        begun = Command(tmp_path, *words, "--run", "run")
+        saved = begun.until(lambda: any(event["event"] == "saved" and event["step"] == last for event in records(tmp_path / "run")))
+        assert saved, begun.said()
+        begun.kill(tmp_path / "run")
 
     report = Command(tmp_path, *words, "--run", "run").report()
     assert [event["step"] for event in records(tmp_path / "run") if event["event"] == "begun"] == [0, last]
@@ -169,12 +167,8 @@ class Command:
 
     def until(self, done: Callable[[], bool]) -> bool:
         """Wait for something; gives whether it came before the command's end."""
-        until = time.monotonic() + DEADLINE
-        while not done():
-            if not self.process.is_alive() or time.monotonic() > until:
-                return done()
-            time.sleep(0.02)
-        return True
+        until(lambda: done() or not self.process.is_alive(), "what the command was to do")
+        return done()
 
     def kill(self, folder: Path) -> None:
         """Kill it and the first worker that trains for it, and wait until nobody does any more."""
@@ -183,13 +177,10 @@ class Command:
         self.process.join()
         with suppress(ProcessLookupError):
             os.kill(worker, signal.SIGKILL)
-        until = time.monotonic() + DEADLINE
-        while holder(folder) is not None:
-            assert time.monotonic() < until, "a worker outlived its launcher"
-            time.sleep(0.02)
+        until(lambda: holder(folder) is None, "the end of its workers")
 
     def report(self) -> dict[str, Any]:
-        self.process.join(DEADLINE)
+        self.process.join(HUNG)
         alive = self.process.is_alive()
         self.process.kill()
         assert not alive and self.process.exitcode == 0, self.said()

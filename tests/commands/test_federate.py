@@ -5,11 +5,12 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.waiting import HUNG, until
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
 
@@ -47,7 +48,7 @@ def job(tmp_path: Path) -> Path:
 
 def shoestring(job: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "shoestring", "federate", str(job), *words], cwd=job.parent, capture_output=True,
-                          text=True, timeout=120)
+                          text=True, timeout=HUNG)
 
 
 def told(job: Path, *words: str) -> dict[str, Any]:
@@ -157,15 +158,14 @@ def test_two_runs_are_compared_on_devices_own_records_and_the_page_shows_it(job:
 
 
 def test_it_stops_when_asked_to_and_goes_on_by_the_same_command(job: Path) -> None:
-    words = ["--per-round", "6", "--rounds", "300", "--run", "run"]
+    words = ["--per-round", "6", "--rounds", "100000", "--run", "run"]
     started = subprocess.Popen([sys.executable, "-m", "shoestring", "federate", str(job), *words], cwd=job.parent, stderr=subprocess.PIPE,
                                stdout=subprocess.DEVNULL, text=True)
     events = job.parent / "run" / "events.jsonl"
-    for _ in range(600):
-        if events.exists() and b'"round"' in events.read_bytes():
-            break
-        time.sleep(0.1)
+    until(lambda: events.exists() and b'"round"' in events.read_bytes(), "the first round")
     started.send_signal(signal.SIGTERM)
-    _, said = started.communicate(timeout=60)
+    _, said = started.communicate(timeout=HUNG)
     assert started.returncode == 130 and "asked to by SIGTERM" in said and "goes on from there" in said, said
-    assert told(job, *words)["rounds"] == 300
+    done = [json.loads(line)["step"] for line in events.read_text().splitlines() if '"event":"step"' in line][-1]
+    words[words.index("100000")] = str(done + 3)
+    assert told(job, *words, "--adopt")["rounds"] == done + 3

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 import shoestring
 from shoestring import Job
+from shoestring.compression.distil import heal
 from shoestring.compression.distil.losses import parsed
 from shoestring.compression.healing import healed
 from shoestring.compression.session import Asked, begun
@@ -44,6 +45,7 @@ def deep() -> nn.Module:
     return Deep()
 
 
+STEPS = 600   # that a healing takes here, however fast the machine is
 JOB = Job(model=deep, data=lambda: batches(40, vectors(16)), held_out=lambda: batches(12, vectors(16), seed=1), forward=called, loss=loss)
 
 
@@ -70,7 +72,8 @@ def test_an_objective_can_be_read_whatever_the_states_are(variance: float) -> No
     assert [term.name for term in terms] == ["kl", "hidden"] and terms[1].weight == pytest.approx(1 / variance, rel=1e-2)
 
 
-def test_a_model_of_half_its_layers_heals(tmp_path: Path) -> None:
+def test_a_model_of_half_its_layers_heals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heal, "steps_in", lambda job, seconds, clock: STEPS)
     source = Source(JOB, prepared(deep()), {"job": None, "edits": [], "decoded": False}, (), "deep")
     session = begun(source, Asked(Budget(), use=("Prune(layers=0.5)",), unseen=64))
     found = healed(session, "3s", tmp_path / "healing", shoestring.train).healed

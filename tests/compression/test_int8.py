@@ -1,6 +1,10 @@
 """Products of bytes: the same numbers on every processor, and what is not finite stays so."""
 from __future__ import annotations
 
+import os
+import platform
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +23,7 @@ from shoestring.compression.source import Source, prepared
 from shoestring.compression.timing import Clock, Latency
 from shoestring.core.budget import Budget
 from shoestring.core.errors import Mistake
+from shoestring.measure.instructions import VARIABLE
 from tests.compression.models import batches, called, job_of, loss, words
 
 
@@ -41,6 +46,24 @@ def test_it_is_close_to_the_product_and_to_the_bit_the_same_without_the_fast_one
     monkeypatch.setattr(int8, "deadly", lambda dtype: "it would die")
     monkeypatch.setattr(int8, "int8_product", None)
     assert torch.equal(form.linear(x, bias), found), "whole numbers are exact, whoever multiplies them"
+
+
+SATURATED = """
+import torch
+from shoestring.compression.forms.int8 import product, sums_are_exact
+left, right = (torch.full((5, 33), byte, dtype=torch.int8) for byte in (127, -128))
+for one, other in ((left, left), (left, right), (right, right)):
+    assert torch.equal(product(one, other), (one.double() @ other.double().t()).int()), (one[0, 0], other[0, 0])
+print(sums_are_exact())
+"""
+
+
+def test_a_processor_whose_product_of_bytes_saturates_gives_the_same_numbers() -> None:
+    """oneDNN without VNNI, as on older processors: what it would cut off is added up otherwise."""
+    done = subprocess.run([sys.executable, "-c", SATURATED], env=os.environ | {VARIABLE: "AVX2"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    if platform.machine() == "x86_64":
+        assert done.stdout == "False\n", "oneDNN's own product is wrong here: it is not used"
 
 
 @pytest.mark.parametrize("largest", [None, 2.0])

@@ -6,7 +6,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
@@ -24,6 +23,7 @@ from shoestring.core.errors import Mistake
 from shoestring.core.link import Link
 from shoestring.core.mesh import on_one_axis
 from shoestring.data.feed import Feed
+from tests.waiting import HUNG, until_gone
 
 
 class Counting:
@@ -226,7 +226,7 @@ def test_batches_are_the_same_bits_for_any_number_of_workers_and_go_on_from_anyw
     for feed in (*feeds, again):
         feed.close()
     for process in processes:
-        process.join(10)
+        process.join(HUNG)
     assert not [process for process in processes if process.is_alive()]
 
 
@@ -265,11 +265,8 @@ def test_a_killed_process_leaves_none_that_fetches_behind(tmp_path: Path) -> Non
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=Path(__file__).parents[2])
     pids = list(map(int, ended.stdout.split()))
     assert len(pids) == 2 and ended.returncode == -signal.SIGKILL
-    for _ in range(100):
-        if not any(Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().split()[2] for pid in pids):
-            return
-        time.sleep(0.05)
-    raise AssertionError(f"{pids} are still there")
+    for pid in pids:
+        until_gone(pid)
 
 
 class Told:

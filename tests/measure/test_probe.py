@@ -135,8 +135,8 @@ def test_where_every_disk_is_full_the_price_of_checking_is_known_all_the_same(tm
 
 
 def test_a_probe_that_is_killed_leaves_nothing_behind(tmp_path: Path) -> None:
-    code = ("import os, time\nfrom shoestring.measure import probe\ntrue_write = os.pwrite\n"
-            "def write(*given):\n    true_write(*given)\n    print('writing', flush=True)\n    time.sleep(60)\n"
+    code = ("import os, signal\nfrom shoestring.measure import probe\ntrue_write = os.pwrite\n"
+            "def write(*given):\n    true_write(*given)\n    print('writing', flush=True)\n    signal.pause()\n"
             "os.pwrite = write\nprobe.direct_speed('.')")
     child = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, stdout=subprocess.PIPE)
     assert child.stdout is not None and child.stdout.readline() == b"writing\n"

@@ -3,14 +3,15 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import socket
-import time
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
+
+from torch.distributed import TCPStore
 
 from shoestring.core.codec import to_json
 from shoestring.core.sums import Speeds
@@ -19,12 +20,12 @@ from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.planning.evidence.tasks import Position
 from shoestring.processes.tasks import TrainTask
 from tests.tasks import train_task
+from tests.waiting import HUNG
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload([
     "torch.distributed", "shoestring.processes.worker", "shoestring.planning.evidence.rehearse", "shoestring.planning.plan",
     "shoestring.processes.training", "shoestring.parallel.process_link", "shoestring.jobfile", "torch._dynamo"])
-DEADLINE = 60.0   # seconds, for a whole group
 
 
 class Group:
@@ -39,18 +40,16 @@ class Group:
             old.unlink()
         asked = train_task(job, steps, map(described, techniques), folder, cadence, flags, weights)
         task = replace(asked, position=Position(speeds=speeds))
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        self.processes = [CONTEXT.Process(target=member, args=(rank, world, port, task, str(place))) for rank in range(world)]
+        self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self.processes = [CONTEXT.Process(target=member, args=(rank, world, self.store.port, task, str(place))) for rank in range(world)]
         for process in self.processes:
             process.start()
 
     def results(self) -> list[dict[str, Any]]:
         """What every worker gave, when all have ended by themselves."""
-        until = time.monotonic() + DEADLINE
-        while any(process.is_alive() for process in self.processes) and time.monotonic() < until and not self.errors():
-            time.sleep(0.02)
+        running = {process.sentinel for process in self.processes}
+        while running and not self.errors() and (ended := wait(running, HUNG)):
+            running -= set(ended)
         hanging = [rank for rank, process in enumerate(self.processes) if process.is_alive()]
         self.kill()
         assert not self.errors(), self.errors()[0].read_text()
@@ -76,8 +75,8 @@ def member(rank: int, world: int, port: int, task: TrainTask, place: str) -> Non
     torch.set_num_threads(1)
     link = None
     if world > 1:
-        distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world,
-                                       timeout=timedelta(seconds=DEADLINE / 2))
+        distributed.init_process_group("gloo", store=TCPStore("127.0.0.1", port, is_master=False), rank=rank, world_size=world,
+                                       timeout=timedelta(seconds=HUNG / 2))
         link = joined(rank, world, speeds=task.position.speeds)
     try:
         Path(place, f"result-{rank}.json").write_text(json.dumps(to_json(train(task, lambda event: None, link))))

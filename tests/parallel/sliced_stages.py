@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import traceback
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,22 +9,22 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from torch.distributed import TCPStore
+
 from shoestring.core.training import TrainingTechnique as Technique
 from tests.parallel.members import CONTEXT
-
-DEADLINE = 240.0   # seconds, for all jobs and plans of a call: each is rehearsed and measured, on machines that may be busy
+from tests.waiting import HUNG
 
 
 def compared(place: Path, names: Sequence[str], plans: Sequence[tuple[Technique, ...]], world: int = 2) -> list[dict[str, Any]]:
     """Of every job, plan and worker: how far gradients are from those of one process, and its bytes, rehearsed and measured."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    workers = [CONTEXT.Process(target=worker, args=(rank, world, port, str(place), tuple(names), tuple(plans))) for rank in range(world)]
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    workers = [CONTEXT.Process(target=worker, args=(rank, world, store.port, str(place), tuple(names), tuple(plans)))
+               for rank in range(world)]
     for one in workers:
         one.start()
     for one in workers:
-        one.join(DEADLINE)
+        one.join(HUNG)
         one.kill()
     failed = sorted(place.glob("error-*"))
     assert not failed, "\n".join(one.read_text() for one in failed)
@@ -46,8 +45,8 @@ def worker(rank: int, world: int, port: int, place: str, names: tuple[str, ...],
     from tests.parallel.test_tokens import JOBS, one_sample
 
     torch.set_num_threads(1)
-    distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world,
-                                   timeout=timedelta(seconds=DEADLINE / 2))
+    distributed.init_process_group("gloo", store=TCPStore("127.0.0.1", port, is_master=False), rank=rank, world_size=world,
+                                   timeout=timedelta(seconds=HUNG / 2))
     link = joined(rank, world)
     found = []
     try:

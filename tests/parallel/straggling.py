@@ -1,8 +1,11 @@
-"""A job in which one worker can be made slow, and all write down which samples they train on."""
+"""A job in which one worker can be made slow, and all write down which samples they train on.
+
+How slow it is is counted, not timed: it waits until the others have begun some parts more, or does more work.
+"""
 from __future__ import annotations
 
 import os
-import time
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +13,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from shoestring import Job
+from tests.waiting import pass_gate, until
 
 
 class Points(torch.utils.data.Dataset[Any]):
@@ -29,18 +33,45 @@ def few(batches: int, size: int) -> Iterator[Any]:
         yield torch.stack([row[0] for row in rows]), torch.stack([row[1] for row in rows]), torch.tensor([row[2] for row in rows])
 
 
-def job(slow: int = -1, nap: float = 0.0, batch: int = 12, batches: int = 0, seen: str = "", rate: float = 0.01, clip: float = 0.0,
-        norm: bool = True) -> Job:
-    """`slow`: the rank that sleeps in its forward; `batches`: so many, from an iterable; `seen`: where to write samples."""
+def begun_by(seen: str) -> Counter[int]:
+    """How many parts each worker has begun."""
+    with open(seen) as file:
+        return Counter(int(line.split()[0]) for line in file)
+
+
+def begun_by_others(seen: str, rank: int) -> int:
+    return sum(count for other, count in begun_by(seen).items() if other != rank)
+
+
+def job(slow: int = -1, lead: int = 0, most: int = 0, burden: int = 0, batch: int = 12, batches: int = 0, seen: str = "",
+        rate: float = 0.01, clip: float = 0.0, norm: bool = True, hold: str = "", even: int = 0) -> Job:
+    """slow      the rank that is slow in its forward:
+    lead      the others begin so many parts meanwhile, until they have begun `most`, after which it is as fast as they are
+    burden    it multiplies so many matrices more
+    batches   so many, from an iterable
+    seen      where to write samples
+    even      so many workers begin their first three parts together, so that all have some
+    hold      a folder with gates (tests/waiting.py): each worker stands still before its forward of a gate's number
+    """
+    calls = 0
 
     def forward(model: nn.Module, batch: Any) -> Tensor:
+        nonlocal calls
+        calls += 1
+        pass_gate(hold, calls)
         rank = distributed.get_rank() if distributed.is_initialized() else 0
-        if rank == slow:
-            time.sleep(nap)
         if seen:
             file = os.open(seen, os.O_APPEND | os.O_CREAT | os.O_WRONLY)
             os.write(file, f"{rank} {' '.join(map(str, batch[2].tolist()))}\n".encode())
             os.close(file)
+        if calls <= 3 and even:
+            until(lambda: sum(count >= calls for count in begun_by(seen).values()) == even, "everybody's next part")
+        if rank == slow and lead:
+            enough = min(begun_by_others(seen, rank) + lead, most)
+            until(lambda: begun_by_others(seen, rank) >= enough, "the others' next parts")
+        if rank == slow:
+            for _ in range(burden):
+                torch.ones(64, 64) @ torch.ones(64, 64)
         output: Tensor = model(batch[0])
         return output
 

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections import Counter
 from dataclasses import replace
 from itertools import islice
@@ -40,6 +39,7 @@ from shoestring.planning.conflicts import clash
 from shoestring.planning.evidence.rehearse import prepared, rehearse
 from shoestring.runs.checkpoints import saved
 from tests.parallel.members import Group
+from tests.waiting import Gates, until
 
 JOB = Path(__file__).with_name("straggling.py")
 both = pytest.mark.parametrize("kind", ["server", "hogwild"])
@@ -69,14 +69,15 @@ def test_a_server_with_one_worker_trains_as_one_process_does(tmp_path: Path) -> 
 def test_a_slow_worker_does_less_and_the_others_do_more(kind: str, tmp_path: Path) -> None:
     """Every part is somebody's, once, and the staleness of each push is counted and within the bound."""
     seen = tmp_path / "seen"
-    results = trained(tmp_path, 3, Asynchronous(kind, delay=200), 80, slow=2, nap=0.3, seen=str(seen))
+    most = 130 if kind == "server" else 200   # of 160 or 240 parts: the slow one has had its tenth by then
+    results = trained(tmp_path, 3, Asynchronous(kind, delay=200), 80, slow=2, lead=9, most=most, seen=str(seen))
     told, losses = results[0]["state"]["pushes"], results[0]["losses"]
     staleness, applied = counts(told["staleness"]), counts(told["applied"])
     parts, extra = (2, 0) if kind == "server" else (3, 200)   # in Hogwild others go on while the first worker computes
     assert 80 * parts <= sum(applied.values()) == sum(staleness.values()) <= 80 * parts + extra
-    assert applied[2] * 3 < min(applied[rank] for rank in applied if rank != 2) and not told["dropped"]
-    assert 2 < max(staleness) <= 200 and told["corrected"] is True
-    assert sum(losses[-5:]) < 0.8 * sum(losses[:5]) and len(losses) == 80
+    assert applied[2] * 3 < sum(applied[rank] for rank in applied if rank != 2) and not told["dropped"]
+    assert 5 < max(staleness) <= 200 and told["corrected"] is True
+    assert sum(losses[-20:]) < 0.9 * sum(losses[:20]) and len(losses) == 80
     found = samples(seen)
     assert len(found) == len(set(found)), "no sample was trained on twice in the first time round"
     assert len(found) >= sum(applied.values()) * 12 // parts
@@ -85,13 +86,14 @@ def test_a_slow_worker_does_less_and_the_others_do_more(kind: str, tmp_path: Pat
 @both
 @pytest.mark.parametrize("delay", [0, 2])
 def test_no_push_is_staler_than_the_delay(kind: str, delay: int, tmp_path: Path) -> None:
-    told = trained(tmp_path, 4, Asynchronous(kind, delay=delay, correct=False), 12, slow=2, nap=0.03)[0]["state"]["pushes"]
+    told = trained(tmp_path, 4, Asynchronous(kind, delay=delay, correct=False), 12, slow=2, burden=100)[0]["state"]["pushes"]
     assert set(counts(told["staleness"])) <= set(range(delay + 1)) and told["corrected"] is False
     assert sum(told["applied"].values()) >= 12 * (3 if kind == "server" else 4)
 
 
 def test_the_slowest_gradient_of_a_round_is_dropped_and_never_the_majority(tmp_path: Path) -> None:
-    told = trained(tmp_path, 4, DropStragglers(backup=1), 80, slow=2, nap=0.3)[0]["state"]["pushes"]
+    seen = str(tmp_path / "seen")   # whenever the slow one comes, the others have begun the next round
+    told = trained(tmp_path, 4, DropStragglers(backup=1), 80, slow=2, lead=4, most=154, seen=seen)[0]["state"]["pushes"]
     applied, dropped = counts(told["applied"]), counts(told["dropped"])
     assert sum(applied.values()) == 2 * 80 and set(counts(told["staleness"])) == {0}
     assert dropped[2] > applied[2] and applied[2] * 3 < min(applied[1], applied[3])
@@ -110,12 +112,11 @@ def test_data_that_end_and_batches_smaller_than_the_group_end_well(technique: Te
 def test_killed_it_goes_on_from_its_checkpoint(kind: str, tmp_path: Path) -> None:
     folder, seen = tmp_path / "run", tmp_path / "seen"
     folder.mkdir()
-    task = {"folder": str(folder), "cadence": {"steps": 2}, "flags": {"seen": str(seen)}}
-    group = Group(tmp_path, 3, JOB, [Asynchronous(kind)], 1000, **task)
-    until = time.monotonic() + 60
-    while len(saved(folder / "checkpoints")) < 2 and time.monotonic() < until:
-        time.sleep(0.02)
-    group.kill()
+    task = {"folder": str(folder), "cadence": {"steps": 2}, "flags": {"seen": str(seen), "hold": str(tmp_path)}}
+    with Gates(tmp_path, 30):
+        group = Group(tmp_path, 3, JOB, [Asynchronous(kind)], 1000, **task)
+        until(lambda: len(saved(folder / "checkpoints")) >= 2, "the second checkpoint")
+        group.kill()
     before = (folder / "events.jsonl").read_text().splitlines()
     step = saved(folder / "checkpoints")[-1].step   # its event may not be written yet
     seen.unlink()
@@ -125,7 +126,7 @@ def test_killed_it_goes_on_from_its_checkpoint(kind: str, tmp_path: Path) -> Non
     parts = 2 if kind == "server" else 3
     assert sum(first["state"]["pushes"]["applied"].values()) >= (step + 4) * parts, "those before the checkpoint are counted too"
     order = torch.randperm(6000, generator=torch.Generator().manual_seed(0)).tolist()
-    assert 0 < step < 400 and not set(order[:12 * step]) & set(samples(seen)), "the data go on where they were"
+    assert 0 < step <= 30 and not set(order[:12 * step]) & set(samples(seen)), "the data go on where they were"
     finished = Group(tmp_path, 3, JOB, [Asynchronous(kind)], step + 4, **task).results()[0]
     assert finished["weights_sha256"] == first["weights_sha256"], "the last checkpoint has the weights of the end"
 
@@ -135,17 +136,18 @@ def test_killed_it_goes_on_from_its_checkpoint(kind: str, tmp_path: Path) -> Non
 def test_rehearsed_on_fake_tensors_it_is_as_it_is(technique: Technique, pieces: int, tmp_path: Path) -> None:
     """Memory of the server and of workers, and what a worker sends, to the byte; the first in Hogwild may have nothing to do in a step."""
     more = [Accumulate(pieces)] if pieces > 1 else []
-    results = trained(tmp_path, 3, technique, 12, *more)
+    hogwild = technique == Asynchronous("hogwild")
+    results = trained(tmp_path, 3, technique, 12, *more, even=3 if hogwild else 2, seen=str(tmp_path / "seen"))
     for rank, found in enumerate(results):
         job = loaded_job(JOB, {})
         log = rehearse(replace(job, mesh=on_one_axis(Link(rank, 3))), (technique, *more))
         assert found["steps"] > 1, "the optimizer's state is there from the second step on"
         own = results[0]["workers"][rank]
-        if rank or technique != Asynchronous("hogwild"):
+        if rank or not hogwild:
             assert peak(log).bytes == own["peak_bytes"], rank
         else:
             assert 0.4 * peak(log).bytes < own["peak_bytes"] <= peak(log).bytes
-        if rank or technique == Asynchronous("hogwild"):   # of their own steps; hogwild sends nothing
+        if rank or hogwild:   # of their own steps; hogwild sends nothing
             assert log.sent[-1] * own["steps"] == own["sent"], rank
         else:   # the server gives weights as often as somebody pulls: for each push one, and some are on their way at the end
             tallies = found["state"]["pushes"]

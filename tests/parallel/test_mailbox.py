@@ -18,6 +18,7 @@ from shoestring.core.link import PeerLost
 from shoestring.parallel import mailbox
 from shoestring.parallel.mailbox import Mailbox
 from shoestring.parallel.shared_memory_link import joined
+from tests.waiting import HUNG
 
 
 def message(size: int, value: int) -> torch.Tensor:
@@ -77,7 +78,7 @@ def test_it_is_a_queue_for_every_tag(moves: list[tuple[int, int, bool]]) -> None
 
 
 def worker(rank: int, world: int, folder: str) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world, timeout=timedelta(seconds=60))
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world, timeout=timedelta(seconds=HUNG))
     link = joined(rank, world)
     link.open_mailboxes()
     draw = Random(1)
@@ -108,6 +109,6 @@ def test_processes_that_all_send_at_once_never_wait_for_each_other(world: int, t
     for one in workers:
         one.start()
     for one in workers:
-        one.join(120)
+        one.join(HUNG)
         one.kill()
     assert sorted(path.name for path in tmp_path.glob("done-*")) == [f"done-{rank}" for rank in range(world)]

@@ -32,6 +32,7 @@ from tests.parallel import six_blocks
 from tests.parallel.members import Group
 from tests.parallel.test_promises_of_groups import outcomes
 from tests.records import records, steps_in
+from tests.waiting import HUNG
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
 JOB = Path(six_blocks.__file__)
@@ -85,7 +86,7 @@ def test_a_run_that_is_killed_goes_on_from_where_the_line_drained_and_ends_with_
                                  "flags": flags | doom}
         group = Group(tmp_path / place, 2, JOB, plan, steps, **words)
         if doom:
-            group.processes[1].join(60)
+            group.processes[1].join(HUNG)
             assert group.processes[1].exitcode == -signal.SIGKILL
             group.kill()
             group = Group(tmp_path / place, 2, JOB, plan, steps, **words)

@@ -22,6 +22,7 @@ from shoestring.parallel.shard import Shard
 from shoestring.planning.evidence.rehearse import rehearse
 from tests.models import job
 from tests.parallel.members import CONTEXT
+from tests.waiting import HUNG
 
 SIZES = {"data": 2, "stage": 2}
 
@@ -34,9 +35,9 @@ def worker(rank: int, store: str, place: str, same_machine: bool) -> None:
     from shoestring.parallel.shared_memory_link import joined
 
     torch.set_num_threads(1)
-    distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=4, timeout=timedelta(seconds=30))
+    distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=4, timeout=timedelta(seconds=HUNG))
     try:
-        link = joined(rank, 4, same_machine, 30.0)
+        link = joined(rank, 4, same_machine, HUNG)
         mesh = joined_mesh(link, SIZES, same_machine)
         found: dict[str, Any] = {"place": mesh.coordinates(rank)}
         for axis in SIZES:
@@ -68,7 +69,7 @@ def test_sums_along_each_axis_are_those_of_its_line(same_machine: bool, tmp_path
     for process in processes:
         process.start()
     for process in processes:
-        process.join(60)
+        process.join(HUNG)
         process.kill()
     errors = sorted(tmp_path.glob("error-*"))
     assert not errors, errors[0].read_text()

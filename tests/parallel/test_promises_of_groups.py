@@ -33,6 +33,7 @@ from tests.ledgers import of_world, with_traits
 from tests.models import job
 from tests.parallel.members import Group
 from tests.parallel.trying import sgd
+from tests.waiting import HUNG
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
 
@@ -83,7 +84,7 @@ def outcomes(name: str, world: int, wanted: list[tuple[Technique, ...]], folder:
             worker.stdin.close()
         assert workers[0].stdout is not None, "the pipe was asked for"
         lines = list(workers[0].stdout)
-        assert [worker.wait(60) for worker in workers] == [0] * world
+        assert [worker.wait(HUNG) for worker in workers] == [0] * world
     finally:
         for worker in workers:
             worker.kill()

@@ -14,6 +14,7 @@ from torch import distributed as dist
 from shoestring.core.link import PeerLost
 from shoestring.measure.tracker import Tracker
 from shoestring.parallel.shared_memory_link import SharedMemoryLink, joined, slot_size
+from tests.waiting import HUNG
 
 COUNTS = (1 << 14, 100_003, 3_000_000)   # numbers: less than a slot, uneven, several rounds of both slots
 
@@ -24,7 +25,7 @@ def draws(count: int, rank: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def worker(rank: int, world: int, folder: str, roomy: bool) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world, timeout=timedelta(seconds=60))
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world, timeout=timedelta(seconds=HUNG))
     if not roomy:
         import shoestring.parallel.shared_memory as module
         module.made = lambda size: None
@@ -63,7 +64,7 @@ def test_sums_parts_and_wholes_are_right_whatever_carries_them(world: int, roomy
     for one in workers:
         one.start()
     for one in workers:
-        one.join(120)
+        one.join(HUNG)
         one.kill()
     assert sorted(path.name for path in tmp_path.glob("done-*")) == [f"done-{rank}" for rank in range(world)]
 

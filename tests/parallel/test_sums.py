@@ -39,6 +39,7 @@ from shoestring.core.sums import (
     ways,
 )
 from tests.parallel.members import CONTEXT
+from tests.waiting import HUNG
 
 COUNTS = (0, 1, 3, 5, 1001, 70_001)   # numbers: none, fewer than workers, not divisible
 LINES: dict[int, list[tuple[int, ...]]] = {2: [(2,), (1, 1)], 3: [(3,), (2, 1), (1, 2)], 4: [(4,), (2, 2), (3, 1), (1, 1, 2)]}
@@ -228,7 +229,7 @@ def worker(rank: int, store: str, place: str) -> None:
     from torch import distributed
 
     torch.set_num_threads(1)
-    distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=4, timeout=timedelta(seconds=30))
+    distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=4, timeout=timedelta(seconds=HUNG))
     try:
         found: dict[str, Any] = {}
         for world in LINES:
@@ -248,7 +249,7 @@ def tried(rank: int, world: int, group: Any) -> dict[str, Any]:
     from shoestring.parallel.link_speed import timed
     from shoestring.parallel.shared_memory_link import SharedMemoryLink, joined
 
-    link: Any = joined(rank, world, deadline=30.0, group=group)
+    link: Any = joined(rank, world, deadline=HUNG, group=group)
     assert isinstance(link, SharedMemoryLink)
     passed: list[int] = []
     begin: Callable[[Tensor, int], Sending] = link.begin_part
@@ -294,8 +295,9 @@ def lonely(rank: int) -> None:
     from shoestring.core.link import PeerLost
     from shoestring.parallel.shared_memory_link import joined
 
-    group = distributed.new_group([0, 1, 2, 3], timeout=timedelta(seconds=3))
+    group = distributed.new_group([0, 1, 2, 3], timeout=timedelta(seconds=HUNG))
     distributed.barrier()   # who is connected to all may leave only when all are
+    distributed.distributed_c10d._set_pg_timeout(timedelta(seconds=1), group)   # connecting may take its time
     link: Any = joined(rank, 4, same_machine=False, group=group)
     link.sums = Sums((4,), ((1, RING),))
     if rank == 0:
@@ -308,7 +310,7 @@ def test_every_way_adds_up_between_real_processes(tmp_path: Path) -> None:
     for process in processes:
         process.start()
     for process in processes:
-        process.join(60)
+        process.join(HUNG)
         process.kill()
     errors = sorted(tmp_path.glob("error-*"))
     assert not errors, errors[0].read_text()

@@ -33,6 +33,7 @@ from shoestring.planning.planner import Planner
 from shoestring.runs.tensors import TensorFile
 from tests.parallel.members import CONTEXT, Group
 from tests.parallel.split_models import Pair, apart, made, run_of, split_job, whole_gradients
+from tests.waiting import HUNG
 
 TWO, FOUR = {"data": 1, "stage": 1, "tensor": 2}, {"data": 2, "stage": 1, "tensor": 2}
 PLANS: tuple[tuple[Technique, ...], ...] = (
@@ -54,7 +55,8 @@ def member(rank: int, sizes: dict[str, int], place: str, near: bool, work: Calla
 
     torch.set_num_threads(1)
     world = sizes["data"] * sizes["stage"] * sizes["tensor"]
-    distributed.init_process_group("gloo", init_method=f"file://{place}/store", rank=rank, world_size=world, timeout=timedelta(seconds=200))
+    distributed.init_process_group("gloo", init_method=f"file://{place}/store", rank=rank, world_size=world,
+                                   timeout=timedelta(seconds=HUNG))
     try:
         mesh = joined_mesh(joined(rank, world, near, 200.0), sizes, near)
         Path(place, f"result-{rank}").write_text(json.dumps(work(mesh, *args)))
@@ -70,7 +72,7 @@ def in_processes(place: Path, sizes: dict[str, int], near: bool, work: Callable[
     for process in processes:
         process.start()
     for process in processes:
-        process.join(400)
+        process.join(HUNG)
         process.kill()
     errors = sorted(place.glob("error-*"))
     assert not errors, errors[0].read_text()

@@ -16,6 +16,7 @@ from torch import Tensor
 from shoestring.core.coordinates import coordinates
 from shoestring.core.link import Done, Link, Sending
 from shoestring.core.mesh import Mesh, lines
+from tests.waiting import HUNG
 
 T = TypeVar("T")
 
@@ -24,7 +25,7 @@ class Line:
     """What the workers of one line share."""
 
     def __init__(self, world: int) -> None:
-        self.barrier = threading.Barrier(world, timeout=60)
+        self.barrier = threading.Barrier(world, timeout=HUNG)
         self.slots: list[Any] = [None] * world
         self.mail: dict[tuple[int, int, int], queue.Queue[tuple[Tensor, threading.Event]]] = defaultdict(queue.Queue)   # from, to, tag
 

@@ -34,6 +34,7 @@ from shoestring.planning.plan import techniques_in
 from shoestring.processes.group.worker import leave
 from tests.models import job, seeded
 from tests.parallel.cutting import still
+from tests.waiting import HUNG
 
 STEPS = 5
 SEEDS = 12
@@ -116,7 +117,7 @@ def on_the_wire() -> int:
 def main() -> None:
     rank, world, store, name = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=timedelta(seconds=60))
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=timedelta(seconds=HUNG))
     made = job(name, optimizer=sgd, clip=CLIP if "clip" in sys.argv else 0.0)
     if "still" in sys.argv:
         factory = made.model

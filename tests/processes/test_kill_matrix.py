@@ -12,12 +12,13 @@ import pytest
 
 from tests.commands.test_cli import answer
 from tests.records import records, steps_in
+from tests.waiting import UNTIL_EXISTS
 
 pytestmark = pytest.mark.slow
 
 STEPS, EVERY = 12, 4
-JOB = """
-import os, signal, time
+JOB = UNTIL_EXISTS + """
+import signal
 from collections import Counter
 import torch
 from torch import nn
@@ -74,8 +75,8 @@ def job(rank: int = -1, moment: str = "", saved: str = "") -> Job:
     def at(now):
         if now != moment or os.path.exists("killed"):
             return
-        while saved and not os.path.exists("run/checkpoints/" + saved):   # by the first worker's thread, meanwhile
-            time.sleep(0.01)
+        if saved:
+            until_exists("run/checkpoints/" + saved)   # by the first worker's thread, meanwhile
         with open("killed", "x") as file:
             file.write(f"worker {os.environ['RANK']}: {now}")
         os.kill(os.getpid(), signal.SIGKILL)

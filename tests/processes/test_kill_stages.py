@@ -5,9 +5,6 @@ kills itself, because only it knows the moment.
 """
 from __future__ import annotations
 
-import os
-import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +13,13 @@ import pytest
 from shoestring.core.technique import described
 from shoestring.parallel.pipeline import Pipeline
 from shoestring.processes.group.launch import run_group
+from shoestring.runs.event import Event
 from tests.commands.test_cli import answer
 from tests.processes import test_kill_matrix as matrix
-from tests.processes.test_group import at_step, members
+from tests.processes.test_group import LifeClock, suspended_at
 from tests.records import records, steps_in
 from tests.tasks import train_task
+from tests.waiting import PASS_GATE, Gates
 
 slow = pytest.mark.slow
 STEPS, EVERY = 12, 4
@@ -110,18 +109,22 @@ def test_a_pipeline_whose_stage_is_killed_ends_with_the_same_bits(use: str, rank
 
 
 @pytest.mark.parametrize("rank", [1, pytest.param(0, marks=slow)])
-def test_a_stage_that_hangs_is_named_in_time(rank: int, tmp_path: Path) -> None:
+def test_a_stage_that_hangs_is_named(rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The others wait for what it would send, and must not be taken for it."""
-    (tmp_path / "job.py").write_text(JOB.replace("    while True:\n", "    while True:\n        time.sleep(0.1)\n"))
+    held = "    for number in itertools.count(1):\n        pass_gate(os.path.dirname(__file__), number)\n"
+    (tmp_path / "job.py").write_text(PASS_GATE + "import itertools\n" + JOB.replace("    while True:\n", held))
     (tmp_path / "run").mkdir()
-    when: list[float] = []
+    clock = LifeClock(1 - rank, monkeypatch)
+    with Gates(tmp_path, 10) as gates:
+        suspend = suspended_at(7, rank, clock)
 
-    def suspend() -> None:
-        when.append(time.time())
-        os.kill(members(os.getpid())[rank], signal.SIGSTOP)
+        def look(event: Event) -> None:
+            suspend(event)
+            if clock.runs and gates.held:
+                gates.open(10)
 
-    task = train_task(tmp_path / "job.py", STEPS, [described(Pipeline(2, 4))], tmp_path / "run", {"steps": 3, "keep": 2})
-    result = run_group(task, {}, at_step(7, suspend), devices=2, patience=3.0)
+        task = train_task(tmp_path / "job.py", STEPS, [described(Pipeline(2, 4))], tmp_path / "run", {"steps": 3, "keep": 2})
+        result = run_group(task, {}, look, devices=2, patience=3.0, clock=clock)
     died = [event for event in records(tmp_path / "run") if event["event"] == "died"]
-    assert [event["rank"] for event in died] == [rank] and "no sign of life" in died[0]["why"] and 2.0 < died[0]["time"] - when[0] < 8.0
+    assert [event["rank"] for event in died] == [rank] and died[0]["why"].startswith("no sign of life for ")
     assert result.restarts == 1 and result.steps == STEPS

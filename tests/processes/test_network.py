@@ -6,21 +6,22 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-JOB = """
-import time
+from tests.waiting import HUNG, PASS_GATE, Gates, until
+
+JOB = PASS_GATE + """
+import itertools
 import torch
 from torch import nn
 from shoestring import Job
 
 def data():
-    while True:
-        time.sleep(0.1)
+    for number in itertools.count(1):
+        pass_gate(".", number)
         x = torch.randn(8, 16)
         yield x, x[:, :4].argmax(1)
 
@@ -59,33 +60,26 @@ def machines() -> Iterator[tuple[str, str]]:
             subprocess.run(["ip", "netns", "del", name], capture_output=True)
 
 
-def lasting(events: Path, until: float) -> int:
-    """Steps that are done when there are some, before a moment."""
-    while time.monotonic() < until:
-        if events.exists() and (count := events.read_text().count('"event":"step"')) > 12:
-            return count
-        time.sleep(0.2)
-    raise AssertionError("no step was done in time")
-
-
 @pytest.mark.slow
 def test_a_cable_that_is_cut_is_noticed_on_both_sides_and_one_goes_on(machines: tuple[str, str], tmp_path: Path) -> None:
     (tmp_path / "small.py").write_text(JOB)
     (tmp_path / "plan.json").write_text(json.dumps(PLAN))
+    events_file, gates = tmp_path / "a" / "events.jsonl", Gates(tmp_path, 16)
     nodes = [subprocess.Popen(
         ["ip", "netns", "exec", name, sys.executable, "-m", "shoestring", "train", "small.py", "--plan", "plan.json", "--run", "a",
          "--save-every", "5", "--patience", f"{PATIENCE}s", "--nodes", f"10.77.0.1:29777,{number}/2"],
         cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for number, name in enumerate(machines)]
     try:
-        lasting(tmp_path / "a" / "events.jsonl", time.monotonic() + 120)
+        until(lambda: events_file.exists() and events_file.read_text().count('"event":"step"') > 12, "step 13")
         ip("-n", machines[0], "link", "set", "cable0", "down")
-        left, _ = nodes[1].communicate(timeout=60)
+        gates.open(16)
+        left, _ = nodes[1].communicate(timeout=HUNG)
         assert nodes[1].returncode == 2 and "node 0 at 10.77.0.1:29777, which leads the group, is gone" in left, left
-        gone_on, _ = nodes[0].communicate(timeout=120)
+        gone_on, _ = nodes[0].communicate(timeout=HUNG)
         assert nodes[0].returncode == 0 and "node 1 of 2 is gone" in gone_on, gone_on
     finally:
         for node in nodes:
             node.kill()
-    events = [json.loads(line) for line in (tmp_path / "a" / "events.jsonl").read_text().splitlines()]
+    events = [json.loads(line) for line in events_file.read_text().splitlines()]
     assert [event.get("world", 1) for event in events if event["event"] == "begun"] == [2, 1]
     assert events[-1] == events[-1] | {"event": "finished", "step": 200}

@@ -11,8 +11,6 @@ import resource
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -25,19 +23,20 @@ from shoestring.runs.event import Begun, Event, Saved, Stepped, Warned
 from shoestring.runs.folder import holder
 from tests.records import records, steps_in
 from tests.tasks import train_task
+from tests.waiting import PASS_GATE, Gates, state_of, until
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
 
 STEPS = 24
-JOB = """
-import os, random, signal, time
+JOB = PASS_GATE + """
+import itertools, os, random, signal
 import numpy, torch
 from torch import nn
 from shoestring import Job
 
-def data(pause):
-    while True:
-        time.sleep(pause)
+def data(hold):
+    for number in itertools.count(1):
+        pass_gate(hold, number)
         x = torch.randn(16, 64) + random.random() + float(numpy.random.rand())   # all three generators
         yield {"x": x, "y": x[:, :10].argmax(1)}
 
@@ -50,10 +49,24 @@ class Deadly(nn.Module):   # kills its process in backward, once
             x.register_hook(lambda gradient: (open(self.flag, "w"), os.kill(os.getpid(), signal.SIGKILL)) and None)
         return x
 
-def job(pause: float = 0.02, steps: int = 24, flag: str = "") -> Job:
+def kill_in_save(saving):   # kills its process when the second file of the second checkpoint is on the disk, once
+    fsync, left = os.fsync, [2]
+
+    def synced(file):
+        fsync(file)
+        left[0] -= "step-00000006.tmp-" in os.readlink(f"/proc/self/fd/{file}")
+        if not left[0] and not os.path.exists(saving):
+            open(saving, "w")
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    os.fsync = synced
+
+def job(hold: str = "", steps: int = 24, flag: str = "", saving: str = "") -> Job:
+    if saving:
+        kill_in_save(saving)
     block = lambda: nn.Sequential(nn.Linear(64, 260), nn.GELU(), nn.Dropout(0.2), nn.Linear(260, 64))
     return Job(model=lambda: nn.Sequential(block(), block(), Deadly(flag), block(), block(), block(), nn.Linear(64, 10)),
-               data=lambda: data(pause), forward=lambda model, batch: model(batch["x"]), steps=steps,
+               data=lambda: data(hold), forward=lambda model, batch: model(batch["x"]), steps=steps,
                loss=lambda output, batch: nn.functional.cross_entropy(output.float(), batch["y"]))
 """
 PLANS = {
@@ -75,9 +88,9 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def task(job: Path, folder: Path, pause: float = 0.02, plan: str = "in memory", flag: str = "") -> TrainTask:
+def task(job: Path, folder: Path, plan: str = "in memory", **flags: str) -> TrainTask:
     folder.mkdir(exist_ok=True)
-    return train_task(job, STEPS, PLANS[plan], folder, {"steps": 3, "keep": 2}, {"pause": pause, "flag": flag})
+    return train_task(job, STEPS, PLANS[plan], folder, {"steps": 3, "keep": 2}, {"hold": str(folder), **flags})
 
 
 @pytest.fixture(scope="module")
@@ -91,24 +104,23 @@ def expected(job: Path, plan: str, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def trained(job: Path, folders: pytest.TempPathFactory, plan: str) -> str:
-    result = run_worker(task(job, folders.mktemp("run"), 0.0, plan), {})
+    result = run_worker(task(job, folders.mktemp("run"), plan), {})
     assert result.steps == STEPS
     return result.weights_sha256
 
 
-def killed_at(job: Path, folder: Path, moment: Callable[[Event], bool], number: int = signal.SIGKILL,
-              plan: str = "in memory") -> TrainResult:
-    """Train until `moment` is true of an event, then send the worker a signal."""
+def killed_at(job: Path, folder: Path, step: int, number: int = signal.SIGKILL, plan: str = "in memory") -> TrainResult:
+    """Train until a step was told of, 0 for the beginning, then send the worker a signal. It can't do the step after the next before."""
     pid = 0
+    with Gates(folder, step + 1) as gates:
+        def look(event: Event) -> None:
+            nonlocal pid
+            pid = event.pid if isinstance(event, Begun) else pid
+            if isinstance(event, Stepped if step else Begun) and event.step == step:
+                os.kill(pid, number)
+                gates.open(step + 1)
 
-    def look(event: Event) -> None:
-        nonlocal pid
-        pid = event.pid if isinstance(event, Begun) else pid
-        if pid and moment(event):
-            os.kill(pid, number)
-            pid = 0
-
-    return run_worker(task(job, folder, plan=plan), {}, look)
+        return run_worker(task(job, folder, plan), {}, look)
 
 
 def head() -> str:
@@ -117,14 +129,14 @@ def head() -> str:
 
 
 def gone_on(job: Path, folder: Path, plan: str = "in memory", flag: str = "") -> str:
-    return run_worker(task(job, folder, 0.0, plan, flag), {}).weights_sha256
+    return run_worker(task(job, folder, plan, flag=flag), {}).weights_sha256
 
 
 @pytest.mark.parametrize("step", [0, *(pytest.param(step, marks=pytest.mark.slow) for step in (1, 11)), 23])
 def test_killed_in_a_step(step: int, plan: str, job: Path, tmp_path: Path, expected: str) -> None:
     """Step 0 is the first one, before anything was saved."""
     with pytest.raises(Crashed, match="SIGKILL"):
-        killed_at(job, tmp_path, lambda event: isinstance(event, Stepped if step else Begun) and event.step == step, plan=plan)
+        killed_at(job, tmp_path, step, plan=plan)
     assert gone_on(job, tmp_path, plan) == expected
     assert [event["step"] for event in steps_in(records(tmp_path))] == list(range(1, STEPS + 1))
 
@@ -132,28 +144,23 @@ def test_killed_in_a_step(step: int, plan: str, job: Path, tmp_path: Path, expec
 def test_killed_in_backward_when_a_part_of_the_weights_is_updated(plan: str, job: Path, tmp_path: Path, expected: str) -> None:
     flag = str(tmp_path / "killed")
     with pytest.raises(Crashed, match="SIGKILL"):
-        run_worker(task(job, tmp_path / "run", plan=plan, flag=flag), {})
+        run_worker(task(job, tmp_path / "run", plan, flag=flag), {})
     assert Path(flag).exists()
     assert gone_on(job, tmp_path / "run", plan, flag) == expected
 
 
 def test_killed_during_a_save(plan: str, job: Path, tmp_path: Path, expected: str) -> None:
-    code = head() + ("from shoestring.processes.launch import run_worker\nfrom shoestring.processes.tasks import read_task\n"
-                     "run_worker(read_task(sys.argv[1]), {})")
-    child = subprocess.Popen([sys.executable, "-c", code, written_task(task(job, tmp_path, plan=plan))], stderr=subprocess.DEVNULL)
-    until = time.monotonic() + 60
-    while not list(tmp_path.glob("checkpoints/step-*.tmp-*")) and time.monotonic() < until:
-        time.sleep(0.0005)
-    pid = next(event["pid"] for event in records(tmp_path) if event["event"] == "begun")
-    os.kill(pid, signal.SIGKILL)
-    child.wait(60)
-    assert gone_on(job, tmp_path, plan) == expected
-    assert not list(tmp_path.glob("checkpoints/step-*.tmp-*"))
+    saving, folder = tmp_path / "killed", tmp_path / "run"
+    with pytest.raises(Crashed, match="SIGKILL"):
+        run_worker(task(job, folder, plan, saving=str(saving)), {})
+    assert saving.exists() and len(list(folder.glob("checkpoints/step-00000006.tmp-*"))) == 1
+    assert gone_on(job, folder, plan) == expected
+    assert not list(folder.glob("checkpoints/step-*.tmp-*"))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_asked_to_stop_it_saves_first(number: int, job: Path, tmp_path: Path, undisturbed: str) -> None:
-    result = killed_at(job, tmp_path, lambda event: isinstance(event, Stepped) and event.step == 7, number)
+    result = killed_at(job, tmp_path, 7, number)
     last = records(tmp_path)[-1]
     assert result.stopped == last["step"] >= 7 and ("SIGTERM" if number == signal.SIGTERM else "interrupted (Ctrl-C)") in last["text"]
     assert (tmp_path / "checkpoints" / f"step-{last['step']:08}").exists()
@@ -161,50 +168,48 @@ def test_asked_to_stop_it_saves_first(number: int, job: Path, tmp_path: Path, un
 
 
 def test_suspended_and_woken_it_goes_on(job: Path, tmp_path: Path, undisturbed: str) -> None:
-    """SIGSTOP, and SIGCONT from somebody else a moment later."""
-    waker: list[subprocess.Popen[bytes]] = []
-
     def look(event: Event) -> None:
         if isinstance(event, Stepped) and event.step == 5:
             pid = next(one["pid"] for one in records(tmp_path) if one["event"] == "begun")
             os.kill(pid, signal.SIGSTOP)
-            waker.append(subprocess.Popen(["sh", "-c", f"sleep 0.5; kill -CONT {pid}"]))
+            until(lambda: state_of(pid) == "T", "the worker's stop")
+            os.kill(pid, signal.SIGCONT)
 
     assert run_worker(task(job, tmp_path), {}, look).weights_sha256 == undisturbed
-    assert waker and waker[0].wait() == 0
 
 
 def test_a_worker_whose_launcher_is_killed_saves_and_ends(job: Path, tmp_path: Path, undisturbed: str) -> None:
     code = (f"{head()}from shoestring.processes.launch import run_worker\nfrom shoestring.processes.tasks import read_task\n"
             "from shoestring.runs.folder import Lock\nfrom pathlib import Path\n"
             "task = read_task(sys.argv[1])\nrun_worker(task, {}, lock=Lock(Path(task.recording.folder)).file)")
-    launcher = subprocess.Popen([sys.executable, "-c", code, written_task(task(job, tmp_path, 0.1))], stderr=subprocess.DEVNULL)
-    until = time.monotonic() + 60
-    while len(steps_in(records(tmp_path))) < 4 and time.monotonic() < until:
-        time.sleep(0.01)
-    launcher.kill()
-    launcher.wait()
-    while holder(tmp_path) is not None and time.monotonic() < until:   # the worker has the lock as well, until it has saved
-        time.sleep(0.01)
+    with Gates(tmp_path, 6):
+        launcher = subprocess.Popen([sys.executable, "-c", code, written_task(task(job, tmp_path))], stderr=subprocess.DEVNULL)
+        until(lambda: len(steps_in(records(tmp_path))) >= 4, "step 4")
+        launcher.kill()
+        launcher.wait()
+    until(lambda: holder(tmp_path) is None, "the worker's end")   # it has the lock as well, until it has saved
     last = records(tmp_path)[-1]
     assert last["event"] == "stopped" and "launcher is gone" in last["text"] and last["step"] < STEPS
     assert gone_on(job, tmp_path) == undisturbed
 
 
 def test_a_disk_that_is_full_for_a_while_costs_warnings_only(job: Path, tmp_path: Path, undisturbed: str) -> None:
-    """No file may grow past 20 kB between steps 5 and 14: events still fit, checkpoints do not."""
+    """No file may grow past 20 kB after step 5 and the first checkpoint, until step 14: events still fit, checkpoints do not."""
     told: list[Event] = []
     pid = 0
+    with Gates(tmp_path, 6, 15) as gates:
+        def look(event: Event) -> None:
+            nonlocal pid
+            pid = event.pid if isinstance(event, Begun) else pid
+            told.append(event)
+            done = {one.step for one in told if isinstance(one, Stepped)}
+            for gate, most, ready in ((6, 20_000, 5 in done and any(isinstance(one, Saved) for one in told)),
+                                      (15, resource.RLIM_INFINITY, 14 in done)):
+                if ready and gate in gates.held:
+                    resource.prlimit(pid, resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
+                    gates.open(gate)
 
-    def look(event: Event) -> None:
-        nonlocal pid
-        pid = event.pid if isinstance(event, Begun) else pid
-        told.append(event)
-        if isinstance(event, Stepped) and event.step in (5, 14):
-            most = 20_000 if event.step == 5 else resource.RLIM_INFINITY
-            resource.prlimit(pid, resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
-
-    assert run_worker(task(job, tmp_path), {}, look).weights_sha256 == undisturbed
+        assert run_worker(task(job, tmp_path), {}, look).weights_sha256 == undisturbed
     warned = [event.text for event in told if isinstance(event, Warned)]
     assert 2 <= len(warned) <= 4 and all("training goes on" in text for text in warned)
     steps = [event.step for event in told if isinstance(event, Saved)]
@@ -214,23 +219,24 @@ def test_a_disk_that_is_full_for_a_while_costs_warnings_only(job: Path, tmp_path
 
 @pytest.mark.slow
 def test_a_hundred_random_kills(plan: str, job: Path, tmp_path: Path, expected: str) -> None:
-    """In every run a few kills at random times, until a hundred are done; each run ends with the same bits."""
+    """In every run a few kills at random events, until a hundred are done; each run ends with the same bits."""
     draw = random.Random(0)
     kills = runs = 0
     while kills < 100:
         folder = tmp_path / str(runs)
         runs += 1
         for _ in range(8):
-            after = draw.uniform(0.0, 0.6)
-            when: list[float] = []
+            pid, left = 0, draw.randrange(1, 30)   # events
 
-            def look(event: Event, after: float = after, when: list[float] = when) -> None:
-                when.append(time.monotonic())
-                if isinstance(event, Begun):
-                    subprocess.Popen(["sh", "-c", f"sleep {after}; kill -9 {event.pid}"], stderr=subprocess.DEVNULL)
+            def look(event: Event) -> None:
+                nonlocal pid, left
+                pid = event.pid if isinstance(event, Begun) else pid
+                left -= 1
+                if not left:
+                    os.kill(pid, signal.SIGKILL)
 
             try:
-                run_worker(task(job, folder, plan=plan), {}, look)
+                run_worker(task(job, folder, plan), {}, look)
                 break
             except Crashed:
                 kills += 1

@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -21,6 +20,7 @@ from shoestring.runs.folder import holder
 from shoestring.runs.request import Request
 from shoestring.runs.resume import Opened, opened
 from tests.records import records, steps_in
+from tests.waiting import HUNG, PASS_GATE, Gates, until
 
 ROUNDS = 100
 RACER = """
@@ -59,7 +59,7 @@ def test_of_two_processes_that_begin_anew_in_one_folder_one_at_a_time_has_it(tmp
               for _ in range(2)]
     (tmp_path / "go").touch()
     for racer in racers:
-        _, said = racer.communicate(timeout=120)
+        _, said = racer.communicate(timeout=HUNG)
         assert racer.returncode == 0, said
     assert len(list(tmp_path.glob("run-before-*"))) == 2 * ROUNDS - 1
 
@@ -176,18 +176,15 @@ def test_a_launcher_that_was_killed_leaves_nothing_that_the_next_group_does_not_
     job.write_text(JOB)
     words = [sys.executable, "-m", "shoestring", "train", "job.py", "--devices", "2", "--use", "Average()", "--run", "run"]
     environment = os.environ | {"TMPDIR": str(here)}
-    launcher = subprocess.Popen([*words, "--pause", "0.1"], cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL,
-                                stderr=subprocess.DEVNULL)
-    until = time.monotonic() + 120
-    while len(steps_in(records(tmp_path / "run"))) < 2 and time.monotonic() < until:
-        time.sleep(0.02)
-    launcher.kill()
-    launcher.wait()
+    with Gates(tmp_path, 5):
+        launcher = subprocess.Popen(words, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        until(lambda: len(steps_in(records(tmp_path / "run"))) >= 2, "step 2")
+        launcher.kill()
+        launcher.wait()
     left, = here.glob("shoestring-*")
     assert (left / "socket").exists()
-    while holder(tmp_path / "run") is not None and time.monotonic() < until:
-        time.sleep(0.02)
-    done = subprocess.run([*words, "--pause", "0.1"], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    until(lambda: holder(tmp_path / "run") is None, "the workers' end")
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert not list(here.glob("shoestring-*"))
 
@@ -200,18 +197,18 @@ def test_a_temporary_place_with_a_long_name_has_room_for_a_socket_all_the_same(t
         one.bind(str(place / "socket"))
 
 
-JOB = """
-import time
+JOB = PASS_GATE + """
+import itertools
 import torch
 from shoestring import Job
 
-def data(pause):
-    while True:
-        time.sleep(pause)
+def data():
+    for number in itertools.count(1):
+        pass_gate(".", number)
         yield torch.randn(8, 4), torch.zeros(8, dtype=torch.long)
 
-def job(pause: float = 0.0) -> Job:
-    return Job(model=lambda: torch.nn.Linear(4, 2), data=lambda: data(pause), steps=20)
+def job() -> Job:
+    return Job(model=lambda: torch.nn.Linear(4, 2), data=data, steps=20)
 """
 
 

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +19,13 @@ from shoestring.runs.folder import holder
 from shoestring.runs.report import report_of
 from tests.records import records, steps_in
 from tests.show.made_runs import append, made_run, step_fields
+from tests.waiting import HUNG, PASS_GATE, Gates, until
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
-REAL = sys.executable   # of a test that depends on how long an interpreter takes to start
+REAL = sys.executable   # of a test whose worker can't listen yet, because it imports torch
 
-JOB = """
-import time
+JOB = PASS_GATE + """
+import itertools
 import torch
 from torch import nn
 from shoestring import Job
@@ -41,14 +41,14 @@ class Model(nn.Module):
             torch.empty(1 << 60)
         return self.head(self.blocks(x))
 
-def data(pause):
-    while True:
-        time.sleep(pause)
+def data(hold):
+    for number in itertools.count(1):
+        pass_gate(hold, number)
         x = torch.randn(16, 64)
         yield x, x[:, :4].argmax(1)
 
-def job(width: int = 64, steps: int = 12, pause: float = 0.0, greedy: int = 0) -> Job:
-    return Job(model=lambda: Model(width, greedy), data=lambda: data(pause), steps=steps)
+def job(width: int = 64, steps: int = 12, hold: str = "", greedy: int = 0) -> Job:
+    return Job(model=lambda: Model(width, greedy), data=lambda: data(hold), steps=steps)
 """
 PLAN = {"chosen": {"techniques": [{"name": "Fused", "knobs": {}}], "peak_bytes": 1 << 20, "process_bytes": 1 << 29, "step_seconds": 0.01,
                    "exact": True}}
@@ -62,7 +62,7 @@ def place(tmp_path: Path) -> Path:
 
 
 def shoestring(place: Path, *words: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "shoestring", *map(str, words)], cwd=place, capture_output=True, text=True, timeout=200)
+    return subprocess.run([sys.executable, "-m", "shoestring", *map(str, words)], cwd=place, capture_output=True, text=True, timeout=HUNG)
 
 
 def train(place: Path, *words: object) -> subprocess.CompletedProcess[str]:
@@ -101,15 +101,14 @@ def test_a_run_is_resumed_refused_adopted_and_begun_anew(place: Path) -> None:
 @pytest.mark.slow
 def test_an_adopted_run_that_is_killed_is_not_taken_for_finished(place: Path) -> None:
     assert train(place, "--plan", "saved.json").returncode == 0
-    words = ["train", "small.py", "--run", "a", "--plan", "saved.json", "--steps", "40", "--pause", "0.1", "--adopt", "--save-every", "4"]
-    longer = subprocess.Popen([sys.executable, "-m", "shoestring", *words], cwd=place, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-    until = time.monotonic() + 60
-    while len(steps_in(records(place / "a"))) < 18 and time.monotonic() < until:
-        time.sleep(0.02)
-    longer.kill()
-    longer.wait()
-    while holder(place / "a") is not None and time.monotonic() < until:
-        time.sleep(0.02)
+    words = ["train", "small.py", "--run", "a", "--plan", "saved.json", "--steps", "40", "--hold", ".", "--adopt", "--save-every", "4"]
+    with Gates(place, 20):
+        longer = subprocess.Popen([sys.executable, "-m", "shoestring", *words], cwd=place, stderr=subprocess.DEVNULL,
+                                  stdout=subprocess.DEVNULL)
+        until(lambda: len(steps_in(records(place / "a"))) >= 18, "step 18")
+        longer.kill()
+        longer.wait()
+    until(lambda: holder(place / "a") is None, "the worker's end")
     done = train(place, "--json")
     assert done.returncode == 0 and json.loads(done.stdout)["steps"] == 40, done.stderr
 
@@ -121,29 +120,27 @@ def catches(pid: int, number: int) -> bool:
 
 
 def test_stopped_before_it_could_listen_it_says_so(place: Path) -> None:
-    words = ["train", "small.py", "--run", "a", "--plan", "saved.json"]
-    first = subprocess.Popen([REAL, "-m", "shoestring", *words], cwd=place, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL,
-                             text=True)
-    until = time.monotonic() + 60
-    while not catches(first.pid, signal.SIGTERM) and time.monotonic() < until:   # as soon as its worker was started
-        time.sleep(0.01)
-    first.send_signal(signal.SIGTERM)
-    _, said = first.communicate(timeout=60)
+    words = ["train", "small.py", "--run", "a", "--plan", "saved.json", "--hold", "."]
+    with Gates(place, 1):
+        first = subprocess.Popen([REAL, "-m", "shoestring", *words], cwd=place, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL,
+                                 text=True)
+        until(lambda: catches(first.pid, signal.SIGTERM), "the start of its worker")
+        first.send_signal(signal.SIGTERM)
+    _, said = first.communicate(timeout=HUNG)
     assert first.returncode == 130 and "goes on from there" in said and "Traceback" not in said, said
 
 
 def test_the_second_process_in_a_folder_is_refused_with_the_first_ones_pid(place: Path) -> None:
-    words = ["train", "small.py", "--run", "a", "--plan", "saved.json", "--pause", "0.1", "--steps", "600"]
-    first = subprocess.Popen([sys.executable, "-m", "shoestring", *words], cwd=place, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL,
-                             text=True)
-    until = time.monotonic() + 60
-    while not steps_in(records(place / "a")) and time.monotonic() < until:
-        time.sleep(0.02)
-    second = train(place)
-    pid = holder(place / "a")
-    assert second.returncode == 2 and f"in use by process {pid}" in second.stderr and pid is not None
-    first.send_signal(signal.SIGINT)                                # Ctrl-C: it saves and says how to go on
-    _, said = first.communicate(timeout=60)
+    words = ["train", "small.py", "--run", "a", "--plan", "saved.json", "--hold", ".", "--steps", "1000000"]
+    with Gates(place, 3):
+        first = subprocess.Popen([sys.executable, "-m", "shoestring", *words], cwd=place, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL,
+                                 text=True)
+        until(lambda: steps_in(records(place / "a")), "the first step")
+        second = train(place)
+        pid = holder(place / "a")
+        assert second.returncode == 2 and f"in use by process {pid}" in second.stderr and pid is not None
+        first.send_signal(signal.SIGINT)                            # Ctrl-C: it saves and says how to go on
+    _, said = first.communicate(timeout=HUNG)
     assert first.returncode == 130 and "the same command goes on from there" in said
     assert records(place / "a")[-1]["event"] == "stopped" and holder(place / "a") is None
     assert list((place / "a" / "checkpoints").glob("step-*"))
@@ -153,9 +150,7 @@ def test_the_second_process_in_a_folder_is_refused_with_the_first_ones_pid(place
 def test_killed_during_the_plan_it_plans_again(place: Path) -> None:
     first = subprocess.Popen([sys.executable, "-m", "shoestring", "train", "small.py", "--run", "a"], cwd=place,
                              stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-    until = time.monotonic() + 60
-    while not records(place / "a") and time.monotonic() < until:
-        time.sleep(0.01)
+    until(lambda: records(place / "a"), "the first event")
     first.kill()
     first.wait()
     done = train(place, "--json")
@@ -261,8 +256,8 @@ def test_the_first_steps_of_every_life_do_not_count_as_a_step_s_time(tmp_path: P
     path = made_run(tmp_path / "run")
 
     def went_on(first: int, *seconds: float) -> float:
-        append(path, [{"event": "begun", "time": time.time(), "pid": 1, "steps": 9, "step": first, "how": ""},
-                      *({"event": "step", "time": time.time(), **step_fields(first + number), "seconds": one}
+        append(path, [{"event": "begun", "time": 1e9, "pid": 1, "steps": 9, "step": first, "how": ""},
+                      *({"event": "step", "time": 1e9, **step_fields(first + number), "seconds": one}
                         for number, one in enumerate(seconds, 1))])
         found: float = report_of(path).measured["step_seconds"]
         return found
@@ -277,12 +272,12 @@ def test_the_measured_peak_is_the_highest_of_all_its_lives_with_this_plan(tmp_pa
     path = made_run(tmp_path / "run", done=10)
 
     def told(kind: str, **fields: Any) -> int:
-        append(path, [{"event": kind, "time": time.time(), **fields}])
+        append(path, [{"event": kind, "time": 1e9, **fields}])
         peak: int = report_of(path).measured["peak_bytes"]
         return peak
 
     assert told("measured", peak_bytes=200, where="update") == 200
     assert told("measured", peak_bytes=150, where="backward") == 200
-    append(path, [{"event": "adopted", "time": time.time(), "differences": ["another plan"]}])
+    append(path, [{"event": "adopted", "time": 1e9, "differences": ["another plan"]}])
     assert told("measured", peak_bytes=100, where="backward") == 200, "nothing was trained by the other plan yet"
     assert told("step", **step_fields(11) | {"most": 7}) == 100 and report_of(path).measured["process_bytes"] == 7

@@ -1,6 +1,7 @@
 """Run folders made by hand, as a training process would have left them."""
 from __future__ import annotations
 
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -53,7 +54,7 @@ def made_run(path: Path, job: str = "gpt", begin: bool = True, steps: int = 400,
     path.mkdir(parents=True)
     folder = Folder(path)
     folder.write("run.json", {"job": f"jobs/{job}.py", "flags": flags or {"width": 320, "layers": 8, "batch": 16}, "memory": 600 * MIB})
-    begun = time.time() - 0.9 * done - 6
+    begun = moments_ago(0.9 * done + 6)
     events: list[dict[str, Any]] = [{"event": "planning", "time": begun, "memory": 600 * MIB}]
     if begin:
         folder.write("plan.json", PLAN)
@@ -86,15 +87,18 @@ def add(path: Path, kind: str, **fields: Any) -> None:
     events.close()
 
 
+def moments_ago(seconds: float) -> float:
+    """A time that an event may bear: pages say how long ago the last one was."""
+    return time.time() - seconds
+
+
 def live_on(path: Path, step: int) -> None:
-    """Hold the lock and do a step every now and then, until killed."""
+    """Hold the lock, do one step more, and live until killed."""
     lock = Lock(path)
-    events = Events(path)
+    Events(path).add(Stepped(**step_fields(step + 1)))
+    print(step + 1, flush=True)
     while lock:
-        step += 1
-        events.add(Stepped(**step_fields(step)))
-        print(step, flush=True)
-        time.sleep(0.2)
+        signal.pause()
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from html import unescape
 from math import exp, inf, nan
 from pathlib import Path
@@ -17,7 +16,7 @@ from shoestring.show.page import content, page
 from shoestring.show.page.overview import curves, overview, summary
 from shoestring.show.page.style import FEDERATED, STYLE
 from shoestring.show.page.top import title
-from tests.show.made_runs import MIB, append, made_run
+from tests.show.made_runs import MIB, append, made_run, moments_ago
 from tests.show.test_page import full, well_nested
 
 NASTY = '<b>x</b> & "it"'
@@ -49,7 +48,7 @@ def federated_run(path: Path, done: int = 20, rounds: int = 40, epsilon: float |
     folder.write("plan.json", {
         "predicted": {"up_bytes": 1000, "down_bytes": 4000, "round_seconds": 0.5, "total_seconds": 20.0}, "techniques": [],
         "plain": {"up_bytes": 4000, "down_bytes": 4000, "round_seconds": 0.4, "total_seconds": 16.0}})
-    begun = time.time() - done - 6
+    begun = moments_ago(done + 6)
     events: list[dict[str, Any]] = [{"event": "planning", "time": begun},
                                     {"event": "begun", "time": begun + 5, "pid": 1, "steps": rounds, "step": 0}]
     for number in range(1, done + 1):
@@ -113,7 +112,7 @@ def test_a_federated_run_counts_rounds_and_never_steps(tmp_path: Path, state: st
     done = 0 if state == "planning" else 20
     path = federated_run(tmp_path / "run", done=done, end={} if state == "finished" else None)
     if state == "failed":
-        append(path, [{"event": "failed", "time": time.time(), "text": "the disk is full"}])
+        append(path, [{"event": "failed", "time": moments_ago(0), "text": "the disk is full"}])
     lock = Lock(path) if state in ("training", "planning") else None
     told = told_of(path) | {"text": ""}   # the report's own words
     if lock:

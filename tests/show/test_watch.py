@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection, HTTPResponse
@@ -21,6 +20,7 @@ from shoestring.show.watch.follow import DRAW, LOOK, Followed, Watch
 from shoestring.show.watch.places import check
 from shoestring.show.watch.server import Server
 from tests.show.made_runs import add, append, made_run, step_fields
+from tests.waiting import HUNG
 
 
 @contextmanager
@@ -36,7 +36,7 @@ def served(*paths: Path, host: str = "127.0.0.1") -> Iterator[Server]:
 
 
 def asked(server: Server, path: str = "/", method: str = "GET", **headers: str) -> HTTPResponse:
-    connection = HTTPConnection("127.0.0.1", server.server_port, timeout=8)
+    connection = HTTPConnection("127.0.0.1", server.server_port, timeout=HUNG)
     connection.request(method, path, headers=headers)
     return connection.getresponse()
 
@@ -84,7 +84,7 @@ def test_news_are_pushed(run: Path) -> None:
         assert "Step 120 of 400" in next(pages)
         add(run, "step", **step_fields(121))
         add(run, "warning", text="the <disk> is nearly full")
-        fresh = next(pages)
+        fresh = next(page for page in pages if "nearly full" in page)   # it may look between the two
         assert "Step 121 of 400" in fresh and "The &lt;disk&gt; is nearly full" in fresh
 
 
@@ -96,16 +96,14 @@ def test_what_was_seen_is_not_sent_again(run: Path) -> None:
         assert "Step 121 of 400" in next(pages)
 
 
-def test_a_run_whose_process_is_gone_shows_as_dead_within_five_seconds(tmp_path: Path) -> None:
+def test_a_run_whose_process_is_gone_shows_as_dead_at_the_next_look(tmp_path: Path) -> None:
     path = made_run(tmp_path / "gpt-1", done=120)
     lock = Lock(path)
     with served(path) as server:
         pages = pushed(asked(server, "/events"))
         assert "Training" in next(pages)
         lock.release()
-        released = time.monotonic()
         fresh = next(pages)
-        assert time.monotonic() - released < 5
         assert "Died at step 120 of 400." in fresh and "can go on from step 100" in fresh
 
 
@@ -218,13 +216,14 @@ def test_a_port_that_is_taken_is_said(run: Path) -> None:
 
 
 class Drawn(Followed):
-    """Counts how often it draws."""
+    """Counts how often it draws, which takes a hundredth of a second each time, on whatever machine."""
 
     count = 0
 
     def draw(self) -> float:
         self.count += 1
-        return super().draw()
+        super().draw()
+        return 0.01
 
 
 def test_a_run_is_drawn_only_when_there_is_news_and_not_too_often(run: Path) -> None:
@@ -290,7 +289,7 @@ def test_serve_says_where_and_ends_when_interrupted(run: Path) -> None:
     assert child.stdout is not None
     assert child.stdout.readline().startswith("http://127.0.0.1:")
     child.send_signal(2)
-    assert child.communicate(timeout=10)[0] == "False\n" and child.returncode == 0
+    assert child.communicate(timeout=HUNG)[0] == "False\n" and child.returncode == 0
 
 
 def test_the_page_of_a_run_of_5000_steps_is_small(tmp_path: Path) -> None:

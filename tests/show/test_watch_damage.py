@@ -14,6 +14,7 @@ from shoestring.runs.report import Report, report_of
 from shoestring.show.watch.follow import Followed, Watch
 from tests.show.made_runs import made_run
 from tests.show.test_watch import asked, served, text_of
+from tests.waiting import HUNG, until
 
 
 @pytest.mark.parametrize(("name", "words"), [
@@ -51,12 +52,13 @@ def test_a_run_that_takes_for_ever_to_read_holds_up_nobody(tmp_path: Path, monke
     monkeypatch.setattr("shoestring.show.watch.follow.Followed", Stuck)
     monkeypatch.setattr("shoestring.show.watch.follow.PATIENCE", 0.2)
     with served(tmp_path / "runs") as server:
+        until(lambda: "step 7 of 400" in text_of(server, "/run/good"), "the first look at it")   # which may take longer here
         for _ in range(3):
             assert "step 7 of 400" in text_of(server, "/run/good")
             assert "2 runs" in text_of(server)
         assert "This run is being read" in text_of(server, "/run/stuck")
         let_go.set()
-        assert any("step 5 of 400" in text_of(server, "/run/stuck") for _ in range(100))
+        until(lambda: "step 5 of 400" in text_of(server, "/run/stuck"), "the end of reading it")
 
 
 def test_whatever_a_run_does_to_the_page_the_others_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,7 +82,7 @@ def test_whatever_a_run_does_to_the_page_the_others_are_shown(tmp_path: Path, mo
 @pytest.mark.parametrize("line", ["GET http://[/ HTTP/1.1", "GET //[ HTTP/1.1", "GET http://[::1/run/x HTTP/1.1"])
 def test_an_address_that_is_none_is_answered_and_makes_no_noise(line: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with served(made_run(tmp_path / "run", done=3)) as server:
-        with socket.create_connection(("127.0.0.1", server.server_port), timeout=8) as connection:
+        with socket.create_connection(("127.0.0.1", server.server_port), timeout=HUNG) as connection:
             connection.sendall(f"{line}\r\nHost: localhost\r\n\r\n".encode())
             assert connection.recv(100).split(b"\r\n")[0].split()[1] in (b"400", b"404")
         assert asked(server).status == 200
@@ -92,6 +94,6 @@ def test_many_tabs_may_come_at_once(tmp_path: Path) -> None:
     from shoestring.show.watch.server import Server
 
     with Server(Watch([made_run(tmp_path / "run", done=3)])) as server:
-        tabs = [socket.create_connection(("127.0.0.1", server.server_port), timeout=3) for _ in range(60)]
+        tabs = [socket.create_connection(("127.0.0.1", server.server_port), timeout=HUNG) for _ in range(60)]
         for tab in tabs:
             tab.close()

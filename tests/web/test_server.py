@@ -11,6 +11,7 @@ import pytest
 
 from shoestring.web.guard import hash_of, headers, is_own_host
 from shoestring.web.server import ASKING, Asked, Handler, Server
+from tests.waiting import HUNG
 
 
 class Echo(Handler):
@@ -33,7 +34,7 @@ def served(handler: type[Handler] = Echo, host: str = "127.0.0.1") -> Iterator[S
 
 
 def asked(server: Server, path: str, **more: str) -> tuple[int, str, dict[str, str]]:
-    connection = HTTPConnection("127.0.0.1", server.server_port, timeout=8)
+    connection = HTTPConnection("127.0.0.1", server.server_port, timeout=HUNG)
     connection.request("GET", path, headers=more)
     answer = connection.getresponse()
     return answer.status, answer.read().decode(), dict(answer.headers)

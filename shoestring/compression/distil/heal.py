@@ -21,12 +21,13 @@ TRIED = 3   # steps that are timed, after one that is not
 
 def healing_job(original: Job, teacher: Callable[[], nn.Module], student: Callable[[], nn.Module], *,
                 data: Callable[[], Any] | None = None, objective: str = "mse + cosine", temperature: float = 1.0, lr: float = 1e-4,
-                steps: int = 0, seconds: float = 0.0) -> Job:
+                steps: int = 0, seconds: float = 0.0, clock: Callable[[], float] = time.perf_counter) -> Job:
     """A job that trains the student towards the teacher's outputs, on the original's data or on others of the same structure.
 
     Label-free: the original's loss is never asked. `objective`: "mse + cosine" for embeddings, "kl" for logits, with hidden(...) for states
-    in between. Either `steps`, or `seconds`, which are turned into steps by timing a few. The original's held-out data judge it, by this
-    loss and by the original's own metrics; the rate falls to 0 along a half cosine (Loshchilov, Hutter: SGDR, 2017, arXiv 1608.03983).
+    in between. Either `steps`, or `seconds`, which are turned into steps by timing a few with `clock`. The original's held-out data judge
+    it, by this loss and by the original's own metrics; the rate falls to 0 along a half cosine (Loshchilov, Hutter: SGDR, 2017, arXiv
+    1608.03983).
     """
     parsed(objective)   # a mistake in it is told before anything is built
     if not lr > 0 or bool(steps) == bool(seconds):
@@ -37,7 +38,7 @@ def healing_job(original: Job, teacher: Callable[[], nn.Module], student: Callab
                   optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=lr, weight_decay=0.0),
                   schedule=falling)
     job = distilled(own, Teachers((lambda: Opened(teacher(), original.forward),)), objective=objective, temperature=temperature, alpha=0.0)
-    return job if steps else replace(job, steps=steps_in(job, seconds))
+    return job if steps else replace(job, steps=steps_in(job, seconds, clock))
 
 
 def falling(optimizer: torch.optim.Optimizer, steps: int) -> Any:
@@ -45,7 +46,7 @@ def falling(optimizer: torch.optim.Optimizer, steps: int) -> Any:
     return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
 
 
-def steps_in(job: Job, seconds: float) -> int:
+def steps_in(job: Job, seconds: float, clock: Callable[[], float]) -> int:
     """How many steps of the job fit into so many seconds here, by timing a few of them on a model of its own; at least one."""
     from shoestring.data.feed import looking
     from shoestring.loop import steps
@@ -56,6 +57,6 @@ def steps_in(job: Job, seconds: float) -> int:
     with looking(job) as feed:
         batches = list(islice(feed, 1 + TRIED))
     list(steps(run, batches[:1]))
-    begun = time.perf_counter()
+    begun = clock()
     count = len(list(steps(run, batches[1:] or batches)))
-    return max(int(seconds * count / (time.perf_counter() - begun)), 1)
+    return max(int(seconds * count / (clock() - begun)), 1)

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from shoestring.compression.exits.cascade import Cascade
 from shoestring.compression.exits.confidence import check_logits
 from shoestring.compression.exits.early_exit import EarlyExit
-from shoestring.compression.exits.rows import hidden_of, logits_of
+from shoestring.compression.exits.rows import logits_of
 from shoestring.compression.exits.thresholds import Evidence
 from shoestring.core.batch import Batch, samples, split
 from shoestring.core.errors import Mistake
@@ -64,19 +65,22 @@ def gathered(model: EarlyExit | Cascade, batches: Iterable[Batch], costs: Parts,
 
 @torch.no_grad()
 def seconds_by_part(model: EarlyExit | Cascade, batch: Batch, rounds: int = 20,
-                    forward: Callable[[nn.Module, Batch], Any] = default_forward) -> Parts:
+                    forward: Callable[[nn.Module, Batch], Any] = default_forward, clock: Callable[[], float] = perf_counter) -> Parts:
     """Median seconds for a row of this batch: between exits; of each head, with finding the sure rows; and what does not become less with
     the rows, from the same on half of them and a quarter:  seconds(rows) = fixed + slope rows  for every part.
+
+    clock   gives the time; one that counts work instead of seconds gives the costs in that unit.
     """
     rows = samples(batch)
     sizes = sorted({max(1, rows // 4), max(1, rows // 2), rows})
-    found = {size: timed_parts(model, split(batch, rows // size)[0] if size < rows else batch, rounds, forward) for size in sizes}
+    timing = Timing(model, rounds, forward, clock)
+    found = {size: timing.parts(split(batch, rows // size)[0] if size < rows else batch) for size in sizes}
     lines = [line([(size, found[size][kind][place]) for size in sizes])
              for kind in (0, 1) for place in range(len(found[rows][kind]))]
     exits = len(found[rows][1])
     parts, heads = lines[:exits + 1], lines[exits + 1:]
     whole = sum(found[rows][0]) + sum(found[rows][1])
-    extra = max(0.0, seconds_to_the_end(model, batch, rounds, forward) - whole)
+    extra = max(0.0, timing.to_the_end(batch) - whole)
     return Parts(tuple(max(slope, 1e-12) for _, slope in parts), tuple(slope for _, slope in heads),
                  tuple(fixed / rows for fixed, _ in parts), (sum(fixed for fixed, _ in heads) + extra) / rows, rows)
 
@@ -94,77 +98,98 @@ def line(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
     return seconds - slope * last, slope
 
 
-def seconds_to_the_end(model: EarlyExit | Cascade, batch: Batch, rounds: int, forward: Callable[[nn.Module, Batch], Any]) -> float:
-    """Of a batch of which no row leaves, though all exits look."""
-    before = model.thresholds.clone()
-    model.thresholds.fill_(UNREACHED)
-    try:
-        forward(model, batch)
-        return median_of(rounds, partial(forward, model, batch))
-    finally:
-        model.thresholds.copy_(before)
+@dataclass(frozen=True)
+class Timing:
+    """Times the parts of a model with exits."""
 
+    model: EarlyExit | Cascade
+    rounds: int
+    forward: Callable[[nn.Module, Batch], Any]
+    clock: Callable[[], float]
 
-def timed_parts(model: EarlyExit | Cascade, batch: Batch, rounds: int,
-                forward: Callable[[nn.Module, Batch], Any]) -> tuple[list[float], list[float]]:
-    """Median seconds of a batch between exits, and of each head with finding the sure rows."""
-    every = Everything(model).eval()
-    clock = Clock()
-    handles = clock.on_models(model) if isinstance(model, Cascade) else clock.on_blocks(model)
-    forward(every, batch)
-    taken = []
-    try:
-        for _ in range(rounds):
-            clock.marks.clear()
-            begin = perf_counter()
-            small, _ = forward(every, batch)
-            clock.marks.append(perf_counter())
-            taken.append([after - before for before, after in zip([begin, *clock.marks], clock.marks, strict=False)])
-    finally:
-        for handle in handles:
-            handle.remove()
-    medians = [statistics.median(one[place] for one in taken) for place in range(len(small) + 1)]
-    choosing = [median_of(rounds, partial(leaving, model, logits)) for logits in small]
-    if isinstance(model, Cascade):
-        return medians, choosing
-    # a block's hidden state, then what follows; heads come after the model's own forward, one by one
-    heads = [median_of(rounds, partial(head, hidden)) for head, hidden in zip(model.heads.values(), clock.hidden, strict=True)]
-    medians[-1] = max(medians[-1] - sum(heads), 0.0)
-    return medians, [head + chosen for head, chosen in zip(heads, choosing, strict=True)]
+    def to_the_end(self, batch: Batch) -> float:
+        """Median seconds of a batch of which no row leaves, though all exits look."""
+        before = self.model.thresholds.clone()
+        self.model.thresholds.fill_(UNREACHED)
+        try:
+            self.forward(self.model, batch)
+            return self.median(partial(self.forward, self.model, batch))
+        finally:
+            self.model.thresholds.copy_(before)
+
+    def parts(self, batch: Batch) -> tuple[list[float], list[float]]:
+        """Median seconds of a batch between exits, and of each head with finding the sure rows.
+
+        A forward's parts and heads are timed in the same call, by hooks where one ends and the next begins: the difference of two calls
+        would be noise where a part is short.
+        """
+        every, marks = Everything(self.model).eval(), Marks(self.clock)
+        handles = marks.on_models(self.model) if isinstance(self.model, Cascade) else marks.on_blocks(self.model)
+        taken = []
+        try:
+            self.forward(every, batch)
+            for _ in range(self.rounds):
+                marks.restart()
+                small, _ = self.forward(every, batch)
+                marks.end("end")
+                taken.append(dict(marks.seconds))
+        finally:
+            for handle in handles:
+                handle.remove()
+        medians = {name: statistics.median(one[name] for one in taken) for name in taken[0]}
+        choosing = [self.median(partial(leaving, self.model, logits)) for logits in small]
+        parts = [medians[f"part {number}"] for number in range(len(small))]
+        if isinstance(self.model, Cascade):
+            return [*parts, medians["end"]], choosing
+        heads = [medians[f"head {number}"] for number in range(len(small))]
+        return [*parts, medians["rest"]], [head + chosen for head, chosen in zip(heads, choosing, strict=True)]
+
+    def median(self, work: Callable[[], object]) -> float:
+        """Median seconds of a call."""
+        taken = []
+        for _ in range(self.rounds):
+            begin = self.clock()
+            work()
+            taken.append(self.clock() - begin)
+        return statistics.median(taken)
 
 
 def leaving(model: EarlyExit | Cascade, logits: Tensor) -> Tensor:
     return (~(model.sureness(logits).double() >= UNREACHED)).nonzero()[:, 0]
 
 
-def median_of(rounds: int, work: Callable[[], object]) -> float:
-    """Seconds."""
-    taken = []
-    for _ in range(rounds):
-        begin = perf_counter()
-        work()
-        taken.append(perf_counter() - begin)
-    return statistics.median(taken)
+class Marks:
+    """Seconds of the parts of a forward, each from where the one before it ended."""
 
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.clock = clock
+        self.restart()
 
-class Clock:
-    """When the parts of a forward were over."""
+    def restart(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.last = self.clock()
 
-    def __init__(self) -> None:
-        self.marks: list[float] = []
-        self.hidden: list[Tensor] = []
+    def end(self, part: str) -> None:
+        now = self.clock()
+        if part not in self.seconds:
+            self.seconds[part], self.last = now - self.last, now
+
+    def hook(self, part: str) -> Callable[..., None]:
+        def note(*_: Any) -> None:
+            self.end(part)
+        return note
 
     def on_blocks(self, model: EarlyExit) -> list[Any]:
-        blocks = model.chain()
-        self.hidden = [torch.empty(0)] * len(model.after)
+        """Heads are called one by one after the model's own forward, whose rest ends where the first head begins. Exits may share a head:
+        its calls are told apart by their order."""
+        blocks, heads = model.chain(), list(dict.fromkeys(model.heads.values()))
 
-        def noting(place: int) -> Callable[..., None]:
-            def note(module: nn.Module, given: Any, output: Any) -> None:
-                self.marks.append(perf_counter())
-                self.hidden[place] = hidden_of(output)
-            return note
+        def end_of_head(*_: Any) -> None:
+            self.end(f"head {sum(part.startswith('head') for part in self.seconds)}")
 
-        return [blocks[number - 1].register_forward_hook(noting(place)) for place, number in enumerate(model.after)]
+        return [*(blocks[number - 1].register_forward_hook(self.hook(f"part {place}")) for place, number in enumerate(model.after)),
+                heads[0].register_forward_pre_hook(self.hook("rest")),
+                *(head.register_forward_hook(end_of_head) for head in heads)]
 
     def on_models(self, model: Cascade) -> list[Any]:
-        return [one.register_forward_hook(lambda module, given, output: self.marks.append(perf_counter())) for one in model.models]
+        return [one.register_forward_hook(self.hook(f"part {place}")) for place, one in enumerate(list(model.models)[:-1])]

@@ -1,6 +1,8 @@
 """Whole numbers of 8 bits that are multiplied as they are: a linear layer's inputs are rounded to 8 bits too."""
 from __future__ import annotations
 
+from functools import cache
+from itertools import product as pairs
 from typing import Self
 
 import torch
@@ -9,7 +11,7 @@ from torch.nn import functional
 
 from shoestring.compression.forms.form import Form, Part, Settings, Shape
 from shoestring.compression.forms.grid import Grid
-from shoestring.core.private import int8_product
+from shoestring.core.private import int8_product, without_modes
 from shoestring.measure.instructions import deadly
 
 INPUTS = ("token", "calibrated")
@@ -92,7 +94,17 @@ def signed(codes: Tensor) -> Tensor:
 def product(left: Tensor, right: Tensor) -> Tensor:
     """left @ right.T of bytes, in whole numbers of 32 bits."""
     few = left.is_cuda and (len(left) <= 16 or left.shape[1] % 8 or len(right) % 8)   # what a GPU's product of bytes does not take
-    if not few and (left.is_cuda or not deadly("int8")):
+    if not few and (left.is_cuda or (not deadly("int8") and sums_are_exact())):
         found: Tensor = int8_product(left, right.t())
         return found
     return (left.double() @ right.double().t()).to(torch.int32)   # exact: sums of 32 bits are numbers of 53
+
+
+@cache
+def sums_are_exact() -> bool:
+    """Whether this processor's product of bytes is one of whole numbers. Without VNNI instructions oneDNN adds products of two bytes in 16
+    bits, and what is too large is cut off, without a word."""
+    largest = [torch.full((8, 64), byte, dtype=torch.int8) for byte in (TOP, -MIDDLE)]
+    with without_modes():   # a rehearsal may be watching
+        return all(torch.equal(int8_product(left, right.t()).double(), left.double() @ right.double().t())
+                   for left, right in pairs(largest, repeat=2))

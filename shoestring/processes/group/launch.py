@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar, cast
@@ -46,19 +47,20 @@ RESTARTS = 10      # times that a group is formed again
 
 def run_group(task: Task[R], environment: Mapping[str, str], on_event: Callable[[Event], None] = lambda event: None,
               lock: int | None = None, devices: int = 2, nodes: Rendezvous | None = None, patience: float = PATIENCE,
-              restarts: int = RESTARTS, expected: Mapping[str, str] | None = None, on_stop: Callable[[], None] = lambda: None) -> R:
+              restarts: int = RESTARTS, expected: Mapping[str, str] | None = None, on_stop: Callable[[], None] = lambda: None,
+              clock: Callable[[], float] = time.monotonic) -> R:
     """Do a task in a group of `devices` workers here, and as many on each other machine of a rendezvous.
 
     The events of worker 0 go to `on_event`, its result comes back; of training, with how often the group was formed again. The workers
     hold the `lock` they are given. What ends the group is raised once, whoever met it. `expected` is the fingerprint that node 0 gave.
-    `on_stop` is called when the group has been asked to stop.
+    `on_stop` is called when the group has been asked to stop. `clock` tells for how long a worker was silent.
     """
     if torch.cuda.is_available() and devices > torch.cuda.device_count():
         raise Mistake(f"--devices {devices}: this machine has {torch.cuda.device_count()} GPUs, and every worker needs one of its own")
     rendezvous = nodes or Rendezvous()
     rendezvous.patience = patience
     with silent_agent(), standard_files(), temporary_folder() as private:
-        supervisor = Supervisor(private, task, on_event, rendezvous, patience, restarts, expected)
+        supervisor = Supervisor(private, task, on_event, rendezvous, patience, restarts, expected, clock)
         server = ForkServer(group_environment(rendezvous, devices) | dict(environment), private, lock)
         spec = WorkerSpec("worker", devices, rendezvous, monitor_interval=LOOK, max_restarts=sys.maxsize,
                           entrypoint="shoestring.processes.group.worker")

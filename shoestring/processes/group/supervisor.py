@@ -51,10 +51,11 @@ class Supervisor:
     """The workers of this machine as their launcher sees them, and what has become of the group."""
 
     def __init__(self, private: Path, task: Task[Any], on_event: Callable[[Event], None], rendezvous: Rendezvous, patience: float,
-                 restarts: int, expected: Mapping[str, str] | None = None) -> None:
-        """`private` is a folder of the group's own; `expected` the fingerprint that node 0 gave, if this is another machine."""
+                 restarts: int, expected: Mapping[str, str] | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        """`private` is a folder of the group's own; `expected` the fingerprint that node 0 gave, if this is another machine; `clock` tells
+        for how long a worker was silent."""
         self.private, self.task, self.on_event, self.rendezvous = private, task, on_event, rendezvous
-        self.patience, self.limit = patience, restarts
+        self.patience, self.limit, self.clock = patience, restarts, clock
         self.folder = Path(task.recording.folder) if isinstance(task, TrainTask) and task.recording else None
         self.receiver = Receiver(private / "socket")
         self.fingerprint = expected or (fingerprint(task.file) if isinstance(task, JobTask) else {})
@@ -78,7 +79,7 @@ class Supervisor:
                              f"by the same command"))
         self.world, self.machines = world, list(self.rendezvous.members)
         self.kills = memory_kills()
-        self.heard = dict.fromkeys(ranks, time.monotonic())   # of each worker, when it last gave a sign of life
+        self.heard = dict.fromkeys(ranks, self.clock())   # of each worker, when it last gave a sign of life
         self.joined: set[int] = set()               # who found the others; before, importing torch may keep it from beating
         self.done: dict[int, float] = {}            # who gave its result, and when
         self.failures: list[Failure] = []           # in the order they came
@@ -114,7 +115,7 @@ class Supervisor:
     def listen(self) -> None:
         """Take in what workers here and other machines said."""
         for rank, message in self.receiver.received():
-            self.heard[rank] = time.monotonic()
+            self.heard[rank] = self.clock()
             self.take(rank, message)
         for news in self.rendezvous.news():
             if isinstance(news, StopAsked):
@@ -128,7 +129,7 @@ class Supervisor:
     def take(self, rank: int, message: Message) -> None:
         """A message of a worker here."""
         if isinstance(message, Answer):
-            self.done[rank] = time.monotonic()
+            self.done[rank] = self.clock()
             self.answer = message if rank == 0 else self.answer
         elif isinstance(message, PeerLost):
             self.peer_lost, self.waited = self.peer_lost or message.text, self.waited or message.deadline
@@ -174,7 +175,7 @@ class Supervisor:
         `codes` is how each worker here ended, None for those that live; what the dead had said is heard after that was found.
         """
         self.listen()
-        now = time.monotonic()
+        now = self.clock()
         deaths = [WorkerDied(rank, *exit_reason(code)) for rank, code in codes.items()
                   if code is not None and code != PEER_LOST and (code or rank not in self.done)]
         silent = {rank: now - self.heard[rank] for rank, code in codes.items() if code is None}

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import shoestring
-from shoestring.compression.exits import Cascade, Parts, calibrate, exit_job, gathered, operate, seconds_by_part
+from shoestring.compression.exits import Cascade, Parts, calibrate, exit_job, gathered, operate
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from tests.compression.exits.toys import Residual, Tokens, chain
@@ -64,9 +64,6 @@ def test_trained_calibrated_and_measured_on_data_never_seen() -> None:
     last = list(shoestring.train(job, (), model))[-1]
     assert last.metrics["accuracy_exit_1"] > 0.6
     early = model.eval().early()
-    costs = seconds_by_part(early, blobs(5), rounds=3)
-    assert len(costs[0]) == 3 and len(costs[1]) == 2 and all(cost > 0 for cost in (*costs.parts, *costs.heads))
-    assert len(costs.fixed) == 3 and min(*costs.fixed, costs.leaving) >= 0 and costs.batch == len(blobs(5)[0])
     held_out, unseen = ([blobs(seed) for seed in seeds] for seeds in (range(100, 108), range(200, 208)))
     found = calibrate(gathered(early, held_out, Parts((1.0, 1.0, 2.0), (0.05, 0.05)), lambda batch: batch[1]), 0.01)
     early.thresholds.copy_(torch.tensor(found.point.thresholds))
@@ -83,7 +80,6 @@ def test_agreement_is_evidence_without_labels() -> None:
     cascade = Cascade([chain(depth=2), chain(depth=3)]).eval()
     evidence = gathered(cascade, [blobs(0), blobs(1)], Parts((1.0, 2.0), (0.0,)))
     assert bool((evidence.right[:, -1] == 1).all()) and 0 < float(evidence.right[:, 0].mean()) < 1
-    assert len(seconds_by_part(cascade, blobs(0), rounds=2)[0]) == 2
 
 
 def test_a_model_that_gives_a_dict_brings_its_own_loss_and_labels() -> None:

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -24,6 +23,7 @@ from shoestring.memory.accumulate import Accumulate
 from shoestring.memory.checkpoint import Checkpoint
 from shoestring.runs.history import History
 from shoestring.runs.report import report_of
+from tests.waiting import until
 
 METHODS = ["magnitude", "random", "l0", "variational"]
 INPUTS = [torch.randn(16, 12, generator=torch.Generator().manual_seed(number)) for number in range(6)]
@@ -146,31 +146,34 @@ def test_a_run_that_was_left_goes_on_with_the_same_bits(method: str, tmp_path: P
 
 
 SCRIPT = """
-import sys, time, torch, shoestring
+import signal, sys, torch, shoestring
 sys.path.insert(0, {root!r})
 from tests.compression.sparse.test_sparse_job import job
 from shoestring.compression.sparse.sparse_job import sparse_job
 made = sparse_job(job(), {method!r}, 0.8, every=3)
 for step in shoestring.train(made, (), run={run!r}, save_every=4):
-    time.sleep({pause})
+    if step.number == {last}:
+        signal.pause()
 """
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_a_run_that_was_killed_goes_on_with_the_same_bits(method: str, tmp_path: Path) -> None:
-    def script(run: str, pause: float) -> list[str]:
+    def script(run: str, last: int = 0) -> list[str]:
         root = str(Path(__file__).parents[3])
-        return [sys.executable, "-c", SCRIPT.format(root=root, run=str(tmp_path / run), method=method, pause=pause)]
+        return [sys.executable, "-c", SCRIPT.format(root=root, run=str(tmp_path / run), method=method, last=last)]
 
-    subprocess.run(script("a", 0.0), check=True)
-    for steps in (6, 20, 33):
-        child = subprocess.Popen(script("b", 0.05))
-        while len(History().read(tmp_path / "b").steps) < steps and child.poll() is None:
-            time.sleep(0.02)
+    subprocess.run(script("a"), check=True)
+    def killed_after(steps: int) -> None:
+        child = subprocess.Popen(script("b", steps))
+        until(lambda: len(History().read(tmp_path / "b").steps) >= steps or child.poll() is not None, f"step {steps}")
         os.kill(child.pid, signal.SIGKILL)
         child.wait()
-    subprocess.run(script("b", 0.0), check=True)
+
+    for steps in (6, 20, 33):
+        killed_after(steps)
+    subprocess.run(script("b"), check=True)
     assert report_of(tmp_path / "b").weights_sha256 == report_of(tmp_path / "a").weights_sha256
 
 
