@@ -22,6 +22,7 @@ from shoestring.core.run import Part, Run, plain_run, stored, traffic
 from shoestring.core.schedule import scheduled, takes_steps
 from shoestring.core.technique import applied, in_order
 from shoestring.core.training import TrainingTechnique as Technique
+from shoestring.core.training import check_division
 from shoestring.data.feed import counted
 from shoestring.data.lengths import planned_batches
 from shoestring.loop import steps
@@ -63,7 +64,7 @@ def tracked(job: Job, techniques: Iterable[Technique], model: nn.Module, batches
     with tracker:
         run = watched(prepared(job, techniques, model), tracker)
     if not techniques:
-        tracker.log.traits |= optimizer_traits(run.optimizer).union(*(kind.noticed(run) for kind in CATALOGUE))
+        tracker.log.traits |= optimizer_traits(run.optimizer).union(run.stepping().traits, *(kind.noticed(run) for kind in CATALOGUE))
     tracker.log.stored = stored(run)
     generators = generators_of(model)
     before, sent = traffic(run), run.mesh.sent
@@ -106,7 +107,9 @@ def prepared(job: Job, techniques: Iterable[Technique], model: nn.Module, folder
         job = counted(job)
     plain = scheduled(job, plain_run(job, model, blocks(model)))
     plain = replace(plain, folder=folder, resumed=resumed, example=lambda: next(planned_batches(job, plain.assignment)))
-    run = applied(in_order(techniques), plain)
+    techniques = in_order(techniques)
+    check_division(techniques, plain)
+    run = applied(techniques, plain)
     for name, part in run.state.items():
         if not isinstance(part, Part):
             raise Mistake(f"the part {name!r} of the run's state is a {type(part).__name__}, of which nobody knows what it can do: let its "
