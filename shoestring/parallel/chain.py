@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import random
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -15,6 +14,7 @@ from shoestring.core import random_state
 from shoestring.core.absent import Absent
 from shoestring.core.batch import Batch, moved
 from shoestring.core.errors import Mistake
+from shoestring.core.foreign import attributes_of, entries_of
 from shoestring.core.private import has_backward_hooks, storage_id_of, tree_flatten, tree_leaves, without_modes, write_count
 from shoestring.core.run import Run
 from shoestring.parallel.scratch import BOOKS, PLAIN, scratch
@@ -163,12 +163,11 @@ def buffers_of(block: nn.Module) -> list[Any]:
 def content(value: Any) -> tuple[Any, ...]:
     if isinstance(value, Tensor):
         return () if isinstance(value, Absent) else (id(value), write_count(value))
-    if isinstance(value, PLAIN):
+    if type(value) in PLAIN:
         return (value,)
-    inside = list(value.items()) if isinstance(value, dict) else list(value) if isinstance(value, (list, tuple, set, deque)) else (
-        list(vars(value).items()) if hasattr(value, "__dict__") and not isinstance(value, nn.Module) else [])
-    return id(value), len(inside), *(repr(one) if isinstance(one, PLAIN) else id(one) if not isinstance(one, Absent) else ""
-                                     for item in inside for one in (item if isinstance(item, tuple) else (item,)))
+    inside = entries_of(value) or list((attributes_of(value) or {} if not isinstance(value, nn.Module) else {}).items())
+    return id(value), len(inside), *(repr(one) if type(one) in PLAIN else id(one) if not isinstance(one, Absent) else ""
+                                     for item in inside for one in (item if type(item) is tuple else (item,)))
 
 
 def other_generators() -> Any:
