@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
 
 import torch
 from torch import Tensor, nn, optim
@@ -97,8 +96,8 @@ def tried_stepping(job: Job, optimizer: optim.Optimizer, model: nn.Module) -> St
     if own and type(optimizer) in (*ELEMENTWISE, *BY_WEIGHT):
         return UNDIVIDED if type(optimizer) in ELEMENTWISE else Stepping(whole)
     key = tuple((name, one.shape, one.dtype) for name, one in model.named_parameters() if one.requires_grad)
-    if LAST and LAST[0] is job.optimizer and LAST[1] == key:
-        return LAST[2]
+    if LAST and LAST[0][0] is job.optimizer and LAST[0][1] == key:
+        return LAST[0][2]
     with random_state.kept(), without_modes(), torch.enable_grad():
         try:
             reasons = Trial(job, optimizer, model).reasons()
@@ -108,11 +107,12 @@ def tried_stepping(job: Job, optimizer: optim.Optimizer, model: nn.Module) -> St
                                               f"every weight by itself")
     if not isinstance(optimizer, ELEMENTWISE):   # what it keeps of a weight may not be a number for each of the weight's
         reasons = whole | reasons
-    LAST[:] = [job.optimizer, key, Stepping(reasons)]
-    return LAST[2]
+    LAST[:] = [(job.optimizer, key, Stepping(reasons))]
+    return LAST[0][2]
 
 
-LAST: list[Any] = []   # the job's optimizer that was tried last, for which weights, and what was found: plans are tried one after the other
+# The job's optimizer that was tried last, for which weights, and what was found: plans are tried one after the other
+LAST: list[tuple[object, object, Stepping]] = []
 
 
 def told_of(error: Exception) -> str:
