@@ -40,6 +40,7 @@ from shoestring.measure.instructions import require
 from shoestring.measure.probe import busy_now, known_hardware, remember
 from shoestring.memory.precision import DTYPES
 from shoestring.planning.catalogue import CATALOGUE, TOGETHER
+from shoestring.planning.door import techniques_for
 from shoestring.planning.duration import expected_seconds, remember_seconds
 from shoestring.planning.earlier import chosen_earlier, place_of, remember_choice
 from shoestring.planning.evidence.rehearsals import Tell, silent
@@ -173,7 +174,7 @@ def planned(job: Job, memory: str | int | None = None, use: Iterable[Technique |
             kept.save()
     if asked is not None and not (kept is not None and kept.used):   # what is known does not take long
         remember_seconds(asked, outcome.seconds)
-    return replace(outcome, measured=kept.when) if kept is not None and kept.used else outcome
+    return replace(outcome, chosen=replace(outcome.chosen, job=job), measured=kept.when if kept is not None and kept.used else 0.0)
 
 
 def decided(planner: Planner, budget: int | None, forced: tuple[Technique, ...] | None) -> Outcome:
@@ -290,7 +291,7 @@ def spoken(found: Generator[Step, None, None]) -> Iterator[Step]:
 
 
 def trained_here(job: Job, plan: Plan | Outcome | Iterable[Technique], model: nn.Module | None) -> Generator[Step, None, None]:
-    techniques = plan.chosen.techniques if isinstance(plan, Outcome) else plan.techniques if isinstance(plan, Plan) else plan
+    techniques = techniques_for(job, plan, model)
     if model is None:
         random_state.seed(job.seed)
         model = valued(job.model(), job).to("cuda" if torch.cuda.is_available() else "cpu")

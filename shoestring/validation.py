@@ -11,8 +11,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
-from inspect import getclosurevars
-from types import FunctionType
+from types import CellType, FunctionType
 from typing import Any
 
 import torch
@@ -131,14 +130,21 @@ def untouched(run: Run) -> Iterator[None]:
 
 def generators_beside(run: Run) -> Iterator[Any]:
     """Random generators that the code of a model finds beside it: in the file that it is written in, or around its functions."""
-    places: dict[int, Mapping[str, Any]] = {}
-    codes = (run.evaluate, *{type(module): type(module).forward for module in run.model.modules()}.values())
-    for code in codes:
-        if isinstance(code, FunctionType) and not code.__module__.startswith("torch."):
-            places[id(code.__globals__)] = code.__globals__
-            places[id(code)] = getclosurevars(code).nonlocals
-    found = {id(one): one for place in places.values() for one in list(place.values()) if isinstance(one, GENERATORS)}
+    places: dict[int, list[Any]] = {}
+    for code in (run.evaluate, *{type(module): type(module).forward for module in run.model.modules()}.values()):
+        if isinstance(code, FunctionType) and not str(code.__module__).startswith("torch."):   # one that was made has no module
+            places[id(code.__globals__)] = list(code.__globals__.values())
+            places[id(code)] = [content for cell in code.__closure__ or () for content in content_of(cell)]
+    found = {id(one): one for place in places.values() for one in place if isinstance(one, GENERATORS)}
     return iter(found.values())
+
+
+def content_of(cell: CellType) -> list[Any]:
+    """What a variable of a function around another holds; nothing if it has no value yet."""
+    try:
+        return [cell.cell_contents]
+    except ValueError:
+        return []
 
 
 def means(run: Run, job: Job, batches: Iterable[tuple[Batch, bool]], watch: Watch) -> Metrics:

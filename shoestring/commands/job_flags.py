@@ -161,25 +161,21 @@ def planned(options: Namespace, job: Job, memory: int | None, hardware: str | No
 
     from shoestring import api
     from shoestring.commands.progress import telling
+    from shoestring.planning.door import check_named
     from shoestring.planning.plan import load_plan
     from shoestring.processes.chatter import overheard
 
-    if options.plan:
-        return within(load_plan(Path(options.plan)), options.exact), {}
     workers = team(options)
+    if options.plan:
+        plan = load_plan(Path(options.plan))
+        with overheard(silent=options.command == "train"):
+            check_named(job, plan.techniques, None, api.workers(workers.devices), options.exact, workers.world, workers.devices)
+        return plan, {}
     # What the job says meanwhile is overheard; what we say is said aloud
     with telling(options) as doing, overheard(silent=options.command == "train") as aloud:
         outcome = api.planned(job, memory, options.use, options.inexact, devices=workers.world, here=workers.devices, hardware=hardware,
                               exact=options.exact, fresh=options.fresh_plan, on_progress=aloud(doing))
     return outcome.chosen, outcome.as_json() | {"blocks": outcome.chosen.blocks}
-
-
-def within(plan: Plan, exact: str | None) -> Plan:
-    """A plan that was saved, if it is as close to plain training as the user asks for."""
-    if exact and plan.exactness > ASKED[exact]:
-        raise Mistake(f"the plan {plan} is {plan.exactness.word}, and --exact {exact} allows {ASKED[exact].word}: plan anew, or give "
-                      f"{plan.exactness.flag}")
-    return plan
 
 
 def reasons() -> dict[str, str]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import pairwise
+from operator import is_
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from shoestring.core.errors import Mistake
+from shoestring.core.foreign import items_of
 
 Batch = Any
 
@@ -19,10 +21,12 @@ def mapped(change: Callable[[Any], Any], batch: Batch) -> Batch:
     if isinstance(batch, Mapping):
         changed = {key: mapped(change, value) for key, value in batch.items()}
         return changed if type(batch) is dict else type(batch)(changed)  # type: ignore[call-arg]
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+    if isinstance(batch, tuple) and hasattr(type(batch), "_fields"):
         return type(batch)(*(mapped(change, value) for value in batch))
     if isinstance(batch, (tuple, list)):
-        return type(batch)(mapped(change, value) for value in batch)
+        before = list(items_of(batch))
+        after = [mapped(change, value) for value in before]
+        return batch if all(map(is_, before, after)) else type(batch)(after)
     return change(batch)
 
 
@@ -30,7 +34,7 @@ def leaves(batch: Batch) -> Iterator[Any]:
     if isinstance(batch, Mapping):
         batch = tuple(batch.values())
     if isinstance(batch, (tuple, list)):
-        for value in batch:
+        for value in items_of(batch):
             yield from leaves(value)
     else:
         yield batch

@@ -58,7 +58,8 @@ def guarded(loss: Callable[[Any, Any], Tensor]) -> Callable[[Any, Any], Tensor]:
             found = blamed(error)
             place = found.library or ("" if found.line == "its loss" else found.place)
             given = "Tensor" if isinstance(output, Tensor) else type(output).__name__
+            many = f" of {len(batch)}" if type(batch) in (tuple, list, dict) else ""
             raise Mistake(f"the job's loss failed ({place or 'in its call'}): {error}. It is called as loss(output, batch), with what the "
-                          f"model gave (a {given}) and the whole batch (a {kind} of {len(batch)}): write {CALLS['loss'][1]}") from error
+                          f"model gave (a {given}) and the whole batch (a {kind}{many}): write {CALLS['loss'][1]}") from error
 
     return call_loss

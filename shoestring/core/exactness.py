@@ -1,5 +1,9 @@
 """How close the trained weights stay to those of plain training: four levels, each with the one word that everybody has for it.
 
+The planner chooses what is changed only if that is allowed (--inexact). Techniques that the user names, by --use, in a plan file or in a
+script, are used at whatever level they are, which the plan states; --exact refuses whatever is further from plain training than it says,
+whoever chose it.
+
 Plan, page, report, `verify`, JSON, help and messages take their words from here. Nothing heavy is imported: help needs them too.
 """
 from __future__ import annotations
@@ -64,6 +68,13 @@ def allowed(exact: str | None, inexact: bool) -> tuple[Exactness, ...]:
     if inexact:
         return (Exactness.CHANGED,)
     return (ASKED[exact],) if exact else (Exactness.ROUNDING, Exactness.DRAWS)
+
+
+def check_level(level: Exactness, exact: str | None, plan: str) -> None:
+    """Refuse a plan that is further from plain training than `exact` says."""
+    if exact and level > ASKED[exact]:
+        raise Mistake(f"{plan} is {level.word} for this job ({level.meaning}), and --exact {exact} allows {ASKED[exact].word}: leave it "
+                      f"out, or give {level.flag}")
 
 
 def stated_in(plan: Mapping[str, Any]) -> Exactness | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
@@ -20,6 +21,7 @@ from shoestring.core.mesh import Mesh, on_one_axis
 from shoestring.core.optimizer import made_optimizer
 from shoestring.core.private import number_of
 from shoestring.core.staging import OwnTimes
+from shoestring.core.stepping import UNDIVIDED, Stepping, tried_stepping
 
 
 @runtime_checkable
@@ -181,6 +183,7 @@ class Run:
     seed: int = 0                                       # the job's
     resumed: bool = False                               # `folder` holds state to load instead of initialising
     noted: Noted = field(default_factory=Noted)         # what steps write and who tells of them reads
+    stepping: Callable[[], Stepping] = lambda: UNDIVIDED   # how the optimizer's step can be divided; tried when it is asked for
 
     @property
     def link(self) -> Link:
@@ -293,4 +296,4 @@ def plain_run(job: Job, model: nn.Module, blocks: Mapping[str, nn.Module]) -> Ru
 
     return Run(model, optimizer, blocks, job.forward, guarded(job.loss), job.weight, gradients, backward, update,
                job.pieces, job.count, evaluate=job.forward, mesh=job.mesh, assignment=own_part(job.mesh), clip=job.clip, steps=job.steps,
-               seed=job.seed)
+               seed=job.seed, stepping=cache(lambda: tried_stepping(job, optimizer, model)))

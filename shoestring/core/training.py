@@ -16,6 +16,7 @@ from shoestring.core.ledger import Ledger
 from shoestring.core.mesh import Mesh
 from shoestring.core.run import Run
 from shoestring.core.staging import Staging
+from shoestring.core.stepping import Division, why_not_in
 from shoestring.core.technique import Technique, text
 
 UNITING = "what unites workers"   # all such techniques, in the table of conflicts
@@ -47,7 +48,12 @@ class TrainingTechnique(Technique[Run, Ledger], ABC):
     saves_memory: ClassVar[bool] = False   # it is there to save memory of tensors: where it saves none, that is told
     speeds_up: ClassVar[bool] = False      # it makes a step faster, so it is of use where memory is not short
     splits_batch: ClassVar[bool] = False   # it computes a part of a batch at a time
+    divides: ClassVar[Division | None] = None   # how it divides the optimizer's step; None: all weights are stepped at once
     unites: ClassVar[str] = ""             # the axis of the mesh along which it makes workers train one model; empty: none
+
+    def refusal(self, ledger: Ledger) -> str:
+        """Why it can't work here; empty if it can. Whoever overrides it asks this one too."""
+        return "" if self.divides is None else why_not_in(ledger.findings.traits, self.divides)
 
     @property
     def called(self) -> tuple[str, ...]:
@@ -168,6 +174,14 @@ def axes_not_united(techniques: Iterable[TrainingTechnique], sizes: Mapping[str,
     """The axes of a mesh whose workers would train apart, or be united twice: each with several workers needs exactly one technique."""
     united = Counter(technique.unites for technique in techniques)
     return [axis for axis, size in sizes.items() if size > 1 and united[axis] != 1]
+
+
+def check_division(techniques: Iterable[TrainingTechnique], run: Run) -> None:
+    """Refuse techniques that divide the optimizer's step where that would change what it does."""
+    for technique in techniques:
+        if technique.divides is not None and (reason := run.stepping().why_not(technique.divides)):
+            raise Mistake(f"{text(technique)} can't be used for this job: {reason}; leave it out, or use an optimizer that steps every "
+                          f"number by itself (Adam, AdamW, SGD, ...)")
 
 
 def environment(techniques: Iterable[TrainingTechnique]) -> dict[str, str]:

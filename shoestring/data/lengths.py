@@ -26,6 +26,7 @@ from shoestring.core import random_state
 from shoestring.core.assignment import Assignment
 from shoestring.core.batch import Batch, leaves
 from shoestring.core.errors import Mistake
+from shoestring.core.foreign import attributes_of
 from shoestring.core.given import GivenData
 from shoestring.core.job import Job
 from shoestring.core.mesh import on_one_axis
@@ -124,8 +125,8 @@ def tensors_in(batch: Batch) -> Iterator[Tensor]:
     for leaf in leaves(batch):
         if isinstance(leaf, Tensor):
             yield leaf
-        elif hasattr(leaf, "__dict__") and not isinstance(leaf, type):
-            for value in vars(leaf).values():
+        elif (own := attributes_of(leaf)) is not None and not isinstance(leaf, type):
+            for value in own.values():
                 yield from (one for one in leaves(value) if isinstance(one, Tensor))
 
 

@@ -81,5 +81,5 @@ def without_caches(value: Any) -> Any:
     """Key-value caches are for generating; one that is filled twice would be wrong, and training has no use for it."""
     if isinstance(value, tuple):
         items = [without_caches(item) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+        return type(value)(*items) if hasattr(type(value), "_fields") else tuple(items)
     return None if type(value).__name__.endswith("Cache") else value

@@ -13,7 +13,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -21,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from shoestring.core.foreign import copied_module
 from shoestring.core.missing import grouped_mm
 from shoestring.core.private import (
     CTC_LOSSES,
@@ -196,7 +196,7 @@ class Stage(DispatchMode):
 
     def copy(self, model: nn.Module) -> nn.Module:
         """A copy of a real model with fake weights; the model itself is not touched."""
-        return deepcopy(model, {id(parameter): self.weight(parameter) for parameter in model.parameters()})
+        return copied_module(model, {id(parameter): self.weight(parameter) for parameter in model.parameters()})
 
     def weight(self, parameter: nn.Parameter) -> nn.Parameter:
         if parameter.device.type == "meta":   # it was made there, and will be real elsewhere

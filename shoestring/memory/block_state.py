@@ -5,14 +5,14 @@ A block that is computed again must find everything as it was the first time: bu
 A `Picture` is all of that before one call. Pictures share what did not change, so one costs little; of tensors that may change in place
 (buffers, and attributes up to SMALL) it has copies.
 
-What a block keeps elsewhere (a global list, a closure) is not found here: recompute.py notices it by what comes out.
+What a block keeps elsewhere (a global list, a closure), or in an object that can't be looked at, is not found here: recompute.py
+notices it by what comes out. No method of a user's object is called on the way (core/foreign.py).
 """
 from __future__ import annotations
 
 import random
-from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from operator import is_
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, Protocol
@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from shoestring.core.errors import Mistake
+from shoestring.core.foreign import attributes_of, container_kind, items_of
 from shoestring.core.private import bit_generator, own_buffers, write_count
 from shoestring.measure.fake import unseen_writes
 from shoestring.memory.fingerprint import fingerprint, matches
@@ -72,29 +73,30 @@ class FrozenItems:
     """A list, deque, dict or set."""
 
     def __init__(self, container: Any) -> None:
-        self.container, self.length = container, len(container)
+        self.container, self.kind = container, container_kind(container)
+        self.length = self.kind.__len__(container)
         self.items = self.listed() if self.length <= LONG else None
 
     def listed(self) -> list[Any]:
-        return list(self.container.items()) if isinstance(self.container, dict) else list(self.container)
+        """What it holds, in order; of a dict, its keys and then its values."""
+        return [*(self.kind.keys(self.container) if issubclass(self.kind, dict) else ()), *items_of(self.container)]
 
     def same(self) -> bool:
-        if len(self.container) != self.length or self.items is None:
-            return len(self.container) == self.length
-        now = self.listed()
-        if isinstance(self.container, dict):
-            return all(key is other and value is one for (key, value), (other, one) in zip(now, self.items, strict=True))
-        return all(value is one for value, one in zip(now, self.items, strict=True))
+        if self.kind.__len__(self.container) != self.length or self.items is None:
+            return bool(self.kind.__len__(self.container) == self.length)
+        return all(map(is_, self.listed(), self.items))
 
     def put(self) -> None:
         if self.items is None:
             raise Mistake(f"a block keeps a {type(self.container).__name__} of more than {LONG} items and changes it, so it can't be "
                           f"computed again: use a plan without Checkpoint and Stream")
-        self.container.clear()
-        if isinstance(self.container, (dict, set)):
-            self.container.update(self.items)
+        self.kind.clear(self.container)
+        if issubclass(self.kind, dict):
+            self.kind.update(self.container, zip(self.items[:self.length], self.items[self.length:], strict=True))
+        elif self.kind is set:
+            set.update(self.container, self.items)
         else:
-            self.container.extend(self.items)
+            self.kind.extend(self.container, self.items)
 
 
 class FrozenNames:
@@ -129,7 +131,7 @@ class FrozenGenerator:
         if isinstance(self.generator, torch.Generator):
             return bytes(self.generator.get_state().numpy())
         if isinstance(self.generator, random.Random):
-            return self.generator.getstate()
+            return random.Random.getstate(self.generator)   # not that of a subclass, which may have none
         bits = self.generator if isinstance(self.generator, np.random.BitGenerator) else bit_generator(self.generator)
         return bits.state
 
@@ -140,7 +142,7 @@ class FrozenGenerator:
         if isinstance(self.generator, torch.Generator):
             self.generator.set_state(torch.frombuffer(bytearray(self.state), dtype=torch.uint8))
         elif isinstance(self.generator, random.Random):
-            self.generator.setstate(self.state)
+            random.Random.setstate(self.generator, self.state)
         else:
             bits = self.generator if isinstance(self.generator, np.random.BitGenerator) else bit_generator(self.generator)
             bits.state = self.state
@@ -154,7 +156,7 @@ def equal(one: Any, other: Any) -> bool:
 
 
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, np.random.BitGenerator, random.Random)
-CONTAINERS = (list, deque, dict, set)
+UNCHANGING = (tuple, frozenset)
 OPAQUE = (str, bytes, int, float, complex, type(None), type, torch.dtype, torch.device, nn.Module, ModuleType, FunctionType, MethodType,
           BuiltinFunctionType)
 
@@ -185,22 +187,27 @@ class BlockState:
             self.follow(name, value, found, depth, copied)
 
     def follow(self, name: str, value: Any, found: dict[int, Frozen], depth: int, copied: bool) -> None:
-        """Note an object and what it holds."""
+        """Note an object and what it holds; of one that can't be looked at, nothing."""
         if isinstance(value, OPAQUE) or id(value) in found or not depth:
             return
+        with suppress(Exception):   # a tensor without memory of its own, say
+            self.look_into(name, value, found, depth, copied)
+
+    def look_into(self, name: str, value: Any, found: dict[int, Frozen], depth: int, copied: bool) -> None:
+        kind = container_kind(value)
         if isinstance(value, Tensor):
             if not isinstance(value, nn.Parameter) and value.layout is torch.strided:
                 found[id(value)] = self.last(value) or FrozenTensor(value, copied or value.nbytes <= SMALL, name)
         elif isinstance(value, GENERATORS):
             found[id(value)] = self.last(value) or FrozenGenerator(value)
-        elif isinstance(value, (*CONTAINERS, tuple)):
-            if not isinstance(value, tuple):
+        elif kind is not None:
+            if kind not in UNCHANGING:
                 found[id(value)] = self.last(value) or FrozenItems(value)
-            if len(value) <= LONG:
-                for item in value.values() if isinstance(value, dict) else value:
+            if kind.__len__(value) <= LONG:
+                for item in list(items_of(value)):
                     self.follow(name, item, found, depth - 1, copied)
-        elif isinstance(getattr(value, "__dict__", None), dict):
-            self.follow_names(value.__dict__, found, depth - 1, copied)
+        elif (names := attributes_of(value)) is not None:
+            self.follow_names(names, found, depth - 1, copied)
 
     def last(self, value: Any) -> Frozen | None:
         """What is known of an object, if it did not change since."""

@@ -17,17 +17,16 @@ import torch
 from torch import Tensor, nn
 
 from shoestring.core.batch import Batch
-from shoestring.core.elementwise import ELEMENTWISE
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import Ledger
 from shoestring.core.ledger_parts import Traffic
 from shoestring.core.run import Run
+from shoestring.core.stepping import Division, only
 from shoestring.core.training import TrainingTechnique
 from shoestring.memory import eight_bits
 from shoestring.memory.disk_store import DiskStore, OnDisk
-from shoestring.memory.offloaded_optimizer import BUFFERS, CHUNK, SMALL, OffloadedOptimizer, OptimizerProxy, offload_refusal
-from shoestring.memory.step_in_backward import only
+from shoestring.memory.offloaded_optimizer import BUFFERS, CHUNK, SMALL, OffloadedOptimizer, OptimizerProxy, in_parts, offload_refusal
 
 PLACES = ("disk", "host")
 BLOCK = 16 << 20    # numbers stepped at once in host memory; with a quarter of that, calling the optimizer takes a tenth of the time
@@ -41,6 +40,7 @@ class OffloadOptimizer(TrainingTechnique):
     order: ClassVar[int] = 47
     exact: ClassVar[bool] = True
     saves_memory: ClassVar[bool] = True
+    divides: ClassVar[Division] = Division.IN_TURNS
     why: ClassVar[str] = "the optimizer's moments wait on disk, not in memory"
 
     def __post_init__(self) -> None:
@@ -51,10 +51,6 @@ class OffloadOptimizer(TrainingTechnique):
     @classmethod
     def choices(cls, ledger: Ledger) -> tuple[OffloadOptimizer, ...]:
         return (*(cls(to) for to in PLACES), cls(moments="8bit"))
-
-    @classmethod
-    def noted(cls, optimizer: torch.optim.Optimizer) -> frozenset[str]:
-        return frozenset() if isinstance(optimizer, ELEMENTWISE) else frozenset({"optimizer looks at whole weights"})
 
     @property
     def label(self) -> str:
@@ -67,6 +63,8 @@ class OffloadOptimizer(TrainingTechnique):
         return eight_bits.DRIFT
 
     def refusal(self, ledger: Ledger) -> str:
+        if (reason := super().refusal(ledger)):
+            return reason
         if self.to == "host":
             return "" if ledger.has("on a GPU") else "there is no GPU: the moments are in host memory already"
         if not ledger.standing.optimizer:
@@ -93,7 +91,7 @@ class OffloadOptimizer(TrainingTechnique):
                  if parameter.requires_grad and parameter in names and parameter.numel() >= SMALL}
         kind = next(run.model.parameters()).data.new_empty(0)
         store = DiskStore(run.folder / "moments.bin" if run.folder else None, kind)
-        offloaded = OffloadedOptimizer(run.optimizer, store, large, coded=bool(self.moments))
+        offloaded = OffloadedOptimizer(run.optimizer, store, large, in_parts(run), coded=bool(self.moments))
         store.open()
 
         def gradients(now: Run, batch: Batch) -> Tensor:

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn, optim
 
-from shoestring.core.elementwise import ELEMENTWISE
 from shoestring.core.ledger import Ledger
+from shoestring.core.run import Run
+from shoestring.core.stepping import Division, only
 from shoestring.memory import eight_bits
 from shoestring.memory.disk_store import Buffer, DiskStore
-from shoestring.memory.step_in_backward import only
 
 SMALL = 1 << 14     # numbers: the moments of a smaller parameter stay in memory
 CHUNK = 4 << 20     # numbers that are brought through memory at once
@@ -32,6 +32,11 @@ def offload_refusal(ledger: Ledger, coded: bool) -> str:
     if ledger.has("sparse gradients"):
         return "the model has sparse gradients, which can't be stepped a chunk at a time: make its embeddings with sparse=False"
     return "the model has complex weights, whose moments have no 8-bit code" if coded and ledger.has("complex weights") else ""
+
+
+def in_parts(run: Run) -> bool:
+    """Whether a part of a weight can be stepped without the rest."""
+    return not run.stepping().why_not(Division.IN_PARTS)
 
 
 class AccessOrder:
@@ -184,10 +189,10 @@ class OptimizerProxy:
 class OffloadedOptimizer(OptimizerProxy):
     """Steps an optimizer's parameters; the moments of those in `names` are on disk.
 
-    Parameters in `rows` are stepped that many rows at a time.
+    `elementwise`: parts of a parameter can be stepped without the rest. Parameters in `rows` are stepped that many rows at a time.
     """
 
-    def __init__(self, optimizer: optim.Optimizer, store: DiskStore, names: Mapping[nn.Parameter, str],
+    def __init__(self, optimizer: optim.Optimizer, store: DiskStore, names: Mapping[nn.Parameter, str], elementwise: bool,
                  rows: Mapping[nn.Parameter, int] | None = None, coded: bool = False) -> None:
         super().__init__(optimizer)
         self.store, self.coded = store, coded   # coded: in 8 bits
@@ -200,7 +205,7 @@ class OffloadedOptimizer(OptimizerProxy):
             moments = self.moments[id(self.group_of[parameter]), parameter.dtype]
             if not moments and parameter not in (rows or {}):
                 continue
-            self.chunks[parameter] = chunks(parameter, name, (rows or {}).get(parameter), isinstance(optimizer, ELEMENTWISE))
+            self.chunks[parameter] = chunks(parameter, name, (rows or {}).get(parameter), elementwise)
             for chunk in self.chunks[parameter]:
                 store.reserve(chunk.region, chunk.size(moments, coded))
                 largest = max(largest, chunk.size(moments, coded))

@@ -2,13 +2,14 @@
 
     gradients  sum_i g_i  ->  max_i g_i          no full set of gradients ever exists
 
-The same numbers go through the same update, so the weights are bit-equal. It can't be combined with what needs whole
+The same numbers go through the same update, so the weights are bit-equal, where the optimizer steps every weight by itself
+(core/stepping.py tries that). It can't be combined with what needs whole
 gradients first: clipping by their global norm, accumulation over pieces, loss scaling.
 Lv et al.: Full Parameter Fine-tuning for Large Language Models with Limited Resources (LOMO), 2023, arXiv 2306.09782.
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -19,6 +20,7 @@ from torch import Tensor
 from shoestring.core.batch import Batch
 from shoestring.core.ledger import Ledger
 from shoestring.core.run import Run
+from shoestring.core.stepping import Division, only
 from shoestring.core.training import TrainingTechnique
 
 
@@ -27,6 +29,7 @@ class StepInBackward(TrainingTechnique):
     order: ClassVar[int] = 50
     exact: ClassVar[bool] = True
     saves_memory: ClassVar[bool] = True
+    divides: ClassVar[Division] = Division.IN_TURNS
     why: ClassVar[str] = "no full set of gradients ever exists"
 
     @classmethod
@@ -37,7 +40,7 @@ class StepInBackward(TrainingTechnique):
     def refusal(self, ledger: Ledger) -> str:
         if ledger.has("clips"):
             return "the job clips gradients by their global norm, which is known only when all of them are there"
-        return ""
+        return super().refusal(ledger)
 
     def cost(self, ledger: Ledger) -> Ledger:
         update, whole = ledger.update, ledger.block_gradients or 1.0
@@ -74,16 +77,3 @@ def lone_step(run: Run, parameter: Tensor) -> Iterator[Callable[[], object]]:
     group = next(group for group in run.optimizer.param_groups if any(p is parameter for p in group["params"]))
     with only(run.optimizer, parameter, group):
         yield run.optimizer.step
-
-
-@contextmanager
-def only(optimizer: torch.optim.Optimizer, parameters: Tensor | Sequence[Tensor], group: dict[str, object]) -> Iterator[None]:
-    """The optimizer knows of one parameter, or of a few of a group, for a while; settings that a schedule changes are still seen."""
-    groups, members = optimizer.param_groups, group["params"]
-    group["params"] = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-    optimizer.param_groups = [group]
-    try:
-        yield
-    finally:
-        group["params"] = members
-        optimizer.param_groups = groups

@@ -30,6 +30,7 @@ from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import Block, Ledger
 from shoestring.core.ledger_parts import Traffic
 from shoestring.core.run import Run
+from shoestring.core.stepping import Division
 from shoestring.core.swap import Swap
 from shoestring.core.training import TrainingTechnique
 from shoestring.memory import eight_bits
@@ -46,6 +47,7 @@ class Stream(TrainingTechnique):
     order: ClassVar[int] = 48
     exact: ClassVar[bool] = True
     saves_memory: ClassVar[bool] = True
+    divides: ClassVar[Division] = Division.IN_TURNS
     why: ClassVar[str] = "weights, gradients and moments live on disk and pass through memory block by block"
 
     def __post_init__(self) -> None:
@@ -57,6 +59,8 @@ class Stream(TrainingTechnique):
         return (cls(), cls(moments="8bit"))
 
     def refusal(self, ledger: Ledger) -> str:
+        if (reason := super().refusal(ledger)):
+            return reason
         if ledger.has("can't be recomputed"):
             return ledger.findings.reasons["can't be recomputed"]
         if (reason := offload_refusal(ledger, bool(self.moments))):

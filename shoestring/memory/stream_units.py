@@ -5,12 +5,11 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from shoestring.core.elementwise import ELEMENTWISE
 from shoestring.core.private import own_parameters
 from shoestring.core.run import Run
 from shoestring.memory import offloaded_optimizer
 from shoestring.memory.disk_store import Buffer, pages
-from shoestring.memory.offloaded_optimizer import strides_of
+from shoestring.memory.offloaded_optimizer import in_parts, strides_of
 from shoestring.memory.row_split import can_be_split
 
 LINE = 64      # bytes: weights in a unit begin at a multiple of it
@@ -81,7 +80,7 @@ def laid_out(run: Run, names: Mapping[nn.Parameter, str]) -> tuple[list[Unit], d
     split: dict[nn.Module, nn.Parameter] = {}
     for module in outside:
         large = {names[one]: one for one in module.parameters(recurse=False) if one.numel() >= offloaded_optimizer.SMALL}
-        weight = module.weight if can_be_split(module) and isinstance(run.optimizer, ELEMENTWISE) else None
+        weight = module.weight if can_be_split(module) and in_parts(run) else None
         if isinstance(weight, nn.Parameter) and names[weight] in large and all(map(can_be_split, owners[weight])) and (
                 len(owners[weight]) > 1 or weight.numel() * weight.element_size() > largest):
             split[module] = weight

@@ -24,7 +24,7 @@ from shoestring.core.private import storage_id_of
 from shoestring.core.run import Run
 from shoestring.measure.interception import Guard, instead, patched
 from shoestring.memory.disk_store import Buffer, DiskStore, OnDisk
-from shoestring.memory.offloaded_optimizer import SMALL, AccessOrder, BufferRing, OffloadedOptimizer
+from shoestring.memory.offloaded_optimizer import SMALL, AccessOrder, BufferRing, OffloadedOptimizer, in_parts
 from shoestring.memory.recompute import Recorder
 from shoestring.memory.row_split import RowSplit, rows_at_once
 from shoestring.memory.stream_units import Unit, laid_out
@@ -58,7 +58,7 @@ class Streaming(OnDisk):
                    if parameter.requires_grad and parameter in self.names   # what is trained beside the model stays in memory
                    and (parameter.numel() >= SMALL or parameter in self.row_splits)}
         rows = {weight: rows_at_once(weight) for weight in self.row_splits}
-        self.offloaded = OffloadedOptimizer(run.optimizer, self.store, trained, rows, coded)
+        self.offloaded = OffloadedOptimizer(run.optimizer, self.store, trained, in_parts(run), rows, coded)
         self.clips = bool(run.clip)   # so no weight is stepped in backward
         large = {parameter: self.names[parameter] for parameter in (*self.unit_of, *self.row_splits)
                  if parameter.requires_grad and (parameter.numel() >= SMALL or parameter in self.row_splits)}

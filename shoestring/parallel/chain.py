@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import random
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -15,6 +14,7 @@ from shoestring.core import random_state
 from shoestring.core.absent import Absent, absent
 from shoestring.core.batch import Batch, moved
 from shoestring.core.errors import Mistake
+from shoestring.core.foreign import attributes_of, container_kind, entries_of
 from shoestring.core.private import has_backward_hooks, storage_id_of, tree_flatten, tree_leaves, tree_map, without_modes, write_count
 from shoestring.core.run import Run
 from shoestring.parallel.gradient_flow import GradientFlow
@@ -185,8 +185,8 @@ def leave_absent(block: nn.Module, number: int) -> None:
 
 def counters_of(modules: Iterable[nn.Module]) -> list[Any]:
     """Plain values and sizes of containers among the attributes of modules: what a forward counts with."""
-    return [(name, value if isinstance(value, PLAIN) else len(value)) for module in modules for name, value in module.__dict__.items()
-            if name not in BOOKS and isinstance(value, (*PLAIN, list, dict, set, deque))]
+    return [(name, value if type(value) in PLAIN else len(entries_of(value))) for module in modules
+            for name, value in module.__dict__.items() if name not in BOOKS and (type(value) in PLAIN or container_kind(value))]
 
 
 def buffers_of(block: nn.Module) -> list[Any]:
@@ -196,12 +196,11 @@ def buffers_of(block: nn.Module) -> list[Any]:
 def content(value: Any) -> tuple[Any, ...]:
     if isinstance(value, Tensor):
         return () if isinstance(value, Absent) else (id(value), write_count(value))
-    if isinstance(value, PLAIN):
+    if type(value) in PLAIN:
         return (value,)
-    inside = list(value.items()) if isinstance(value, dict) else list(value) if isinstance(value, (list, tuple, set, deque)) else (
-        list(vars(value).items()) if hasattr(value, "__dict__") and not isinstance(value, nn.Module) else [])
-    return id(value), len(inside), *(repr(one) if isinstance(one, PLAIN) else id(one) if not isinstance(one, Absent) else ""
-                                     for item in inside for one in (item if isinstance(item, tuple) else (item,)))
+    inside = entries_of(value) or list((attributes_of(value) or {} if not isinstance(value, nn.Module) else {}).items())
+    return id(value), len(inside), *(repr(one) if type(one) in PLAIN else id(one) if not isinstance(one, Absent) else ""
+                                     for item in inside for one in (item if type(item) is tuple else (item,)))
 
 
 def other_generators() -> Any:

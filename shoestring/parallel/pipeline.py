@@ -26,6 +26,7 @@ from shoestring.core.ledger import NO_BLOCK_RUNS, Ledger
 from shoestring.core.mesh import Mesh
 from shoestring.core.run import Run
 from shoestring.core.staging import Staging
+from shoestring.core.stepping import Division
 from shoestring.core.suggest import did_you_mean
 from shoestring.core.swap import Swap
 from shoestring.core.training import MIXED, TrainingTechnique
@@ -54,6 +55,7 @@ class Pipeline(TrainingTechnique):
     exact: ClassVar[bool] = True
     unites: ClassVar[str] = "stage"
     splits_batch: ClassVar[bool] = True
+    divides: ClassVar[Division] = Division.APART
     why: ClassVar[str] = "every worker holds some layers; a batch goes through them in pieces"
 
     def __post_init__(self) -> None:
@@ -135,7 +137,7 @@ class Pipeline(TrainingTechnique):
             return ledger.findings.reasons.get("can't be split", "a batch can't be split")
         if ledger.has("sparse gradients"):
             return "the model has sparse gradients, which are not sent between workers: make its embeddings with sparse=False"
-        return ""
+        return super().refusal(ledger)
 
     def exactness(self, ledger: Ledger) -> Exactness:
         if ledger.has("mixes samples") or self.stashes:

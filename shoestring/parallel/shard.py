@@ -21,11 +21,11 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from shoestring.core.batch import Batch
-from shoestring.core.elementwise import ELEMENTWISE
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import Ledger
 from shoestring.core.run import Run, weighed
+from shoestring.core.stepping import Division
 from shoestring.core.training import TrainingTechnique
 from shoestring.parallel.average import Statistics, alone, mixed_drift, share_of, split_exactness, with_traffic
 from shoestring.parallel.sharding import Sharding
@@ -40,6 +40,7 @@ class Shard(TrainingTechnique):
     order: ClassVar[int] = 60
     exact: ClassVar[bool] = True
     unites: ClassVar[str] = "data"
+    divides: ClassVar[Division] = Division.IN_PARTS
     why: ClassVar[str] = "every worker owns a part of the optimizer's state, the gradients, the weights"
 
     def __post_init__(self) -> None:
@@ -51,8 +52,7 @@ class Shard(TrainingTechnique):
         return tuple(map(cls, STAGES))
 
     def refusal(self, ledger: Ledger) -> str:
-        whole = "the optimizer looks at whole weights, and workers would step parts of them"
-        return alone(ledger) or (whole if ledger.has("optimizer looks at whole weights") else "")
+        return alone(ledger) or super().refusal(ledger)
 
     def exactness(self, ledger: Ledger) -> Exactness:
         return split_exactness(ledger)
@@ -78,9 +78,6 @@ class Shard(TrainingTechnique):
         return with_traffic(replace(ledger, blocks=blocks, standing=standing, update=update), sent, 3 * len(ledger.blocks))
 
     def apply(self, run: Run) -> Run:
-        if not isinstance(getattr(run.optimizer, "optimizer", run.optimizer), ELEMENTWISE):
-            raise Mistake(f"Shard: {type(run.optimizer).__name__} looks at whole weights, and workers would step parts of them: use "
-                          f"Average, or an optimizer that looks at every number alone (Adam, AdamW, SGD, ...)")
         link = run.mesh.along(self.unites)
         sharding, statistics = Sharding(run, link, self.stage), Statistics(run.model, link)
 

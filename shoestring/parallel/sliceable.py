@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from copy import deepcopy
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, NamedTuple
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 
 from shoestring.core.batch import Batch, tensors
 from shoestring.core.errors import Mistake
+from shoestring.core.foreign import copied_module
 from shoestring.core.private import DispatchMode, FakeTensor, operation_of, tree_map, without_modes
 from shoestring.measure.fake import Stage
 from shoestring.parallel.sliced_attention import Slicing, Span, not_causal, takes_positions
@@ -144,7 +144,7 @@ def fake_copy(model: nn.Module, stage: Stage) -> nn.Module:
             return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
 
     memo: dict[int, Any] = {id(one): nn.Parameter(fake(one), one.requires_grad) for one in model.parameters()}
-    return deepcopy(model, memo | {id(one): fake(one) for one in model.buffers() if isinstance(one, FakeTensor)})
+    return copied_module(model, memo | {id(one): fake(one) for one in model.buffers() if isinstance(one, FakeTensor)})
 
 
 class Mixed(Exception):

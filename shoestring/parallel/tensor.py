@@ -21,12 +21,12 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from shoestring.core.batch import Batch
-from shoestring.core.elementwise import ELEMENTWISE
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import Ledger
 from shoestring.core.link import Link
 from shoestring.core.run import Run
+from shoestring.core.stepping import Division
 from shoestring.core.training import TrainingTechnique
 from shoestring.parallel.average import unaddable, with_traffic
 from shoestring.parallel.recognised import recognised
@@ -36,7 +36,6 @@ MOST = 8       # ways that are tried: more than a machine has devices are seldom
 BETWEEN = 5    # tensors of the size of a block's output that it keeps outside of split layers: two norms' inputs and results, the output
 GATHERED = 2   # of those, what layers that are split by outputs take in and keep, which is whole wherever it was put together from
 WORK = ("forward", "backward", "flops", "backward_flops")   # of a block: as much as there are samples
-NOT_ELEMENTWISE = "the optimizer looks at whole weights, and workers would step parts of them"
 
 
 @dataclass(frozen=True)
@@ -47,6 +46,7 @@ class TensorParallel(TrainingTechnique):
     order: ClassVar[int] = 8   # before all that look at the size of weights
     exact: ClassVar[bool] = True
     unites: ClassVar[str] = "tensor"
+    divides: ClassVar[Division] = Division.IN_PARTS
     why: ClassVar[str] = "every worker computes a part of each layer: heads, columns, words of the vocabulary"
 
     def __post_init__(self) -> None:
@@ -73,8 +73,8 @@ class TensorParallel(TrainingTechnique):
             return "there is one worker: --devices gives more"
         if ledger.workers.world % self.ways:
             return f"{ledger.workers.world} workers can't stand in lines of {self.ways}"
-        if ledger.has("optimizer looks at whole weights"):
-            return NOT_ELEMENTWISE
+        if (reason := super().refusal(ledger)):
+            return reason
         reasons = (trait.removeprefix(known) for trait in ledger.findings.traits if trait.startswith(known := unsplit(self.ways)))
         return next(reasons, "") or unaddable(ledger)
 
@@ -142,9 +142,6 @@ def check(run: Run, link: Link, ways: int) -> None:
     """Refuse what can't be split, before anything is changed."""
     if link.world != ways:
         raise Mistake(f"TensorParallel(ways={ways}): there are {link.world} workers along tensor: give --devices a multiple of {ways}")
-    if not isinstance(getattr(run.optimizer, "optimizer", run.optimizer), ELEMENTWISE):
-        raise Mistake(f"TensorParallel: {type(run.optimizer).__name__} looks at whole weights, and workers would step parts of them: use "
-                      f"an optimizer that looks at every number alone (Adam, AdamW, SGD, ...)")
 
 
 def unsplit(ways: int) -> str:

@@ -13,6 +13,7 @@ from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness, stated_in
 from shoestring.core.figures import Figures, figures
 from shoestring.core.files import write_whole
+from shoestring.core.job import Job
 from shoestring.core.regular import read_regular
 from shoestring.core.seal import Damaged, unsealed
 from shoestring.core.staging import Staging, Work
@@ -63,6 +64,7 @@ class Plan:
     blocks: tuple[tuple[str, int], ...] = field(default=(), compare=False)   # highest bytes while each block runs
     lengths: Lengths = field(default_factory=Lengths, compare=False)            # the sizes of batches that it is made for
     speeds: Speeds | None = field(default=None, compare=False)                  # of links, by which workers choose how to add up
+    job: Job | None = field(default=None, compare=False, repr=False)   # that it was made for, in this process; None: nobody knows
 
     def __str__(self) -> str:
         return named(self.techniques)

@@ -15,23 +15,21 @@ from shoestring.core.hardware import Hardware
 from shoestring.core.job import Job
 from shoestring.core.ledger import Ledger
 from shoestring.core.link import Link
-from shoestring.core.technique import in_order
 from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.data.lengths import Lengths, Look, batches_at, look, planned_for
 from shoestring.measure.process import address_limit, memory_free
+from shoestring.planning.admission import admitted, check_together
 from shoestring.planning.axes import explained
 from shoestring.planning.catalogue import CATALOGUE, TOGETHER
 from shoestring.planning.choose import Chooser, asked_for
-from shoestring.planning.conflicts import conflict
-from shoestring.planning.evidence.gather import Evidence, gathered
+from shoestring.planning.evidence.gather import Evidence, gathered, ledger_of_traits
 from shoestring.planning.evidence.rehearsals import Rehearsals, Tell, silent
 from shoestring.planning.evidence.step import mesh_of_largest
 from shoestring.planning.evidence.tasks import Worker
 from shoestring.planning.kept import Kept
 from shoestring.planning.outcome import Outcome
 from shoestring.planning.plan import Plan
-from shoestring.planning.predict import Predictor, expected_process
-from shoestring.planning.room import named
+from shoestring.planning.predict import Combination, Predictor, expected_process
 from shoestring.planning.training_room import ROOM, TrainingRoom
 
 
@@ -102,8 +100,8 @@ class Planner:
 
     def outcome(self, memory: int | None, forced: tuple[Technique, ...] | None = None) -> Outcome:
         """The plan for a memory budget in bytes (None: what is free), or the figures of the techniques that were asked for."""
-        if forced is not None and (reason := conflict(in_order(forced))):
-            raise Mistake(f"{named(in_order(forced))} can't be combined: {reason}")
+        if forced is not None:
+            check_together(forced)   # before anything is measured
         if forced is None and (found := self.at_once(memory)) is not None:
             return found
         return self.decided(self.ledger(), memory, forced)
@@ -140,7 +138,6 @@ class Planner:
         plain = self.predictor.sketched(asked_for((), ledger)) if apart else self.predictor.plan(asked_for(simplest, ledger))
         if forced is not None:
             chosen = self.forced(ledger, forced) if forced != simplest or apart else plain
-            self.check_exact(chosen)
             fits = int(not budget.broken(chosen.numbers()))
             chosen = explained(self.predictor.with_ranks(chosen), plain, budget.memory)
             return Outcome(chosen, plain, (), 1, fits, self.elapsed(), budget.memory, (), ())
@@ -169,15 +166,14 @@ class Planner:
     def levels(self) -> tuple[Exactness, ...]:
         return allowed(self.exact, self.inexact)
 
-    def check_exact(self, plan: Plan) -> None:
-        """Refuse a plan that the user wrote and that is further from plain training than they allow."""
-        if self.exact and plan.exactness > self.levels[-1]:
-            raise Mistake(f"{plan} is {plan.exactness.word} for this job ({plan.exactness.meaning}), and --exact {self.exact} allows "
-                          f"{self.levels[-1].word}: leave it out, or give {plan.exactness.flag}")
+    def admitted(self, techniques: tuple[Technique, ...]) -> Combination:
+        """Techniques that the user named, checked for this job without a real step; a Mistake says why they can't be used."""
+        check_together(techniques)
+        return admitted(techniques, ledger_of_traits(self.rehearsals, techniques), self.exact)
 
     def forced(self, ledger: Ledger, techniques: tuple[Technique, ...]) -> Plan:
         """The figures of these techniques, with those told that are of no use."""
-        one = asked_for(in_order(techniques), ledger)
+        one = admitted(techniques, ledger, self.exact)
         try:
             plan = self.predictor.attempted(one)
         except Mistake as error:

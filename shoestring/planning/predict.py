@@ -38,10 +38,8 @@ Combination = Candidate[TrainingTechnique, Ledger]
 SLACK = 1.05           # what a device's own allocator takes above the tensors, where that can't be measured
 MARGIN = 1.02          # on the predicted process: better two percent too much than a run over its budget
 VARIED_MARGIN = 1.04   # the same, of one that was tried with batches of several sizes
-TRIAL_STEPS = (4, 12)     # of a trial, at least and at most: what an allocator keeps back grows in the first steps,
-TRIAL_SECONDS = 2.0       # as many as take so long;
-VARIED_STEPS = (10, 32)   # where batches are of several sizes, more, because that depends on what came before
-VARIED_SECONDS = 8.0
+TRIAL_STEPS, TRIAL_SECONDS = (4, 12), 2.0      # of a trial, at least and at most: what an allocator keeps back grows in the first steps
+VARIED_STEPS, VARIED_SECONDS = (10, 32), 8.0   # where batches are of several sizes, more, because that depends on what came before
 GROUP_STEPS = 8        # of a trial by all workers, which are timed too
 SPREAD = 1.04          # between two trials of one plan: threads race for memory. A plan this close to the budget is tried again,
 AGAIN = 2              # so often
@@ -94,10 +92,8 @@ class Predictor:
             where=place_of(highest.moment), parts=highest.parts, sure=self.sure(one, how) + untried + self.unvalidated(log),
             stored_bytes=log.stored, disk_speed=disk_speed(one.cost), sent_by_others_bytes=sent_by_others,
             drift=stated_drift(one.techniques, self.evidence.ledger), blocks=by_block(log), lengths=self.rehearsals.lengths,
-            mesh=self.mesh(one.techniques), ranks=ranks,
-            staging=cut and cut.slower(seconds / max(one.known["step_seconds"], 1e-12)),
-            speeds=self.rehearsals.job.link.speeds,
-        ))
+            mesh=self.mesh(one.techniques), ranks=ranks, speeds=self.rehearsals.job.link.speeds,
+            staging=cut and cut.slower(seconds / max(one.known["step_seconds"], 1e-12))))
 
     def log(self, techniques: Techniques, rank: int | None = None) -> Log:
         """The log of a rehearsal, with what the job's own validation was measured to make."""

@@ -125,8 +125,9 @@ def ledger_of_traits(rehearsals: Rehearsals, wanted: Iterable[Technique]) -> Led
     """The ledger of the plain step without a real one: enough to know how close the wanted techniques stay."""
     plain = rehearsals.log(())
     traits = Traits(rehearsals.traits(plain))
-    if rehearsals.worker is not None and any(one.splits_batch or one.unites for one in wanted):
-        tried = rehearsals.asked(PiecesTask(**rehearsals.about_job()), rehearsals.hardware.environment, PIECES).found
+    if any(one.splits_batch or one.unites for one in wanted):
+        tried = {} if rehearsals.worker is None else rehearsals.asked(
+            PiecesTask(**rehearsals.about_job()), rehearsals.hardware.environment, PIECES).found
         traits.note_pieces(rehearsals, plain, tried)
     found = plain_ledger(rehearsals.job, plain, None, rehearsals.hardware, None, traits.found)
     return replace(found, findings=replace(found.findings, reasons=traits.reasons))

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch import nn
 from shoestring.core import random_state
 from shoestring.core.codec import to_json
 from shoestring.core.errors import Mistake
+from shoestring.core.foreign import copied_module
 from shoestring.core.hardware import Hardware
 from shoestring.core.job import Job
 from shoestring.core.mesh import Mesh, imagined_mesh
@@ -159,7 +159,7 @@ class Rehearsals:
 
     def made_here(self) -> nn.Module:
         random_state.seed(self.job.seed)
-        return self.job.model() if self.model is None else deepcopy(self.model)
+        return self.job.model() if self.model is None else copied_module(self.model, {})
 
     def fits_here(self, plain: Log) -> bool:
         """Whether real passes over the model can be afforded in this process; `plain` is the log of plain steps."""

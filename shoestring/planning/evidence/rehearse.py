@@ -24,6 +24,7 @@ from shoestring.core.run import Part, Run, plain_run, stored, traffic
 from shoestring.core.schedule import scheduled, takes_steps
 from shoestring.core.technique import applied, in_order
 from shoestring.core.training import TrainingTechnique as Technique
+from shoestring.core.training import check_division
 from shoestring.data.feed import counted
 from shoestring.data.lengths import data_begun, planned_batches, planned_feed
 from shoestring.loop import steps
@@ -67,7 +68,7 @@ def tracked(job: Job, techniques: Iterable[Technique], model: nn.Module, batches
     with tracker:
         plain = prepared(job, techniques, model)
     if not techniques:
-        tracker.log.traits |= optimizer_traits(plain.optimizer).union(*(kind.noticed(plain) for kind in CATALOGUE))
+        tracker.log.traits |= optimizer_traits(plain.optimizer).union(plain.stepping().traits, *(kind.noticed(plain) for kind in CATALOGUE))
     tracker.log.stored = stored(plain)
     generators = generators_of(model)
     before, sent = traffic(plain), plain.mesh.sent
@@ -127,7 +128,9 @@ def prepared(job: Job, techniques: Iterable[Technique], model: nn.Module, folder
         job = counted(job)
     plain = scheduled(job, plain_run(job, model, blocks(model)))
     plain = replace(plain, folder=folder, resumed=resumed, example=lambda: next(planned_batches(job, plain.assignment)))
-    run = applied(in_order(techniques), plain)
+    techniques = in_order(techniques)
+    check_division(techniques, plain)
+    run = applied(techniques, plain)
     for name, part in run.state.items():
         if not isinstance(part, Part):
             raise Mistake(f"the part {name!r} of the run's state is a {type(part).__name__}, of which nobody knows what it can do: let its "

@@ -6,7 +6,6 @@ same are frozen, are of one kind.
 """
 from __future__ import annotations
 
-from copy import deepcopy
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from shoestring.core import random_state
+from shoestring.core.foreign import copied_module
 from shoestring.core.job import Job
 from shoestring.core.private import FakeTensor, own_buffers, tree_leaves, tree_map
 from shoestring.measure.calls import as_calls, without_caches
@@ -71,7 +71,7 @@ def made_real(block: nn.Module, given: Any) -> tuple[nn.Module, Any]:
     """A block with real weights, and real inputs like those given."""
     weights = {id(old): nn.Parameter(torch.empty(old.shape, dtype=old.dtype).normal_(0, 0.02) if old.is_floating_point()
                                      else torch.zeros(old.shape, dtype=old.dtype), old.requires_grad) for old in block.parameters()}
-    real = deepcopy(block, weights)
+    real = copied_module(block, weights)
     for part in real.modules():
         for name, buffer in own_buffers(part).items():
             if isinstance(buffer, FakeTensor):

@@ -1,0 +1,86 @@
+"""Objects of the user, looked at without calling any of their methods.
+
+A model or a batch may hold anything: a tuple whose `len` raises, a list that counts who reads it, an object whose attributes are computed.
+Torch never asks them, so neither do we: containers are read by the methods of the built-in class that they are or inherit from, and
+attributes where Python keeps them. Who must have a copy of a model shares with it what can't be copied.
+"""
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from types import GetSetDescriptorType, MemberDescriptorType
+from typing import Any
+
+from torch import nn
+
+# An OrderedDict has an order beside that of its dict, so it comes first
+CONTAINERS: tuple[Any, ...] = (OrderedDict, dict, list, deque, set, tuple, frozenset)
+
+
+def container_kind(value: object) -> Any:
+    """The built-in container that an object is, or inherits from; None if it is none.
+
+    >>> container_kind([]), container_kind(OrderedDict()), container_kind("a")
+    (<class 'list'>, <class 'collections.OrderedDict'>, None)
+    """
+    return next((kind for kind in CONTAINERS if issubclass(type(value), kind)), None)
+
+
+def items_of(container: Any) -> Iterator[Any]:
+    """What a container holds; of a dict, its values.
+
+    >>> list(items_of({"a": 1, "b": 2})), list(items_of((3, 4))), list(items_of("no container"))
+    ([1, 2], [3, 4], [])
+    """
+    kind = container_kind(container)
+    if kind is None:
+        return iter(())
+    return iter(kind.values(container)) if issubclass(kind, dict) else iter(kind.__iter__(container))
+
+
+def entries_of(container: Any) -> list[Any]:
+    """What a container holds; of a dict, pairs of key and value.
+
+    >>> entries_of({"a": 1}), entries_of([2])
+    ([('a', 1)], [2])
+    """
+    kind = container_kind(container)
+    return list(kind.items(container)) if kind is not None and issubclass(kind, dict) else list(items_of(container))
+
+
+def attributes_of(value: object) -> dict[str, Any] | None:
+    """An object's own attributes, as Python keeps them; None if it has none.
+
+    >>> attributes_of(ValueError()), attributes_of(3)
+    ({}, None)
+    """
+    for kind in type.mro(type(value)):
+        slot = type.__dict__["__dict__"].__get__(kind).get("__dict__")
+        if isinstance(slot, (GetSetDescriptorType, MemberDescriptorType)):
+            found = slot.__get__(value)
+            return found if type(found) is dict else None
+        if slot is not None:   # the class computes it
+            return None
+    return None
+
+
+def copied_module(module: nn.Module, instead: Mapping[int, Any]) -> nn.Module:
+    """A copy of a module, with other objects `instead` of some, by their ids; what refuses to be copied is the very same in both."""
+    try:
+        return deepcopy(module, dict(instead))
+    except Exception:
+        shared = {id(value): value for part in module.modules() for name, value in part.__dict__.items()
+                  if name not in BOOKS and not can_be_copied(value, instead)}
+        return deepcopy(module, shared | dict(instead))
+
+
+BOOKS = frozenset(nn.Module().__dict__)   # nn.Module's own attributes
+
+
+def can_be_copied(value: object, instead: Mapping[int, Any]) -> bool:
+    try:
+        deepcopy(value, dict(instead))
+    except Exception:
+        return False
+    return True

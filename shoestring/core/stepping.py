@@ -1,0 +1,331 @@
+"""Whether the step of the job's optimizer can be divided: tried on small stand-ins of its weights, never read off its class.
+
+Plain training steps all weights by one call. Some techniques step a part of them at a time, which is the same only if what an optimizer
+does to a weight depends on that weight alone:
+
+    IN_TURNS   one weight after the other, each by a call of its own         StepInBackward, Stream, OffloadOptimizer
+    APART      some weights in this process, the others in another           Pipeline
+    IN_PARTS   some numbers of every weight here, the others elsewhere       Shard, TensorParallel; chunks of Stream and OffloadOptimizer
+
+An optimizer that divides by the norm of all gradients, counts its calls, or skips a step in which any gradient is NaN passes none of these
+tests, and one that divides by the norm of each weight fails the last. Coupling that begins later than LONG steps is not found.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+from torch import Tensor, nn, optim
+
+from shoestring.core import random_state
+from shoestring.core.job import Job
+from shoestring.core.optimizer import takes_names
+from shoestring.core.private import without_modes
+
+# These look at every number alone: known because their code was read. A subclass may do anything else, and is tried
+ELEMENTWISE = (optim.Adam, optim.AdamW, optim.SGD, optim.RMSprop, optim.Adagrad, optim.Adadelta, optim.Adamax, optim.NAdam,
+               optim.RAdam, optim.ASGD, optim.Rprop)
+BY_WEIGHT = (optim.Adafactor, optim.Muon, optim.SparseAdam)   # and these at every weight alone
+SIDE = 4           # a stand-in has at most so many numbers along each dimension,
+WHOLE = 1 << 20    # or those of the weight itself, where groups depend on sizes and all weights together have no more than these
+TRIED = 200        # weights that get a gradient in a trial; of more, these many are chosen evenly
+LONG = 500         # steps of the trial for what begins late; of the first and the last weight only
+SCALES = (1.0, 1e-3, 30.0, 1e-6, 1e3, 0.1, 1e5, 0.0)   # of gradients, step by step: what is clipped or skipped depends on them
+ROUNDED = 1e-6     # of the way that a weight went: what another order of operations may change; of 16 bits, HALF
+HALF = 5e-2
+
+
+class Division(Enum):
+    IN_TURNS = "can't step weights in turns"
+    APART = "can't step weights apart"
+    IN_PARTS = "can't step parts of weights"
+
+
+@dataclass(frozen=True)
+class Stepping:
+    """Why an optimizer's step can't be divided, for each way to divide it; nothing for a way that changes nothing."""
+
+    reasons: Mapping[Division, str]
+
+    def why_not(self, division: Division) -> str:
+        return self.reasons.get(division, "")
+
+    @property
+    def traits(self) -> frozenset[str]:
+        """The same as traits of the job, for a ledger; `why_not_in` reads them."""
+        return frozenset(f"{division.value}: {reason}" for division, reason in self.reasons.items())
+
+
+UNDIVIDED = Stepping({})   # whatever the division, the same comes out
+
+
+def why_not_in(traits: Iterable[str], division: Division) -> str:
+    """Why a step can't be divided so, by the traits of a job; empty if it can."""
+    begin = f"{division.value}: "
+    return next((trait.removeprefix(begin) for trait in traits if trait.startswith(begin)), "")
+
+
+@contextmanager
+def only(optimizer: optim.Optimizer, parameters: Tensor | Sequence[Tensor], group: dict[str, object]) -> Iterator[None]:
+    """The optimizer knows of one parameter, or of a few of a group, for a while; settings that a schedule changes are still seen."""
+    groups, members = optimizer.param_groups, group["params"]
+    group["params"] = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+    optimizer.param_groups = [group]
+    try:
+        yield
+    finally:
+        group["params"] = members
+        optimizer.param_groups = groups
+
+
+class Untried(Exception):
+    """The optimizer can't be tried on stand-ins; the text says why."""
+
+
+Gradients = list[list[Tensor | None]]   # for every step, that of every weight
+History = list[list[Tensor]]            # every weight before the first step and after every one
+
+
+def tried_stepping(job: Job, optimizer: optim.Optimizer, model: nn.Module) -> Stepping:
+    """How the step of the job's optimizer can be divided. `optimizer` is the one of the model; others like it are made for the trial."""
+    kind, own = type(optimizer).__name__, "step" not in vars(optimizer)   # nobody replaced its step
+    whole = {Division.IN_PARTS: f"{kind} looks at whole weights, as far as is known, and parts of them would be stepped"}
+    if own and type(optimizer) in (*ELEMENTWISE, *BY_WEIGHT):
+        return UNDIVIDED if type(optimizer) in ELEMENTWISE else Stepping(whole)
+    key = tuple((name, one.shape, one.dtype) for name, one in model.named_parameters() if one.requires_grad)
+    if LAST and LAST[0][0] is job.optimizer and LAST[0][1] == key:
+        return LAST[0][2]
+    with random_state.kept(), without_modes(), torch.enable_grad():
+        try:
+            reasons = Trial(job, optimizer, model).reasons()
+        except Exception as error:
+            told = str(error) if isinstance(error, Untried) else told_of(error)
+            reasons = dict.fromkeys(Division, f"{kind} could not be tried on small weights ({told}), so it is not known whether it steps "
+                                              f"every weight by itself")
+    if not isinstance(optimizer, ELEMENTWISE):   # what it keeps of a weight may not be a number for each of the weight's
+        reasons = whole | reasons
+    LAST[:] = [(job.optimizer, key, Stepping(reasons))]
+    return LAST[0][2]
+
+
+# The job's optimizer that was tried last, for which weights, and what was found: plans are tried one after the other
+LAST: list[tuple[object, object, Stepping]] = []
+
+
+def told_of(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
+
+
+class Trial:
+    """Optimizers of stand-ins, made by the job, and what comes of stepping them in several ways."""
+
+    def __init__(self, job: Job, optimizer: optim.Optimizer, model: nn.Module) -> None:
+        self.job, self.kind, self.elementwise = job, type(optimizer).__name__, isinstance(optimizer, ELEMENTWISE)
+        self.sparse = False   # whether gradients must be
+        self.weights = {name: one for name, one in model.named_parameters() if one.requires_grad}
+        names = {id(one): name for name, one in self.weights.items()}
+        grouped = [[names[id(one)] for one in group["params"] if id(one) in names] for group in optimizer.param_groups]
+        self.side = SIDE
+        if self.groups(*self.made()) != grouped:
+            if sum(one.numel() for one in self.weights.values()) > WHOLE:
+                raise Untried("its groups depend on the sizes of weights")
+            self.side = WHOLE
+            if self.groups(*self.made()) != grouped:
+                raise Untried("made again, it has other groups of weights")
+
+    def made(self) -> tuple[dict[str, nn.Parameter], optim.Optimizer]:
+        """New stand-ins, always the same, and an optimizer of them."""
+        chance = torch.Generator().manual_seed(0)
+        stand_ins = {name: nn.Parameter(self.random(one, chance)) for name, one in self.weights.items()}
+        random_state.seed(0)
+        made = self.job.optimizer(list(stand_ins.items()) if takes_names(self.job) else list(stand_ins.values()))
+        known = set(map(id, stand_ins.values()))
+        if not all(id(one) in known for group in made.param_groups for one in group["params"]):
+            raise Untried("it does not step the weights that it is given")
+        return stand_ins, made
+
+    def random(self, weight: Tensor, chance: torch.Generator) -> Tensor:
+        """Numbers in the shape of a weight's stand-in; in 64 bits instead of 32, so that what is no rounding shows."""
+        dtype = torch.float64 if weight.dtype is torch.float32 else weight.dtype
+        return torch.randn([min(side, self.side) for side in weight.shape], dtype=dtype, generator=chance)
+
+    def groups(self, stand_ins: Mapping[str, nn.Parameter], optimizer: optim.Optimizer) -> list[list[str]]:
+        names = {id(one): name for name, one in stand_ins.items()}
+        return [[names[id(one)] for one in group["params"]] for group in optimizer.param_groups]
+
+    def reasons(self) -> dict[Division, str]:
+        """Why the step can't be divided; what is found first."""
+        found: dict[Division, str] = {}
+        for gradients, must in ((self.drawn(SCALES, self.chosen(TRIED)), True), (self.broken(), False), (self.missing(), False),
+                                (self.drawn([1.0] * LONG, self.chosen(2)), False)):
+            try:
+                whole, drew = self.together(gradients)
+            except Exception:
+                if must and self.sparse:
+                    raise
+                if must:   # its gradients may have to be sparse
+                    self.sparse = True
+                    return self.reasons()
+                continue   # plain training would end there too
+            if drew:
+                told = f"{self.kind} draws random numbers in its step, and other weights would get them if it were divided"
+                return dict.fromkeys(Division, told)
+            if must and (step := apart_from(whole, self.together(gradients)[0], exact=True)):
+                told = f"{self.kind}, made anew, does something else in its step {step} than before: it keeps state outside of itself"
+                return dict.fromkeys(Division, told)
+            for division, ways in self.ways(gradients).items():
+                ways = ways[:1] if len(gradients) == LONG else ways
+                if division not in found and (reason := self.difference(division, whole, ways)):
+                    found[division] = reason
+        return found
+
+    def ways(self, gradients: Gradients) -> dict[Division, list[Callable[[], History]]]:
+        found: dict[Division, list[Callable[[], History]]] = {
+            Division.IN_TURNS: [lambda: self.in_turns(gradients, freed=True), lambda: self.in_turns(gradients, freed=False)],
+            Division.APART: [lambda: self.apart(gradients)]}
+        return found | ({Division.IN_PARTS: [lambda: self.in_parts(gradients)]} if self.elementwise else {})
+
+    def difference(self, division: Division, whole: History, ways: Sequence[Callable[[], History]]) -> str:
+        """What a division changes, in words; empty if nothing."""
+        how = {Division.IN_TURNS: "one by one", Division.APART: "half of them at a time", Division.IN_PARTS: "in two parts each"}[division]
+        for way in ways:
+            try:
+                step = apart_from(whole, way(), exact=division is Division.IN_TURNS)
+            except Exception as error:
+                return f"{self.kind} fails where weights are stepped {how} ({told_of(error)})"
+            if step:
+                return (f"{self.kind} moves weights to other values when they are stepped {how} than when they are stepped together (tried "
+                        f"on small weights, from step {step} on): each step depends on more than the {PARTS[division]} that it moves")
+        return ""
+
+    # Gradients
+
+    def chosen(self, count: int) -> list[str]:
+        """So many weights, evenly, the first and the last among them."""
+        names = list(self.weights)
+        count = min(count, len(names))
+        return [names[round(number * (len(names) - 1) / max(count - 1, 1))] for number in range(count)]
+
+    def drawn(self, scales: Sequence[float], names: Sequence[str]) -> Gradients:
+        """Gradients of these weights on these scales, of each weight on another; none of the others."""
+        chance = torch.Generator().manual_seed(1)
+        wanted = set(names)
+        return [[self.random(one, chance) * scale * (1 + number % 5) if name in wanted else None
+                 for number, (name, one) in enumerate(self.weights.items())] for scale in scales]
+
+    def broken(self) -> Gradients:
+        """In the second step, one gradient is not finite."""
+        found = self.drawn([1.0] * 4, self.chosen(TRIED))
+        at = next(number for number, one in enumerate(found[1]) if one is not None)
+        found[1][at] = torch.full_like(found[0][at], float("nan"))   # type: ignore[arg-type]
+        return found
+
+    def missing(self) -> Gradients:
+        """In the second step, one weight has no gradient."""
+        found = self.drawn([1.0] * 4, self.chosen(TRIED))
+        found[1][next(number for number, one in enumerate(found[1]) if one is not None)] = None
+        return found
+
+    def given(self, gradient: Tensor | None) -> Tensor | None:
+        """A gradient as it is given to a weight: a copy, for optimizers may change it."""
+        return None if gradient is None else gradient.to_sparse(1) if self.sparse and gradient.dim() else gradient.clone()
+
+    # Ways to step
+
+    def together(self, gradients: Gradients) -> tuple[History, bool]:
+        """All weights at once; and whether anything was drawn."""
+        stand_ins, optimizer = self.made()
+        before = torch.get_rng_state()
+        weights = list(stand_ins.values())
+        found = [now(weights)]
+        for step in gradients:
+            for weight, gradient in zip(weights, step, strict=True):
+                weight.grad = self.given(gradient)
+            optimizer.step()
+            found.append(now(weights))
+        return found, not torch.equal(before, torch.get_rng_state())
+
+    def in_turns(self, gradients: Gradients, freed: bool) -> History:
+        """One weight after the other. `freed`: from the last to the first, and there is never another gradient; else all are there."""
+        stand_ins, optimizer = self.made()
+        group_of = {id(one): group for group in optimizer.param_groups for one in group["params"]}
+        weights = list(stand_ins.values())
+        found = [now(weights)]
+        for step in gradients:
+            pairs = list(zip(weights, step, strict=True))
+            for weight, gradient in pairs:
+                weight.grad = None if freed else self.given(gradient)
+            for weight, gradient in reversed(pairs) if freed else pairs:
+                if gradient is None or id(weight) not in group_of:
+                    continue
+                weight.grad = self.given(gradient)
+                with torch.no_grad(), only(optimizer, weight, group_of[id(weight)]):
+                    optimizer.step()
+                weight.grad = None if freed else weight.grad
+            found.append(now(weights))
+        return found
+
+    def apart(self, gradients: Gradients) -> History:
+        """Half of the weights by one optimizer, the others by another."""
+        middle, found = len(self.weights) // 2, []
+        for begin, end in ((0, middle), (middle, len(self.weights))):
+            stand_ins, optimizer = self.made()
+            weights = list(stand_ins.values())
+            own = [now(weights[begin:end])]
+            mine = set(map(id, weights[begin:end]))
+            for group in optimizer.param_groups:
+                group["params"] = [one for one in group["params"] if id(one) in mine]
+            for step in gradients:
+                for weight, gradient in zip(weights[begin:end], step[begin:end], strict=True):
+                    weight.grad = self.given(gradient)
+                if mine:
+                    optimizer.step()
+                own.append(now(weights[begin:end]))
+            found.append(own)
+        return [[*first, *second] for first, second in zip(*found, strict=True)]
+
+    def in_parts(self, gradients: Gradients) -> History:
+        """The first half of every weight's numbers by one optimizer, the second half by another."""
+        found = []
+        for half in (0, 1):
+            stand_ins, optimizer = self.made()
+            parts = {id(one): nn.Parameter(one.detach().flatten().tensor_split(2)[half].clone()) for one in stand_ins.values()}
+            for group in optimizer.param_groups:
+                group["params"] = [parts[id(one)] for one in group["params"] if parts[id(one)].numel()]
+            own = [now(parts.values())]
+            for step in gradients:
+                for part, gradient in zip(parts.values(), step, strict=True):
+                    part.grad = None if gradient is None else gradient.flatten().tensor_split(2)[half].clone()
+                optimizer.step()
+                own.append(now(parts.values()))
+            found.append(own)
+        shapes = [[min(side, self.side) for side in one.shape] for one in self.weights.values()]
+        return [[torch.cat(pair).view(shape) for *pair, shape in zip(first, second, shapes, strict=True)]
+                for first, second in zip(*found, strict=True)]
+
+
+PARTS = {Division.IN_TURNS: "weight", Division.APART: "weights", Division.IN_PARTS: "numbers"}
+
+
+def now(weights: Iterable[Tensor]) -> list[Tensor]:
+    return [weight.detach().clone() for weight in weights]
+
+
+def apart_from(whole: History, other: History, exact: bool) -> int:
+    """The first step, from 1, after which weights are not the same bits, or not `exact`: not the same to rounding; 0 if there is none."""
+    for number, (before, after) in enumerate(zip(whole, other, strict=True)):
+        for begun, one, two in zip(whole[0], before, after, strict=True):
+            if not torch.allclose(one, two, 0.0, 0.0 if exact else rounding(begun, one), equal_nan=True):
+                return number
+    return 0
+
+
+def rounding(begun: Tensor, weight: Tensor) -> float:
+    """How far a weight may be from where it came, if its operations were rounded in another order."""
+    if not weight.numel():
+        return 0.0
+    way, largest = (float(one.abs().nan_to_num(0.0, 0.0, 0.0).amax()) for one in (weight - begun, weight))
+    return (HALF if weight.dtype.itemsize == 2 else ROUNDED) * way + 4 * torch.finfo(weight.dtype).eps * largest
