@@ -55,7 +55,7 @@ def effort() -> Effort:
     found: list[list[int]] = []
     for path in Path("/proc/self/task").glob("*/schedstat"):
         with suppress(OSError, ValueError):   # a thread that ends meanwhile
-            found.append([int(word) for word in path.read_text().split()[:2]])
+            found.append([int(word) for word in path.read_text(encoding="ascii").split()[:2]])
     if not found:
         return Effort(time.process_time(), 0.0)
     return Effort(sum(ran for ran, _ in found) / 1e9, sum(waited for _, waited in found) / 1e9)

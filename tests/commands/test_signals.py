@@ -12,12 +12,13 @@ import pytest
 
 from tests.records import records
 from tests.runs.test_resume import PLAN
+from tests.waiting import HUNG, UNTIL_EXISTS
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
 
 # Before its third batch it says so and waits until somebody opens the gate
-JOB = """
-import os, sys, time, torch
+JOB = UNTIL_EXISTS + """
+import sys, torch
 from torch import nn
 from shoestring import Job
 
@@ -25,16 +26,15 @@ def data():
     for number in range(6):
         if number == 2 and os.path.exists("a/events.jsonl") and "begun" in open("a/events.jsonl").read():   # not while it is planned
             print("at the gate", file=sys.stderr, flush=True)
-            while not os.path.exists("gate"):
-                time.sleep(0.01)
+            until_exists("gate")
         yield torch.ones(4, 8), torch.arange(4)
 
 def job() -> Job:
     return Job(model=lambda: nn.Linear(8, 4), data=data, steps=6)
 """
 # The same when it validates after its second round
-GATED = f"""
-import os, sys, time
+GATED = UNTIL_EXISTS + f"""
+import sys
 sys.path.insert(0, {str(Path(__file__).parents[2])!r})
 from tests.federated.toys import records, toy_job
 
@@ -44,8 +44,7 @@ def validate(model):
     calls.append(1)
     if len(calls) == 2:
         print("at the gate", file=sys.stderr, flush=True)
-        while not os.path.exists("gate"):
-            time.sleep(0.01)
+        until_exists("gate")
     return {{"loss": 1.0}}
 
 def job():
@@ -86,7 +85,7 @@ def test_a_signal_that_is_ignored_stays_ignored(number: int, command: str, place
     child = at_the_gate(place, COMMANDS[command], [number])
     child.send_signal(number)
     open_gate(place)
-    _, said = child.communicate(timeout=60)
+    _, said = child.communicate(timeout=HUNG)
     assert child.returncode == 0 and "stop" not in said, said
     assert records(place / "a")[-1]["event"] == "finished"
 
@@ -98,7 +97,7 @@ def test_any_other_stops_it_with_a_checkpoint_and_is_named(number: int, told: st
     child.send_signal(number)
     assert child.stderr is not None and any("stopping after this step" in line for line in child.stderr)
     open_gate(place)
-    _, said = child.communicate(timeout=60)
+    _, said = child.communicate(timeout=HUNG)
     assert child.returncode == 130 and told in said and "goes on from there" in said, said
     assert list((place / "a" / "checkpoints").glob("step-*"))
 
@@ -107,7 +106,7 @@ def test_a_hangup_stops_a_federation_with_a_checkpoint_too(place: Path) -> None:
     child = at_the_gate(place, COMMANDS["federate"], [])
     child.send_signal(signal.SIGHUP)
     open_gate(place)
-    _, said = child.communicate(timeout=60)
+    _, said = child.communicate(timeout=HUNG)
     assert child.returncode == 130 and "asked to by SIGHUP" in said, said
     assert list((place / "a" / "checkpoints").glob("step-*"))
 
@@ -120,6 +119,6 @@ def test_a_group_keeps_the_same_rule(ignored: list[int], place: Path) -> None:
     if not ignored:
         assert child.stderr is not None and any("stopping after this step" in line for line in child.stderr)
     open_gate(place)
-    _, said = child.communicate(timeout=60)
+    _, said = child.communicate(timeout=HUNG)
     assert child.returncode == (0 if ignored else 130), said
     assert ("SIGHUP" in said) == (not ignored), said
