@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import HUNG
+
 ROOM = '''
 """Texts made smaller."""
 import sys
@@ -150,7 +152,7 @@ def package(tmp_path: Path) -> Path:
 
 def shoestring(package: Path, *words: str) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([str(package), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return subprocess.run([sys.executable, "-m", "shoestring", *words], cwd=package, capture_output=True, text=True, timeout=60,
+    return subprocess.run([sys.executable, "-m", "shoestring", *words], cwd=package, capture_output=True, text=True, timeout=HUNG,
                           env=os.environ | {"PYTHONPATH": path})
 
 

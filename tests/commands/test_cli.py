@@ -13,6 +13,7 @@ import pytest
 
 from shoestring.commands.main import main
 from shoestring.core.units import bytes_text
+from tests.waiting import HUNG
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
 
@@ -65,7 +66,7 @@ REAL = sys.executable   # for tests of the bytes of a process, or of what is imp
 
 
 def shoestring(*words: object, cwd: Path | None = None, python: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([python or sys.executable, "-m", "shoestring", *map(str, words)], capture_output=True, text=True, timeout=300,
+    return subprocess.run([python or sys.executable, "-m", "shoestring", *map(str, words)], capture_output=True, text=True, timeout=HUNG,
                           cwd=cwd, env=os.environ | variables)
 
 

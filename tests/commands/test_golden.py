@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.golden import HERE, VERSIONS, answers, lost
+from tests.waiting import HUNG
 
 USE = ["--use", "Accumulate(pieces=2)"]
 OPEN = {"dtypes", "environment", "links", "missing", "runners_up", "more_memory", "refused"}   # what is in them depends on the machine
@@ -38,7 +39,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     found = {}
     for name, words in COMMANDS.items():
         command = [sys.executable, "-m", "shoestring", *words, "--json"]
-        done = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=HUNG)
         assert done.returncode == (3 if name == "plan for a small budget" else 0), (name, done.stderr)
         found[name] = json.loads(done.stdout)
     found["exported json"] = json.loads((place / "finished" / "export.json").read_text())

@@ -11,6 +11,7 @@ import pytest
 from shoestring.commands.main import main
 from tests.records import records
 from tests.runs.test_resume import PLAN
+from tests.waiting import HUNG
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
 
@@ -43,7 +44,7 @@ def place(tmp_path: Path) -> Path:
 def shell(place: Path, line: str) -> subprocess.CompletedProcess[str]:
     """A line of a shell, in which `$S` is shoestring; what a pipe ends with is what the command ended with."""
     return subprocess.run(["bash", "-o", "pipefail", "-c", line.replace("$S", f"{sys.executable} -m shoestring")], cwd=place,
-                          capture_output=True, encoding="utf-8", timeout=100)
+                          capture_output=True, encoding="utf-8", timeout=HUNG)
 
 
 def finished(place: Path) -> bool:

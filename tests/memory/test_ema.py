@@ -30,6 +30,7 @@ from shoestring.planning.evidence.rehearse import rehearse, tracked
 from tests.interrupted import trained
 from tests.models import seeded
 from tests.parallel.members import Group
+from tests.waiting import HUNG
 
 BATCHES = [(torch.randn(8, 6, generator=torch.Generator().manual_seed(number)), torch.arange(8) % 3) for number in range(4)]
 
@@ -166,7 +167,7 @@ def test_export_gives_the_average_and_with_trained_the_weights(tmp_path: Path) -
     (tmp_path / "job.py").write_text(FILE)
 
     def shoestring(*words: str) -> str:
-        done = subprocess.run([sys.executable, "-m", "shoestring", *words], cwd=tmp_path, capture_output=True, text=True, timeout=200)
+        done = subprocess.run([sys.executable, "-m", "shoestring", *words], cwd=tmp_path, capture_output=True, text=True, timeout=HUNG)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

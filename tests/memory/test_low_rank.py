@@ -54,6 +54,7 @@ from shoestring.runs.folder import Folder
 from shoestring.runs.snapshot import restore, snapshot_of
 from tests.models import job, seeded
 from tests.records import records
+from tests.waiting import HUNG
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
 
@@ -389,7 +390,7 @@ def job(steps: int = 4) -> Job:
 
 
 def command(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "shoestring", *words], cwd=place, capture_output=True, text=True, timeout=200)
+    return subprocess.run([sys.executable, "-m", "shoestring", *words], cwd=place, capture_output=True, text=True, timeout=HUNG)
 
 
 def test_a_run_is_exported_with_its_updates_and_for_peft_and_is_refused_under_another_plan(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ from shoestring.runs.resume import settled
 from shoestring.show.page.telling import plan as plan_section
 from shoestring.show.terminal import plan_text
 from tests.models import Chain, job, rows
+from tests.waiting import HUNG
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
 
@@ -218,7 +219,7 @@ def test_verify_says_of_a_model_that_trains_otherwise_every_time_that_the_statem
     (tmp_path / "job.py").write_text(UNSEEDED)
     Plan((Allocator("huge"),), 1, 1, 1.0).save(tmp_path / "plan.json")
     done = subprocess.run([sys.executable, "-m", "shoestring", "verify", "job.py", "--plan", "plan.json", "--json"], cwd=tmp_path,
-                          capture_output=True, text=True, timeout=300)
+                          capture_output=True, text=True, timeout=HUNG)
     assert done.returncode == 1, done.stderr
     report = json.loads(done.stdout)
     assert not report["kept"] and [one["kept"] for one in report["verdicts"]] == [False]

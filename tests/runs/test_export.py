@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from shoestring.jobfile import loaded_job
 from shoestring.runs.export import checkpoint_of, export_weights, weights_of_model
 from shoestring.runs.folder import Folder
+from tests.waiting import HUNG
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
 
@@ -70,7 +71,7 @@ def job() -> Job:
 
 
 def shoestring(place: Path, *words: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "shoestring", *map(str, words)], cwd=place, capture_output=True, text=True, timeout=200)
+    return subprocess.run([sys.executable, "-m", "shoestring", *map(str, words)], cwd=place, capture_output=True, text=True, timeout=HUNG)
 
 
 def trained(place: Path, source: str) -> Any:

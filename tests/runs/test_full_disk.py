@@ -18,6 +18,7 @@ from shoestring.runs.checkpoints import BEST, Checkpoint, forget_best, make_room
 from shoestring.runs.event import Event, Saved, Warned
 from shoestring.runs.saver import Saver, Snapshot
 from tests.records import records, steps_in
+from tests.waiting import HUNG
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
 
@@ -170,7 +171,7 @@ def test_a_run_whose_last_weights_could_not_be_saved_is_not_finished_and_the_sam
     (tmp_path / "full").touch()
 
     def shoestring(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([sys.executable, "-m", "shoestring", *words], cwd=tmp_path, capture_output=True, text=True, timeout=200)
+        return subprocess.run([sys.executable, "-m", "shoestring", *words], cwd=tmp_path, capture_output=True, text=True, timeout=HUNG)
 
     words = ("train", "small.py", "--run", "a", "--plan", "saved.json", "--save-every", "4", "--json")
     first = shoestring(*words)
@@ -199,9 +200,9 @@ def test_a_group_whose_last_weights_could_not_be_saved_says_so_too(use: str, tmp
     words = [sys.executable, "-m", "shoestring", "train", "small.py", "--run", "a", "--devices", "2", "--use", use, "--inexact", "--json",
              "--save-every", "4"]
     (tmp_path / "full").touch()
-    first = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    first = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=HUNG)
     assert first.returncode == 1 and "could not be saved (File too large)" in first.stderr, first.stderr
     (tmp_path / "full").unlink()
-    second = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    second = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=HUNG)
     assert second.returncode == 0 and json.loads(second.stdout)["steps"] == 12, second.stderr
     assert steps_of(tmp_path / "a" / "checkpoints")[-1] == 12

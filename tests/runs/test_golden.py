@@ -20,6 +20,7 @@ from shoestring.runs.report import report_of
 from shoestring.runs.request import Request
 from shoestring.show.page import page
 from tests.golden import lost
+from tests.waiting import HUNG
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 VERSIONS = sorted(path.name for path in GOLDEN.glob("version-*"))
@@ -30,7 +31,7 @@ def trained(place: Path, version: str, kind: str) -> tuple[dict[str, Any], str]:
     shutil.copy(GOLDEN / "job.py", place / "job.py")
     shutil.copytree(GOLDEN / version / kind, place / "run")
     done = subprocess.run([sys.executable, "-m", "shoestring", "train", "job.py", "--run", "run", "--json"], cwd=place,
-                          capture_output=True, text=True, timeout=200)
+                          capture_output=True, text=True, timeout=HUNG)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout), done.stderr
 

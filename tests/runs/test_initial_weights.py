@@ -19,6 +19,7 @@ from shoestring import Job, Mistake, Weights
 from shoestring.core import random_state
 from shoestring.runs.initial_weights import source, valued
 from tests.records import records
+from tests.waiting import HUNG
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
 
@@ -203,7 +204,7 @@ def test_what_was_taken_is_an_event_of_the_run_and_a_line_of_the_plan(tmp_path: 
     (tmp_path / "job.py").write_text(JOB)
 
     def command(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([sys.executable, "-m", "shoestring", *words], cwd=tmp_path, capture_output=True, text=True, timeout=200)
+        return subprocess.run([sys.executable, "-m", "shoestring", *words], cwd=tmp_path, capture_output=True, text=True, timeout=HUNG)
 
     wanted = "2 weights are those of base.safetensors (base. there, no prefix in the model); new: 2.weight, 2.bias; left in the files: old"
     planned = command("plan", "job.py", "--use", "Fused()", "--save", "plan.json")

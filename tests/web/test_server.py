@@ -66,7 +66,7 @@ def test_a_host_that_only_begins_like_ours_is_refused(host: str) -> None:
 
 def sent(server: Server, data: bytes) -> bytes:
     """What comes back until the server hangs up."""
-    with socket.create_connection(("127.0.0.1", server.server_port), timeout=8) as line:
+    with socket.create_connection(("127.0.0.1", server.server_port), timeout=HUNG) as line:
         line.sendall(data)
         found = b""
         while piece := line.recv(1 << 16):
@@ -96,7 +96,7 @@ def test_a_client_that_drips_its_request_is_hung_up_on() -> None:
             return now[0]
 
         server.clock = clock
-        with socket.create_connection(("127.0.0.1", server.server_port), timeout=8) as line:
+        with socket.create_connection(("127.0.0.1", server.server_port), timeout=HUNG) as line:
             line.sendall(b"G")   # and no more: each look at the clock is after a byte, or before the next
             for byte in b"ET / HTTP/1.1":
                 try:
@@ -119,17 +119,17 @@ def test_more_connections_than_there_are_places_are_told_so_and_the_next_are_ser
     class Slow(Handler):
         def get(self, asked: Asked) -> None:
             inside.set()
-            go_on.wait(8)
+            go_on.wait(HUNG)
             self.answer(200, "done")
 
     with served(Slow) as server:
         server.places = BoundedSemaphore(1)
         first = Thread(target=asked, args=(server, "/"))
         first.start()
-        assert inside.wait(8)
+        assert inside.wait(HUNG)
         assert sent(server, b"").split()[1] == b"503"
         go_on.set()
         first.join()
-        assert server.places.acquire(timeout=8), "its place is free again"
+        assert server.places.acquire(timeout=HUNG), "its place is free again"
         server.places.release()
         assert asked(server, "/")[0] == 200

@@ -10,6 +10,7 @@ from torch import nn
 
 from shoestring.federated.cohort.sgd import Sgd
 from tests.federated.cohort.cases import cnn
+from tests.waiting import HUNG
 
 ROOT = Path(__file__).parents[3]
 SMALL = """
@@ -36,5 +37,5 @@ def test_it_gives_the_bits_of_torchs() -> None:
 
 
 def test_a_small_federation_is_planned_without_torchs_compiler() -> None:
-    done = subprocess.run([sys.executable, "-c", SMALL], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", SMALL], cwd=ROOT, capture_output=True, text=True, timeout=HUNG)
     assert done.stdout.split() == ["fused", "False"], done.stderr
