@@ -167,10 +167,11 @@ class Run:
     summed: Callable[[Tensor], None] = alone
     # Of a weight, how much of its gradient's square this worker brings into that sum: 1/n where n of those workers hold the same weight
     share: Callable[[Tensor], float] = lambda weight: 1.0
-    elsewhere: frozenset[nn.Parameter] = frozenset()    # weights that other workers hold: here they have no numbers
+    # Weights that other workers hold: here they have no numbers to print, and torch dies of printing one
+    elsewhere: frozenset[nn.Parameter] = field(default=frozenset(), repr=False)
     # Weights that several stages use, each with what adds up a gradient of it (or a part of one) over those stages, in place. Gradients
     # are added up after backward by the pipeline, unless a technique that keeps parts of gradients takes this over and leaves it empty
-    shared: Mapping[nn.Parameter, Callable[[Tensor], None]] = field(default_factory=dict)
+    shared: Mapping[nn.Parameter, Callable[[Tensor], None]] = field(default_factory=dict, repr=False)
     example: Callable[[], Batch] | None = None          # gives a batch like those to come, for who must see one before training begins
     assignment: Assignment = field(default_factory=OwnPart)   # the parts of batches that it trains on, for the feed
     # Asked after a step: all workers are at the same step and have the same weights, so they may agree on what to do (save, stop)

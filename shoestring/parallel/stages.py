@@ -144,8 +144,8 @@ class Stages(StagedState):
         def bring(absents: Sequence[Tensor]) -> list[Tensor]:
             if not torch.is_grad_enabled() and any(value.gradient for value in walk.takes):
                 raise Mistake(f"a stage begins with {self.parts.name_of(self.ranges[action.chunk].start)}, which the model "
-                              f"calls where no gradients are recorded (in a checkpoint with use_reentrant=True or no_grad), and what "
-                              f"arrives there needs one: call the checkpoint inside of the block, or cut elsewhere (balance=)")
+                              f"calls where no gradients are recorded (in torch.no_grad, say), and what arrives there needs one: cut "
+                              f"elsewhere (balance=)")
             found = self.received(absents, walk.takes, action)
             inputs.extend(one for one in found if one.requires_grad)
             return [one.clone() if value.written and one.requires_grad else one for one, value in zip(found, walk.takes, strict=True)]
@@ -164,6 +164,7 @@ class Stages(StagedState):
             loss = root.detach()
         walk.forget()
         self.spans.append(Span(action, self.begun, time.perf_counter()))
+        assert root is not None or not inputs, "what gets no gradient over the next cut hands none on over this one"
         self.flights[action.piece, action.chunk] = Flight(inputs, root)
         if isinstance(output, Crossing):
             self.hand_on(output.values, action)
@@ -237,7 +238,6 @@ class Stages(StagedState):
         key = action.piece, action.chunk
         flight = self.flights[key] if action.kind is Kind.INPUTS else self.flights.pop(key)
         if flight.root is None:
-            assert not flight.inputs, "what gets no gradient over the next cut hands none on over this one"
             return False
         if not flight.inputs and action.kind is Kind.INPUTS:   # nobody waits for it: all is done with the weights
             return False
