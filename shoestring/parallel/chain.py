@@ -259,7 +259,7 @@ def found(walk: Looking, blocks: Mapping[str, nn.Module], loss: object) -> Chain
     written = changed_later(walk)
     if isinstance(loss, Tensor) and (number := walk.number_of(loss)) is not None:
         walk.flow.note_use(number, loss)
-    reached, trained = walk.flow.reached(loss, {walk.names[key]: one for key, one in walk.parts.hollow.items()})
+    reached = walk.flow.reached(loss)
     crossing = [tuple(Value(number, walk.sizes[number], number in reached[call], number in written)
                       for number, use in sorted(walk.last_use.items()) if number[0] < call <= use) for call in range(len(walk.called))]
     own, kept = [walk.block_weights[block] for block in walk.called], [walk.block_buffers[block] for block in walk.called]
@@ -275,7 +275,7 @@ def found(walk: Looking, blocks: Mapping[str, nn.Module], loss: object) -> Chain
         tuple(names[block] for block in walk.called), ((), *crossing[1:]),
         tuple(frozenset(own[call] | walk.weights_used.get(call, set())) for call in range(len(own))),
         tuple(frozenset(kept[call] | walk.buffers_used.get(call, set())) for call in range(len(own))),
-        trained, walk.counts or bool(walk.buffers_written), frozenset(walk.flow.within),
+        walk.counts or bool(walk.buffers_written), frozenset(walk.flow.within),
     )
 
 

@@ -1,7 +1,7 @@
 """Which values that cross a cut get a gradient back, read off autograd's graph of one forward and loss.
 
 That a value asks for a gradient does not say that one comes: the model may detach it later, or use it without gradients. A stage must know
-before it waits, and a weight that no gradient reaches has none (not zeros, which weight decay and momentum would move).
+before it waits, and no weight gets zeros for a gradient that does not come, which weight decay and momentum would move.
 
     cut c       nodes that were made after it, reached from the loss, belong to later stages
     a value     gets a gradient over the cut if one of these nodes hands it one
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import weakref
 from bisect import bisect_right
-from collections.abc import Mapping
 from typing import Generic, TypeVar
 
 from torch import Tensor
@@ -51,8 +50,8 @@ class GradientFlow(Generic[K]):
         found = {key: edge_of(value) for key, value in values if value.requires_grad}   # a view that was written to gets a new node here
         self.cuts.append((next_node_number(), found))
 
-    def reached(self, loss: object, weights: Mapping[str, Tensor]) -> tuple[list[set[K]], frozenset[str]]:
-        """Of every cut, the values that get a gradient over it; and the names of weights that get one at all."""
+    def reached(self, loss: object) -> list[set[K]]:
+        """Of every cut, the values that get a gradient over it."""
         edges: set[Edge] = set()
         seen: set[Node] = set()
         begins = [begin for begin, _ in self.cuts]
@@ -77,7 +76,7 @@ class GradientFlow(Generic[K]):
                         hand_to(node, output, place)
             if place:
                 found.append({key for key, edge in self.cuts[place - 1][1].items() if edge in edges})
-        return found[::-1], frozenset(name for name, one in weights.items() if one.requires_grad and edge_of(one) in edges)
+        return found[::-1]
 
 
 def edge_of(value: Tensor) -> Edge:

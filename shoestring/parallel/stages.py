@@ -24,7 +24,7 @@ from shoestring.core.batch import Batch, moved
 from shoestring.core.errors import Mistake
 from shoestring.core.link import Done, Link, PeerLost, Sending
 from shoestring.core.private import storage_id_of, tree_flatten, tree_unflatten, unseen_functions
-from shoestring.core.run import Run, weighed
+from shoestring.core.run import Run, add_up_shared, weighed
 from shoestring.core.staging import OwnTimes
 from shoestring.measure.interception import Guard
 from shoestring.parallel.boundary import begin_with
@@ -67,7 +67,7 @@ class Stages(StagedState):
         self.ranges = bounds(chain)                    # of calls, by chunk
         self.chunks = range(link.rank, len(self.ranges), link.world)
         homes = [number % link.world for number, calls in enumerate(self.ranges) for _ in calls]
-        super().__init__(run, link, users(chain.weights, homes), users(chain.buffers, homes), chain.trained)
+        super().__init__(run, link, users(chain.weights, homes), users(chain.buffers, homes))
         self.blocks = {name: run.blocks[name] for number in self.chunks for call in self.ranges[number]
                        for name in [chain.calls[call]]}
         self.walk: Walk | None = None
@@ -98,7 +98,7 @@ class Stages(StagedState):
             pass
         self.arrived()
         if now.last:
-            self.add_up_tied(now)
+            add_up_shared(now.shared)
         total = self.taken_total().float().reshape(1)
         self.link.sum(total).wait()
         self.clock.note(self.spans)
@@ -290,12 +290,6 @@ class Stages(StagedState):
         for way in self.on_the_way.values():
             while way:
                 self.done(way)
-
-    def add_up_tied(self, now: Run) -> None:
-        """Of every weight that several workers use, the sum of their gradients."""
-        for weight, add_up in now.shared.items():
-            weight.grad = weight.grad if weight.grad is not None else torch.zeros_like(weight)
-            add_up(weight.grad)
 
     # Outside of a step
 
