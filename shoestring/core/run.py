@@ -143,6 +143,11 @@ class Slice:
     within: Callable[[], AbstractContextManager[object]] = nullcontext   # where it runs forward, and where it runs backward
 
 
+# Adds up a gradient over several workers, in place. It is told whether there is one here (else these are zeros), and gives whether there is
+# one anywhere: plain training leaves a weight that nobody used without a gradient, and weight decay moves one that has zeros.
+AddUp = Callable[[Tensor, bool], bool]
+
+
 @dataclass(frozen=True)
 class Run:
     model: nn.Module
@@ -167,10 +172,11 @@ class Run:
     summed: Callable[[Tensor], None] = alone
     # Of a weight, how much of its gradient's square this worker brings into that sum: 1/n where n of those workers hold the same weight
     share: Callable[[Tensor], float] = lambda weight: 1.0
-    elsewhere: frozenset[nn.Parameter] = frozenset()    # weights that other workers hold: here they have no numbers
-    # Weights that several stages use, each with what adds up a gradient of it (or a part of one) over those stages, in place. Gradients
-    # are added up after backward by the pipeline, unless a technique that keeps parts of gradients takes this over and leaves it empty
-    shared: Mapping[nn.Parameter, Callable[[Tensor], None]] = field(default_factory=dict)
+    # Weights that other workers hold: here they have no numbers to print, and torch dies of printing one
+    elsewhere: frozenset[nn.Parameter] = field(default=frozenset(), repr=False)
+    # Weights that several stages use, each with what adds up its gradients (or the same part of them) over those stages. Gradients are
+    # added up after backward by the pipeline, unless a technique that unites gradients further takes this over and leaves it empty
+    shared: Mapping[nn.Parameter, AddUp] = field(default_factory=dict, repr=False)
     example: Callable[[], Batch] | None = None          # gives a batch like those to come, for who must see one before training begins
     assignment: Assignment = field(default_factory=OwnPart)   # the parts of batches that it trains on, for the feed
     # Asked after a step: all workers are at the same step and have the same weights, so they may agree on what to do (save, stop)
@@ -189,6 +195,13 @@ class Run:
     def link(self) -> Link:
         """To all other workers."""
         return self.mesh.link
+
+
+def add_up_shared(shared: Mapping[nn.Parameter, AddUp]) -> None:
+    """Of every weight that several stages use, the sum of their gradients."""
+    for weight, add_up in shared.items():
+        gradient = weight.grad if weight.grad is not None else torch.zeros_like(weight)
+        weight.grad = gradient if add_up(gradient, weight.grad is not None) else None
 
 
 def gathered(run: Run, mine: Any) -> list[Any]:

@@ -26,7 +26,7 @@ from shoestring.core.ledger import Ledger
 from shoestring.core.ledger_parts import Traffic
 from shoestring.core.link import Link
 from shoestring.core.private import RUNNING_NORMS, write_count
-from shoestring.core.run import Part, Run, weighed
+from shoestring.core.run import Part, Run, add_up_shared, weighed
 from shoestring.core.training import MIXED, TrainingTechnique
 from shoestring.parallel.learning_rate import rate_times
 from shoestring.parallel.reducer import BUCKET, Bucket, Reducer, Send, bucketed
@@ -142,10 +142,12 @@ def united(run: Run, link: Link, send: Send, multiple: int = 1, alike: Send | No
         total, unused = reducer.tally(loss)
         for parameter in unused:
             parameter.grad = None
+        if now.last:   # another stage may use what no copy of this one did
+            add_up_shared(run.shared)
         statistics.average()
         return total
 
-    return replace(run, gradients=gradients, backward=backward)
+    return replace(run, gradients=gradients, backward=backward, shared={})
 
 
 def share_of(run: Run, link: Link, batch: Batch) -> Callable[[], float]:

@@ -35,7 +35,7 @@ class Looking(Walk):
         self.thrown_away, self.again = thrown_away, again
         self.called: list[int] = []
         self.last_use: dict[Number, int] = {}          # of a value: the last call with which, or after which, it was used
-        self.born: dict[Number, Value] = {}
+        self.sizes: dict[Number, int] = {}             # of a value, in bytes
         self.memory: dict[int, list[tuple[Number, Tensor]]] = {}   # by storage: values that are in it
         self.writes: set[tuple[int, int]] = set()      # a storage that was written to, and the last call before that
         self.weights_used: dict[int, set[str]] = {}    # by call
@@ -79,8 +79,7 @@ class Looking(Walk):
                 if self.inside and id(leaf) not in self.given:
                     self.check_maker(leaf)
                 self.last_use[number] = max(self.call, self.last_use.get(number, -1))
-                if leaf.requires_grad and not self.born[number].gradient:   # made without one by a function that gave it one afterwards
-                    self.born[number] = replace(self.born[number], gradient=True)
+                self.flow.note_use(number, leaf)
             elif isinstance(leaf, Absent):
                 self.check_origin(leaf)
             elif id(leaf) in self.parts.hollow:
@@ -104,7 +103,7 @@ class Looking(Walk):
 
     def note(self, leaf: Tensor, number: Number) -> None:
         super().note(leaf, number)
-        self.born[number] = Value(number, leaf.nbytes, leaf.requires_grad)
+        self.sizes[number] = leaf.nbytes
         shown = leaf.shaped if isinstance(leaf, Absent) else leaf
         if not shown.is_sparse:
             self.memory.setdefault(storage_id_of(shown), []).append((number, shown))   # held, so that no other gets its id
@@ -258,8 +257,10 @@ def found(walk: Looking, blocks: Mapping[str, nn.Module], loss: object) -> Chain
         raise Mistake(f"the model can't be cut into stages: its forward calls {len(walk.called)} of its blocks "
                       f"({', '.join(names) or 'none'}), and a cut lies between two")
     written = changed_later(walk)
-    reached, trained = walk.flow.reached(loss, {walk.names[key]: one for key, one in walk.parts.hollow.items()})
-    crossing = [tuple(replace(walk.born[number], gradient=number in reached[call], written=number in written)
+    if isinstance(loss, Tensor) and (number := walk.number_of(loss)) is not None:
+        walk.flow.note_use(number, loss)
+    reached = walk.flow.reached(loss)
+    crossing = [tuple(Value(number, walk.sizes[number], number in reached[call], number in written)
                       for number, use in sorted(walk.last_use.items()) if number[0] < call <= use) for call in range(len(walk.called))]
     own, kept = [walk.block_weights[block] for block in walk.called], [walk.block_buffers[block] for block in walk.called]
     for name, call in walk.buffers_written.items():
@@ -274,7 +275,7 @@ def found(walk: Looking, blocks: Mapping[str, nn.Module], loss: object) -> Chain
         tuple(names[block] for block in walk.called), ((), *crossing[1:]),
         tuple(frozenset(own[call] | walk.weights_used.get(call, set())) for call in range(len(own))),
         tuple(frozenset(kept[call] | walk.buffers_used.get(call, set())) for call in range(len(own))),
-        trained, walk.counts or bool(walk.buffers_written),
+        walk.counts or bool(walk.buffers_written), frozenset(walk.flow.within),
     )
 
 

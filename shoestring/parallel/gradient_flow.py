@@ -1,16 +1,18 @@
 """Which values that cross a cut get a gradient back, read off autograd's graph of one forward and loss.
 
 That a value asks for a gradient does not say that one comes: the model may detach it later, or use it without gradients. A stage must know
-before it waits, and a weight that no gradient reaches has none (not zeros, which weight decay and momentum would move).
+before it waits, and no weight gets zeros for a gradient that does not come, which weight decay and momentum would move.
 
     cut c       nodes that were made after it, reached from the loss, belong to later stages
     a value     gets a gradient over the cut if one of these nodes hands it one
+
+A function with a backward of its own (a checkpoint with use_reentrant=True) computes without gradients and gives its result one when it
+ends. Its node was made when it began, and belongs where it ended: blocks that it called, and cuts before them, lie in between.
 """
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
-from heapq import heappop, heappush
+from bisect import bisect_right
 from typing import Generic, TypeVar
 
 from torch import Tensor
@@ -28,9 +30,19 @@ class GradientFlow(Generic[K]):
     def __init__(self) -> None:
         self.alive: dict[K, weakref.ref[Tensor]] = {}
         self.cuts: list[tuple[int, dict[K, Edge]]] = []   # the number of the next node, and where gradients of values would arrive
+        self.without: dict[K, int] = {}                   # values that were made without a gradient, and how many cuts were before them
+        self.ended: dict[Node, int] = {}                  # nodes of functions that gave such values one: cuts before they ended
+        self.within: set[int] = set()                     # cuts in such functions that gradients reach, once these were followed
 
     def note(self, key: K, value: Tensor) -> None:
         self.alive[key] = weakref.ref(value)
+        if not value.requires_grad:
+            self.without[key] = len(self.cuts)
+
+    def note_use(self, key: K, value: Tensor) -> None:
+        if value.requires_grad and key in self.without:
+            node, _ = edge_of(value)
+            self.ended[node] = max(self.without[key], self.ended.get(node, 0))
 
     def note_cut(self) -> None:
         values = [(key, value) for key, kept in self.alive.items() if (value := kept()) is not None]
@@ -38,28 +50,33 @@ class GradientFlow(Generic[K]):
         found = {key: edge_of(value) for key, value in values if value.requires_grad}   # a view that was written to gets a new node here
         self.cuts.append((next_node_number(), found))
 
-    def reached(self, loss: object, weights: Mapping[str, Tensor]) -> tuple[list[set[K]], frozenset[str]]:
-        """Of every cut, the values that get a gradient over it; and the names of weights that get one at all."""
+    def reached(self, loss: object) -> list[set[K]]:
+        """Of every cut, the values that get a gradient over it."""
         edges: set[Edge] = set()
-        waiting: list[tuple[int, int, Node]] = []
         seen: set[Node] = set()
+        begins = [begin for begin, _ in self.cuts]
+        waiting: list[list[Node]] = [[] for _ in range(len(begins) + 1)]   # nodes, by the number of cuts before them
 
-        def hand_to(node: Node, output: int) -> None:
+        def hand_to(node: Node, output: int, last: int) -> None:
             edges.add((node, output))
             if node not in seen:
                 seen.add(node)
-                heappush(waiting, (-made_at(node), len(seen), node))
+                began = bisect_right(begins, made_at(node))
+                ended = max(began, self.ended.get(node, 0))
+                self.within.update(range(began, ended))
+                waiting[min(ended, last)].append(node)
 
         if isinstance(loss, Tensor) and loss.requires_grad:
-            hand_to(*edge_of(loss))
+            hand_to(*edge_of(loss), len(begins))
         found: list[set[K]] = []
-        for begin, values in [*reversed(self.cuts), (0, {})]:   # nodes are visited from the last that was made to the first
-            while waiting and -waiting[0][0] >= begin:
-                for node, output in heappop(waiting)[2].next_functions:
+        for place in range(len(begins), -1, -1):   # from what was made after the last cut to what was made before the first
+            while waiting[place]:
+                for node, output in waiting[place].pop().next_functions:
                     if node is not None:
-                        hand_to(node, output)
-            found.append({key for key, edge in values.items() if edge in edges})
-        return found[-2::-1], frozenset(name for name, one in weights.items() if one.requires_grad and edge_of(one) in edges)
+                        hand_to(node, output, place)
+            if place:
+                found.append({key for key, edge in self.cuts[place - 1][1].items() if edge in edges})
+        return found[::-1]
 
 
 def edge_of(value: Tensor) -> Edge:

@@ -91,7 +91,7 @@ class LocalSteps(TrainingTechnique):
             if not averaging.apart:
                 return together.gradients(now, batch)
             statistics.begin()
-            return own_gradients(run, now, batch)
+            return own_gradients(run, replace(now, shared=run.shared), batch)
 
         def update(now: Run) -> None:
             run.update(now)

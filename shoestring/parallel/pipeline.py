@@ -185,6 +185,11 @@ class Pipeline(TrainingTechnique):
             raise Mistake(f"Pipeline(balance={list(balance)}) has {sum(balance)} blocks, and the model calls {len(chain.calls)}: "
                           f"{', '.join(chain.calls)}")
         ends = [sum(balance[:number + 1]) for number in range(count)]
+        for end in ends[:-1]:
+            if end in chain.within:
+                raise Mistake(f"Pipeline: a stage begins with {chain.calls[end]}, which the model calls where no gradients are recorded "
+                              f"(in a checkpoint with use_reentrant=True, say), and none would come back: call the checkpoint with "
+                              f"use_reentrant=False or inside of the block, or cut elsewhere (balance=)")
         return [range(end - size, end) for end, size in zip(ends, balance, strict=True)]
 
     def apply(self, run: Run) -> Run:

@@ -92,7 +92,9 @@ class Reducer:
         if parameter.grad.is_sparse:
             raise Mistake("a weight has a sparse gradient, which can't be added up in buckets: make its embedding with sparse=False")
         bucket = self.bucket_of[parameter]
-        assert parameter not in bucket.here, "a weight's gradient comes once in a backward"
+        if parameter in bucket.here:   # its bucket may have been sent
+            raise Mistake("a weight's gradient came a second time in one backward, as it does where a weight is used both in a checkpoint "
+                          "with use_reentrant=True and somewhere else: make the model's checkpoints with use_reentrant=False")
         view = bucket.view(parameter)
         view.copy_(parameter.grad)
         parameter.grad = view if self.keeps_gradients else None

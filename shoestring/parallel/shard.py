@@ -97,7 +97,7 @@ class Shard(TrainingTechnique):
             sharding.release()
             total, unused = sharding.reducer.tally(loss)
             if now.last:
-                unused -= sharding.add_up_shared(run.shared)
+                unused = sharding.add_up_parts(run.shared, unused)
             sharding.set_gradients(unused)
             statistics.average()
             return total

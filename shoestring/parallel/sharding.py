@@ -6,7 +6,7 @@
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from math import prod
 from typing import Any
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from shoestring.core.link import Done, Link, Sending
 from shoestring.core.private import storage_id, storage_id_of, tree_leaves
-from shoestring.core.run import Part, Run
+from shoestring.core.run import AddUp, Part, Run
 from shoestring.measure.interception import Guard, patched
 from shoestring.parallel.reducer import Bucket, Reducer
 from shoestring.parallel.shard_units import Unit, cut_up
@@ -126,13 +126,15 @@ class Sharding(Part):
         for unit in self.units:
             unit.release()
 
-    def add_up_shared(self, shared: Mapping[nn.Parameter, Callable[[Tensor], None]]) -> set[nn.Parameter]:
-        """Add up this worker's part of the gradients of weights that several stages use, whose workers have the same part; gives them."""
+    def add_up_parts(self, shared: Mapping[nn.Parameter, AddUp], unused: set[nn.Parameter]) -> set[nn.Parameter]:
+        """Add up this worker's part of the gradients of weights that several stages use, whose workers have the same part. Of the weights
+        that no copy of this stage used, gives those that no other stage used either."""
         for parameter, add_up in shared.items():
             unit = self.unit_of[parameter]
             unit.gradient = unit.gradient if unit.gradient is not None else unit.own.new_zeros(unit.part)
-            add_up(unit.gradient)
-        return set(shared)
+            if add_up(unit.gradient, parameter not in unused):
+                unused = unused - {parameter}
+        return unused
 
     def set_gradients(self, unused: set[nn.Parameter]) -> None:
         """Give the pieces their gradients."""

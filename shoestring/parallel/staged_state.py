@@ -5,7 +5,7 @@ its optimizer knows the weights that it uses alone.
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from math import prod
 from typing import Any
@@ -14,17 +14,16 @@ import torch
 from torch import Tensor, nn
 
 from shoestring.core.link import Link
-from shoestring.core.private import resize_storage, without_modes
-from shoestring.core.run import Part, Run, StoredTensor
+from shoestring.core.private import number_of, resize_storage, without_modes
+from shoestring.core.run import AddUp, Part, Run, StoredTensor
 
 CHUNK = 1 << 22   # bytes that are sent at once for a checkpoint
 
 
 class StagedState(Part):
-    def __init__(self, run: Run, link: Link, weights: Mapping[str, tuple[int, ...]], buffers: Mapping[str, tuple[int, ...]],
-                 trained: frozenset[str]) -> None:
-        """`weights` and `buffers`: the workers that use each; `trained`: weights that the loss gives a gradient."""
-        self.run, self.link, self.trained = run, link, trained
+    def __init__(self, run: Run, link: Link, weights: Mapping[str, tuple[int, ...]], buffers: Mapping[str, tuple[int, ...]]) -> None:
+        """`weights` and `buffers`: the workers that use each."""
+        self.run, self.link = run, link
         self.names = dict(run.model.named_parameters(remove_duplicate=False))   # of a weight with several, all
         self.by_name = dict(run.model.named_parameters())
         self.first: dict[Tensor, str] = {one: name for name, one in self.by_name.items()}
@@ -46,25 +45,33 @@ class StagedState(Part):
         return self.users[self.first[parameter]][0] == self.link.rank
 
     @property
-    def sums_of_tied(self) -> dict[nn.Parameter, Callable[[Tensor], None]]:
-        """The weights that this worker uses with others, in the same order everywhere, with what adds up a gradient of each. One that the
-        loss gives no gradient has none to add up."""
-        return {self.by_name[name]: partial(self.add_up, users) for name, users in sorted(self.tied.items())
-                if self.link.rank in users and name in self.trained}
+    def sums_of_tied(self) -> dict[nn.Parameter, AddUp]:
+        """The weights that this worker uses with others, in the same order everywhere, with what adds up a gradient of each."""
+        return {self.by_name[name]: partial(self.add_up_used, users) for name, users in sorted(self.tied.items())
+                if self.link.rank in users}
 
-    def add_up(self, users: tuple[int, ...], gradient: Tensor) -> None:
-        """Add up a gradient over these workers, in place: the first of them adds up, in the order of workers."""
+    def add_up_used(self, users: tuple[int, ...], gradient: Tensor, used: bool) -> bool:
+        """Add up a gradient over these workers, if one of them has it. In a rehearsal one has."""
+        count = torch.tensor([float(used)])
+        self.add_up(users, count)
+        if not self.link.imagined and not number_of(count):
+            return False
+        self.add_up(users, gradient)
+        return True
+
+    def add_up(self, users: tuple[int, ...], numbers: Tensor) -> None:
+        """Add up numbers over these workers, in place: the first of them adds up, in the order of workers."""
         first, *others = users
         if self.link.rank == first:
-            arrived = torch.empty_like(gradient)
+            arrived = torch.empty_like(numbers)
             for other in others:
                 self.link.receive(arrived, other)
-                gradient += arrived
+                numbers += arrived
             for other in others:
-                self.link.send(gradient, other)
+                self.link.send(numbers, other)
         else:
-            self.link.send(gradient, first)
-            self.link.receive(gradient, first)
+            self.link.send(numbers, first)
+            self.link.receive(numbers, first)
 
     def release(self) -> None:
         """Forget the weights that others use."""

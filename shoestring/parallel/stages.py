@@ -24,7 +24,7 @@ from shoestring.core.batch import Batch, moved
 from shoestring.core.errors import Mistake
 from shoestring.core.link import Done, Link, PeerLost, Sending
 from shoestring.core.private import storage_id_of, tree_flatten, tree_unflatten, unseen_functions
-from shoestring.core.run import Run, weighed
+from shoestring.core.run import Run, add_up_shared, weighed
 from shoestring.core.staging import OwnTimes
 from shoestring.measure.interception import Guard
 from shoestring.parallel.boundary import begin_with
@@ -67,7 +67,7 @@ class Stages(StagedState):
         self.ranges = bounds(chain)                    # of calls, by chunk
         self.chunks = range(link.rank, len(self.ranges), link.world)
         homes = [number % link.world for number, calls in enumerate(self.ranges) for _ in calls]
-        super().__init__(run, link, users(chain.weights, homes), users(chain.buffers, homes), chain.trained)
+        super().__init__(run, link, users(chain.weights, homes), users(chain.buffers, homes))
         self.blocks = {name: run.blocks[name] for number in self.chunks for call in self.ranges[number]
                        for name in [chain.calls[call]]}
         self.walk: Walk | None = None
@@ -98,7 +98,7 @@ class Stages(StagedState):
             pass
         self.arrived()
         if now.last:
-            self.add_up_tied(now)
+            add_up_shared(now.shared)
         total = self.taken_total().float().reshape(1)
         self.link.sum(total).wait()
         self.clock.note(self.spans)
@@ -144,8 +144,8 @@ class Stages(StagedState):
         def bring(absents: Sequence[Tensor]) -> list[Tensor]:
             if not torch.is_grad_enabled() and any(value.gradient for value in walk.takes):
                 raise Mistake(f"a stage begins with {self.parts.name_of(self.ranges[action.chunk].start)}, which the model "
-                              f"calls where no gradients are recorded (in a checkpoint with use_reentrant=True or no_grad), and what "
-                              f"arrives there needs one: call the checkpoint inside of the block, or cut elsewhere (balance=)")
+                              f"calls where no gradients are recorded (in torch.no_grad, say), and what arrives there needs one: cut "
+                              f"elsewhere (balance=)")
             found = self.received(absents, walk.takes, action)
             inputs.extend(one for one in found if one.requires_grad)
             return [one.clone() if value.written and one.requires_grad else one for one, value in zip(found, walk.takes, strict=True)]
@@ -164,6 +164,7 @@ class Stages(StagedState):
             loss = root.detach()
         walk.forget()
         self.spans.append(Span(action, self.begun, time.perf_counter()))
+        assert root is not None or not inputs, "what gets no gradient over the next cut hands none on over this one"
         self.flights[action.piece, action.chunk] = Flight(inputs, root)
         if isinstance(output, Crossing):
             self.hand_on(output.values, action)
@@ -237,7 +238,6 @@ class Stages(StagedState):
         key = action.piece, action.chunk
         flight = self.flights[key] if action.kind is Kind.INPUTS else self.flights.pop(key)
         if flight.root is None:
-            assert not flight.inputs, "what gets no gradient over the next cut hands none on over this one"
             return False
         if not flight.inputs and action.kind is Kind.INPUTS:   # nobody waits for it: all is done with the weights
             return False
@@ -290,12 +290,6 @@ class Stages(StagedState):
         for way in self.on_the_way.values():
             while way:
                 self.done(way)
-
-    def add_up_tied(self, now: Run) -> None:
-        """Of every weight that several workers use, the sum of their gradients."""
-        for weight, add_up in now.shared.items():
-            weight.grad = weight.grad if weight.grad is not None else torch.zeros_like(weight)
-            add_up(weight.grad)
 
     # Outside of a step
 

@@ -57,8 +57,8 @@ class Chain:
     crossing: tuple[tuple[Value, ...], ...]       # before each call: what is used from there on and was made before
     weights: tuple[frozenset[str], ...]           # of each call and what follows it until the next (of the first, what comes before too)
     buffers: tuple[frozenset[str], ...]           # the same of numbers that are kept beside weights
-    trained: frozenset[str] = frozenset()         # weights that the loss gives a gradient
     counts: bool = False                          # every forward changes a number or a list that the model keeps outside of its blocks
+    within: frozenset[int] = frozenset()          # calls from within a function with a backward of its own: no stage begins with these
 
 
 # What a tensor is, but for its numbers: asking for it uses nothing

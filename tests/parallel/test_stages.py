@@ -4,6 +4,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -37,6 +38,23 @@ class AroundTheNext(AroundBlocks):
     around = (2,)
 
 
+class AroundTwo(Body):
+    """The cut lies between two blocks of one checkpoint."""
+
+    def between(self, x: Tensor) -> Tensor:
+        x = checkpoint(lambda y: self.body[2](self.body[1](y)), self.body[0](x), use_reentrant=True)
+        return self.body[3](x)   # type: ignore[no-any-return]
+
+
+class AroundAndLater(Body):
+    """What a checkpoint that ends at a cut was given is used after the cut too, without a gradient."""
+
+    def between(self, x: Tensor) -> Tensor:
+        first = self.body[0](x)
+        second = checkpoint(self.body[1], first, use_reentrant=True)
+        return self.body[4](self.body[3](self.body[2](second + first.detach())))   # type: ignore[no-any-return]
+
+
 def frozen_bottom() -> nn.Module:
     model = Body()
     for part in (model.first, *model.body[:1]):
@@ -50,15 +68,33 @@ def test_copies_add_up_their_gradients_though_the_last_backward_is_that_of_a_fro
     assert apart(cut(made, plan, 2, (Average(),), copies=2), alone(made, 2)) <= NEAR
 
 
-@pytest.mark.parametrize("model", [lambda: Body(Reentrant), AroundBlocks], ids=["inside of blocks", "around blocks"])
+@pytest.mark.parametrize("model", [lambda: Body(Reentrant, 5), lambda: AroundBlocks(count=5), lambda: AroundAndLater(count=5)],
+                         ids=["inside of blocks", "around blocks", "detached later"])
 @pytest.mark.parametrize(("plan", "copies"), [
-    (Pipeline(2, 2, "zero-bubble"), 2), (Pipeline(3, 3, "zero-bubble", balance=(2, 1, 1)), 1), (Pipeline(2, 2), 1)], ids=str)
+    (Pipeline(2, 2, "zero-bubble", balance=(2, 3)), 2), (Pipeline(3, 3, "zero-bubble", balance=(2, 1, 2)), 1),
+    (Pipeline(2, 2, balance=(2, 3)), 1), (Pipeline(2, 2, "gpipe", balance=(2, 3)), 1),
+    (Pipeline(2, 2, "interleaved", balance=(2, 1, 1, 1), chunks=2), 1)], ids=str)
 def test_a_reentrant_checkpoint_of_the_model_is_computed_as_in_one_process(model: Any, plan: Pipeline, copies: int) -> None:
     made = a_job(model)
     assert apart(cut(made, plan, 2, (Average(),) if copies > 1 else (), copies), alone(made, 2)) <= NEAR
 
 
-def test_a_stage_that_begins_in_a_reentrant_checkpoint_is_refused() -> None:
+@pytest.mark.parametrize("model", [AroundTheNext, AroundTwo], ids=lambda model: model.__name__)
+def test_a_stage_that_begins_in_a_reentrant_checkpoint_is_refused(model: Any) -> None:
     """What arrives there is none of the checkpoint's inputs, so no gradient would come back."""
     with pytest.raises(Mistake, match=r"begins with body\.2, which the model calls where no gradients are recorded"):
-        cut(a_job(AroundTheNext), Pipeline(2, 2))
+        cut(a_job(model), Pipeline(2, 2))
+
+
+def test_a_stage_that_begins_where_the_model_records_no_gradients_is_refused() -> None:
+    class Looks(Body):
+        def between(self, x: Tensor) -> Tensor:
+            second = self.body[1](self.body[0](x))
+            with torch.no_grad():
+                size = self.body[2](second)
+            return self.body[3](second + size)   # type: ignore[no-any-return]
+
+    with pytest.raises(Mistake, match=r"begins with body\.2, which the model calls where no gradients are recorded"):
+        cut(a_job(Looks), Pipeline(2, 2))
+    made = a_job(Looks)
+    assert apart(cut(made, Pipeline(2, 2, balance=(1, 3))), alone(made)) <= NEAR
