@@ -104,7 +104,7 @@ def tensors_in(roots: Iterable[object]) -> Iterator[Tensor]:
     """Every tensor that can be reached from objects, once.
 
     >>> held = {"teacher": [torch.zeros(2)]}
-    >>> list(tensors_in([lambda: held]))
+    >>> list(tensors_in([lambda held=held: held]))
     [tensor([0., 0.])]
     """
     first = list(roots)

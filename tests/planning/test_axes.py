@@ -76,7 +76,8 @@ def test_where_data_parallel_does_not_fit_a_pipeline_is_found_and_explained() ->
 def test_the_peak_of_a_plan_is_that_of_the_stage_that_needs_most_and_every_stage_has_its_own() -> None:
     plan = planned(2, Pipeline(2, 4, balance=(1, 3)))
     sizes = mesh_sizes(plan.techniques, 2)
-    logs = [rehearse(replace(small(), mesh=imagined_mesh(sizes, rank)), plan.techniques) for rank in range(2)]
+    logs = [rehearse(replace(small(), mesh=imagined_mesh(sizes, rank)), plan.techniques, on_device=True)
+            for rank in range(2)]
     assert [one.ranks for one in plan.ranks] == [(0,), (1,)]
     assert [one.peak_bytes for one in plan.ranks] == [peak(log).bytes for log in logs]
     assert plan.peak_bytes == max(one.peak_bytes for one in plan.ranks)

@@ -46,7 +46,7 @@ def big(place: Path) -> Path:
     """A run as `train` leaves it, by its worker alone."""
     folder = place / "big"
     folder.mkdir()
-    Folder(folder).begin(request_for(place / "net.py", {"steps": 60}, None, None, False, None), NET)
+    Folder(folder).begin(request_for(place / "net.py", {"steps": 60}, None, None, False, None), NET.encode())
     run_worker(train_task(place / "net.py", 60, (), folder, {"steps": 20, "keep": 2}, {"steps": 60}), {})
     return folder
 
@@ -103,7 +103,7 @@ def test_a_student_of_a_teachers_layers_begins_as_them(place: Path, big: Path) -
 
 def test_a_distilled_run_is_a_teacher_without_asking_its_own(place: Path, big: Path, tmp_path: Path) -> None:
     flags = asked(place, [pinned(str(big))], steps=4, objective="kl + hidden(0=0)")
-    Folder(tmp_path).begin(request_for(FILE, flags, None, None, False, None), FILE.read_text())
+    Folder(tmp_path).begin(request_for(FILE, flags, None, None, False, None), FILE.read_bytes())
     learned(place, tmp_path, flags)
     from shoestring.compression.distil.teachers import Teachers
 
@@ -128,7 +128,7 @@ def test_a_teacher_that_changed_or_lost_its_checkpoint_is_refused(place: Path, b
 def test_what_is_no_teacher_is_refused(place: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     Folder(tmp_path / "begun").path.mkdir()
-    Folder(tmp_path / "begun").begin(request_for(place / "net.py", {}, None, None, False, None), NET)
+    Folder(tmp_path / "begun").begin(request_for(place / "net.py", {}, None, None, False, None), NET.encode())
     for teacher, said in ((tmp_path / "nowhere", "neither a file"), (tmp_path / "empty", "no run of shoestring"),
                           (tmp_path / "begun", "no good checkpoint"), (f"{place / 'net.py'}@none.safetensors", "there is no file"),
                           (f"{place / 'net.py'} --depth 3", "no option"), ("", "give the folder of a run")):
