@@ -135,9 +135,9 @@ def require_means(chosen: Plan, workers: Team, folder: Path) -> None:
 
 def after_memory_ran_out(options: Namespace, job: Job, held: Opened, chosen: Plan, why: str) -> str:
     """Plan again with what was measured; gives what to tell the user."""
-    from shoestring.api import planned as make_plan
     from shoestring.core.units import bytes_text
     from shoestring.measure.process import memory_free
+    from shoestring.processes.job_planning import planned as make_plan
     from shoestring.runs.checkpoints import newest_good
     from shoestring.runs.report import report_of
 
