@@ -24,7 +24,6 @@ from shoestring.core.given import GivenData
 from shoestring.core.job import Job, default_forward, default_optimizer, interval
 from shoestring.core.options import as_arguments, speaking_of_arguments
 from shoestring.core.run import brought_home
-from shoestring.core.technique import in_order
 from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.course import Course
 from shoestring.data.feed import Feed, shortened
@@ -204,7 +203,7 @@ def trained_here(job: Job, plan: Plan | Outcome | Iterable[Technique], model: nn
             require(SHORT[dtype])
     feed = Feed(job)
     counted_job = replace(job, steps=feed.steps_in_all, epochs=0) if feed.steps_in_all else job
-    run = prepared(counted_job, in_order(techniques), model)
+    run = prepared(counted_job, techniques, model, tracked=False)
     feed.assignment = run.assignment
     course = Course(job, run, feed)
     for number, loss in enumerate(steps(run, course.batches()), 1):
