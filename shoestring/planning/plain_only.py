@@ -47,12 +47,13 @@ class PlainOnly:
     environment: Mapping[str, str] = field(default_factory=dict)   # of the worker
     largest: Job | None = None          # the job planned for the batch that needs most, if that is known,
     numbers: tuple[int, ...] = ()       # and which batches may be that one
+    subject: str = "this model"         # what could not be looked at
 
     @property
     def reason(self) -> str:
         told = isinstance(self.error, (Mistake, Crashed))   # by a worker, whose frames are not here
         said = str(self.error).strip().splitlines()[0] if told else failure_text(self.error)
-        return f"shoestring could not look at this model ({said})"
+        return f"shoestring could not look at {self.subject} ({said})"
 
     def refusal(self, what: str) -> Mistake:
         """That something can't be had for this job, where the job itself does not fail."""

@@ -27,8 +27,9 @@ from shoestring.planning.catalogue import CATALOGUE, TOGETHER
 from shoestring.planning.duration import expected_seconds, remember_seconds
 from shoestring.planning.earlier import chosen_earlier, place_of, remember_choice
 from shoestring.planning.evidence.tasks import R, Task, Worker
-from shoestring.planning.kept import opened, without_numbers
+from shoestring.planning.kept import Kept, opened, without_numbers
 from shoestring.planning.outcome import Outcome
+from shoestring.planning.plain_only import is_an_answer
 from shoestring.planning.planner import Planner
 from shoestring.processes.group.launch import run_group, threads
 from shoestring.processes.known_job import about_job
@@ -54,16 +55,17 @@ def planned(job: Job, memory: str | int | None = None, use: Iterable[Technique |
     if forced is not None and devices > 1 and not any(one.unites for one in forced):
         forced = (*forced, TOGETHER)
     mesh_sizes(forced or (), devices)   # what can't stand is refused before anything is measured
-    if hardware is not None:
-        machine, worker = cluster(Path(hardware), devices), None
-    else:
-        machine = known_hardware(dtypes=inexact or any(one.computes_in for one in forced or ()))
-        machine = in_group(machine, devices, here or devices)
-        worker = workers(here or devices) if made.origin is not None else None
-    kept = opened(about_job(made, machine, devices, here or devices), machine.flops, fresh) if (
-        made.origin is not None and model is None and hardware is None) else None
-    planner = Planner(made, machine, worker, model, inexact=inexact, exact=exact, wanted=forced or (), only=forced is not None,
-                      devices=devices, here=here or devices, kept=kept, tell=lambda doing: on_progress(doing, expected))
+    machine = machine_for(hardware, devices, here or devices, inexact or any(one.computes_in for one in forced or ()))
+    worker = workers(here or devices) if made.origin is not None and hardware is None else None
+    planner = Planner(made, machine if isinstance(machine, Hardware) else Hardware(), worker, model, inexact=inexact, exact=exact,
+                      wanted=forced or (), only=forced is not None, devices=devices, here=here or devices,
+                      tell=lambda doing: on_progress(doing, expected))
+    if not isinstance(machine, Hardware):
+        found = replace(planner.plain_only(machine), subject="this machine")
+        outcome = planner.plain_outcome(found, budget, forced or ())
+        return replace(outcome, chosen=replace(outcome.chosen, job=job))
+    kept = kept_of(made, machine, devices, here or devices, fresh) if model is None and hardware is None else None
+    planner.kept = kept
     try:
         outcome = decided(planner, budget, forced)
     finally:
@@ -72,6 +74,31 @@ def planned(job: Job, memory: str | int | None = None, use: Iterable[Technique |
     if asked is not None and not (kept is not None and kept.used):   # what is known does not take long
         remember_seconds(asked, outcome.seconds)
     return replace(outcome, chosen=replace(outcome.chosen, job=job), measured=kept.when if kept is not None and kept.used else 0.0)
+
+
+def machine_for(file: str | Path | None, devices: int, here: int, dtypes: bool) -> Hardware | Exception:
+    """The machine that is planned for: the one in a file, or this one as one of so many workers has it. Where measuring this one fails,
+    why: training does not need that."""
+    if file is not None:
+        return cluster(Path(file), devices)
+    try:
+        return in_group(known_hardware(dtypes=dtypes), devices, here)
+    except Exception as error:
+        if is_an_answer(error):
+            raise
+        return error
+
+
+def kept_of(job: Job, machine: Hardware, devices: int, here: int, fresh: bool) -> Kept | None:
+    """What earlier plannings of a job file measured; None where nothing is kept, or the job can't be known again."""
+    if job.origin is None:
+        return None
+    try:
+        return opened(about_job(job, machine, devices, here), machine.flops, fresh)
+    except Exception as error:
+        if is_an_answer(error):
+            raise
+        return None
 
 
 def decided(planner: Planner, budget: int | None, forced: tuple[Technique, ...] | None) -> Outcome:

@@ -10,10 +10,12 @@ from torch import Tensor
 
 from shoestring.core.exactness import Exactness
 from shoestring.core.files import temporary_folder
+from shoestring.core.hardware import Hardware
 from shoestring.core.job import Job
 from shoestring.core.technique import text
 from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.core.training import environment
+from shoestring.measure.instructions import cap_this_process, doubtful, working_dtypes
 from shoestring.measure.probe import known_hardware
 from shoestring.planning.evidence.gather import ledger_of_traits
 from shoestring.planning.evidence.rehearsals import Rehearsals
@@ -26,7 +28,8 @@ from shoestring.runs.tensors import TensorFile
 
 def worker_environment(techniques: Iterable[Technique]) -> dict[str, str]:
     """Variables that a worker for these techniques starts with on this machine."""
-    return {**known_hardware().environment, **environment(techniques)}
+    cap_this_process()
+    return {**(working_dtypes()[1] if doubtful() else {}), **environment(techniques)}   # nothing that must be measured
 
 
 class Verified(NamedTuple):
@@ -56,8 +59,8 @@ ROUNDED = 1e-4   # of a loss: how far sums in another order may lead in a few st
 def verified(job: Job, plan: Plan, count: int) -> dict[str, Any]:
     """Plain training, each technique alone and the whole plan, each in a process of its own, side by side."""
     assert job.origin is not None, "only a job from a file can be made again in a child process"
-    rehearsals = Rehearsals(job, known_hardware(), run_worker)
     singles = plan.techniques if len(plan.techniques) > 1 else ()
+    rehearsals = Rehearsals(job, known_hardware() if singles else Hardware(), run_worker)
     levels = own_levels(rehearsals, singles)
     with temporary_folder() as folder:
         def trained(techniques: tuple[Technique, ...], name: str) -> Trained:

@@ -18,6 +18,7 @@ from shoestring.planning.plan import load_plan
 from shoestring.runs.digest import weights_sha256
 from shoestring.runs.event import Measured, Warned
 from shoestring.runs.events import read
+from tests.commands.test_cli import answer
 
 # One look of ours after the other, by where it is called from
 LOOKS = (
@@ -83,7 +84,15 @@ def test_a_look_that_fails_leaves_plain_training(look: str, monkeypatch: pytest.
 
 def test_a_failure_of_our_own_is_told_with_our_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shoestring.planning.evidence.rehearse.blocks", itemgetter("nothing"))   # fails without a frame of its own
-    assert "not subscriptable (planning/evidence/rehearse.py line" in shoestring.plan(made_job()).chosen.sure
+    assert "as an integer (planning/evidence/rehearse.py line" in shoestring.plan(made_job()).chosen.sure
+
+
+def test_a_machine_that_can_not_be_measured_still_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoestring.processes.job_planning.known_hardware", fail)
+    outcome = shoestring.plan(made_job())
+    assert "could not look at this machine (Strange" in outcome.chosen.sure and len(list(shoestring.train(made_job(), outcome))) == 4
+    with pytest.raises(Mistake, match="could not look at this machine"):
+        shoestring.plan(made_job(), use=[Checkpoint(every=1)])
 
 
 def test_a_choice_that_fails_leaves_plain_training(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,9 +102,11 @@ def test_a_choice_that_fails_leaves_plain_training(monkeypatch: pytest.MonkeyPat
 
 
 # Of the tracker, by where it is called from while training
-TRACKING = ("measure.tracker.Tracker.see", "measure.tracker.Tracker.find_place", "measure.tracker.Tracker.leave", "measure.tracker.hold_run",
-            "measure.tracker.see_gradients", "measure.tracker.Tracker.see_result", "measure.holdings.tensors_in", "processes.training.peak",
-            "measure.tracker.Tracker.alive")
+TRACKING = (
+    "measure.tracker.Tracker.see", "measure.tracker.Tracker.find_place", "measure.tracker.Tracker.leave", "measure.tracker.hold_run",
+    "measure.tracker.see_gradients", "measure.tracker.Tracker.see_result", "measure.tracker.Tracker.alive", "measure.holdings.tensors_in",
+    "processes.training.peak",
+)
 
 
 @pytest.mark.parametrize("look", TRACKING)
@@ -144,7 +155,7 @@ class Hostile:
 class Holding(nn.Linear):
     def __init__(self) -> None:
         super().__init__(4, 4)
-        self.own = Hostile()
+        self.__dict__["own"] = Hostile()   # torch itself asks what is set
         self.many = [Hostile(), {"one": Hostile()}]
 
 
@@ -182,3 +193,36 @@ def test_a_job_that_fails_plainly_is_not_a_limit_of_ours() -> None:
 def test_what_is_asked_for_wrongly_stays_a_mistake() -> None:
     with pytest.raises(Mistake, match="must be one number"):
         shoestring.plan(Job(model=lambda: nn.Linear(4, 4), data=data, loss=lambda output, batch: output, steps=4))
+
+
+FILE = """
+import torch
+from shoestring import Job
+from shoestring.{room} import {kind}
+
+def strange(*given, **named):
+    raise {error}("a look that went wrong")
+
+if {here}:
+    {kind}.{name} = strange
+
+def job() -> Job:
+    return Job(model=lambda: torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.2), torch.nn.Linear(4, 4)),
+               data=lambda: [(torch.ones(4, 4), torch.zeros(4, 4))] * 4, loss=lambda output, batch: output.square().mean(), steps=3)
+"""
+
+
+@pytest.mark.usefixtures("warm_workers")
+def test_a_job_file_trains_plainly_where_every_look_in_every_process_fails(tmp_path: Path) -> None:
+    file, whole = tmp_path / "net.py", tmp_path / "whole.py"
+    given = {"room": "measure.tracker", "kind": "Tracker", "name": "see", "error": "RuntimeError"}
+    file.write_text(FILE.format(**given, here=True))
+    whole.write_text(FILE.format(**given, here=False))
+    outcome = answer("plan", file, "--save", tmp_path / "plan.json", cwd=tmp_path)
+    chosen = outcome["chosen"]
+    assert not chosen["techniques"] and chosen["looked"] is False and "could not look at this model" in chosen["sure"]
+    assert chosen["process_bytes"] > 0 and chosen["step_seconds"] > 0, "those of plain steps"
+    report = answer("train", file, cwd=tmp_path)
+    assert report["weights_sha256"] == answer("train", whole, cwd=tmp_path)["weights_sha256"]
+    assert report["measured"].get("peak_bytes") is None
+    assert answer("verify", file, cwd=tmp_path)["bit_equal"]
