@@ -32,12 +32,13 @@ from shoestring.loop import finite, steps
 from shoestring.measure.instructions import require
 from shoestring.memory.precision import DTYPES
 from shoestring.planning.catalogue import CATALOGUE
-from shoestring.planning.door import techniques_for
+from shoestring.planning.door import check_named, techniques_for, unchecked
 from shoestring.planning.evidence.rehearsals import Tell, silent
 from shoestring.planning.evidence.rehearse import prepared
+from shoestring.planning.evidence.tasks import Worker
 from shoestring.planning.outcome import Outcome
 from shoestring.planning.plan import Plan
-from shoestring.processes.job_planning import planned
+from shoestring.processes.job_planning import planned, workers
 from shoestring.processes.scripted import Scripted
 from shoestring.processes.scripted_group import group_of
 from shoestring.processes.sent import Given, refuse_while_imported, sent
@@ -157,6 +158,8 @@ def steps_of_group(job: Job, plan: Plan | Outcome | Iterable[Technique], model: 
     """Train by processes of their own."""
     with temporary_folder() as folder:
         sent_job = sent(job, model, folder, devices)
+        if isinstance(plan, (Plan, Outcome)):
+            check_named(sent_job, unchecked(plan, job), model, workers(devices), devices=devices)
         outcome = plan if isinstance(plan, (Plan, Outcome)) else planned(sent_job, use=tuple(plan), model=model, devices=devices)
         group = group_of(job, sent_job, outcome, model, Path(run or folder / "run"), cadence_of(save_every), fresh, adopt, devices)
         for number, loss, metrics in group.steps():
@@ -166,13 +169,15 @@ def steps_of_group(job: Job, plan: Plan | Outcome | Iterable[Technique], model: 
 def kept_steps(job: Job, plan: Plan | Outcome | Iterable[Technique], model: nn.Module | None, run: Path, save_every: int | str,
                fresh: bool, adopt: bool) -> Generator[Step, None, None]:
     """Train in this process, in a run folder."""
-    cadence = cadence_of(save_every)
+    cadence, worker = cadence_of(save_every), worker_of(job, model)
+    if isinstance(plan, (Plan, Outcome)):
+        check_named(job, unchecked(plan, job), model, worker)
     if model is None:
         model = fresh_model(job)
     outcome = plan if isinstance(plan, (Plan, Outcome)) else planned(job, use=tuple(plan), model=model)
     chosen = outcome.chosen if isinstance(outcome, Outcome) else outcome
     told = outcome.as_json() if isinstance(outcome, Outcome) else {}
-    scripted = Scripted(job, chosen, told, model, run, cadence, fresh, adopt)
+    scripted = Scripted(job, chosen, told, model, run, cadence, fresh, adopt, worker)
     for number, loss, metrics in scripted.steps():
         yield Step(number, loss, metrics)
 
@@ -190,13 +195,22 @@ def spoken(found: Generator[Step, None, None]) -> Iterator[Step]:
         yield from random_state.drawing_apart(found)
 
 
+def worker_of(job: Job, model: nn.Module | None) -> Worker | None:
+    """Who tries things of a job file in a child process, where its own model is trained and not another one."""
+    return workers(1) if job.origin is not None and model is None else None
+
+
 def trained_here(job: Job, plan: Plan | Outcome | Iterable[Technique], model: nn.Module | None) -> Generator[Step, None, None]:
-    techniques = techniques_for(job, plan, model)
+    yield from steps_here(job, techniques_for(job, plan, model, worker_of(job, model)), model)
+
+
+def steps_here(job: Job, techniques: tuple[Technique, ...], model: nn.Module | None) -> Generator[Step, None, None]:
+    """Train in this process, by techniques that can be used for the job."""
     if model is None:
         random_state.seed(job.seed)
         model = valued(job.model(), job).to("cuda" if torch.cuda.is_available() else "cpu")
         if (found := source(model, job)) and found.note:
-            warnings.warn(f"the job's weights: {found.note}", stacklevel=4)
+            warnings.warn(f"the job's weights: {found.note}", stacklevel=5)
     random_state.seed(job.seed)
     for dtype in {parameter.dtype for parameter in model.parameters() if parameter.device.type == "cpu"}:
         if dtype in SHORT:   # Precision asks for itself
@@ -291,10 +305,10 @@ def verify(job: Jobs, plan: Plan | Outcome | Iterable[Technique], count: int = 5
         made = made_job(job, steps, epochs, seed, flags)
         short = shortened(made, count)
         states = []
-        for techniques in ((), plan):
+        for techniques in ((), techniques_for(made, plan, None, worker_of(made, None))):
             random_state.seed(made.seed)
             model = valued(made.model(), made)
-            for _ in trained_here(short, techniques, model):
+            for _ in steps_here(short, techniques, model):
                 pass
             states.append(model.state_dict())
         return compared(*states)

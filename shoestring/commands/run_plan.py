@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import sys
 
-from shoestring.commands.job_flags import planned, reasons, team
+from shoestring.commands.job_flags import check_from_file, planned, reasons, team
 from shoestring.commands.output import say, screen
 from shoestring.core.errors import Mistake, OverBudget
 
@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 def settled_plan(options: Namespace, job: Job, held: Opened) -> Plan:
     """The plan of a run: the one that is there, the one that follows from what was measured, or a new one."""
     if options.replan:
-        return following_plan(held.folder)
+        return following_plan(options, job, held)
     kept = None if held.changed else kept_plan(held.folder, options.adopt)
     if kept is not None and not (reason := unplaced(kept, team(options).world)):
+        check_from_file(options, job, kept, held.request.exact)
         return kept
     if kept is not None:
         held = replanned(held, reason, team(options).world)
@@ -64,17 +65,19 @@ def replanned(held: Opened, reason: str, world: int) -> Opened:
     return replace(held, request=replace(held.request, use=use))
 
 
-def following_plan(folder: Folder) -> Plan:
+def following_plan(options: Namespace, job: Job, held: Opened) -> Plan:
     """The plan that was made when the run was out of memory; it is the run's from now on."""
     from shoestring.planning.plan import plan_in
     from shoestring.runs.event import Adopted
     from shoestring.runs.events import note
 
+    folder = held.folder
     following = folder.path / "plan-next.json"
     if not following.exists():
         raise Mistake(f"{folder.path} did not run out of memory, so nothing was measured to plan from: leave --replan out, "
                       f"or give another --memory with --adopt")
     chosen = plan_in(folder.read("plan-next.json"), following)
+    check_from_file(options, job, chosen, held.request.exact)
     following.rename(folder.path / "plan.json")
     note(folder.path, Adopted(("the plan made from what was measured",)))
     return chosen

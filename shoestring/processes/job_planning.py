@@ -24,6 +24,7 @@ from shoestring.data.feed import counted
 from shoestring.data.lengths import shared_data
 from shoestring.measure.probe import busy_now, known_hardware, remember
 from shoestring.planning.catalogue import CATALOGUE, TOGETHER
+from shoestring.planning.door import check_named
 from shoestring.planning.duration import expected_seconds, remember_seconds
 from shoestring.planning.earlier import chosen_earlier, place_of, remember_choice
 from shoestring.planning.evidence.tasks import R, Task, Worker
@@ -87,6 +88,18 @@ def machine_for(file: str | Path | None, devices: int, here: int, dtypes: bool) 
         if is_an_answer(error):
             raise
         return error
+
+
+def check_here(job: Job, techniques: tuple[Technique, ...], exact: str | None, devices: int, here: int) -> None:
+    """Refuse techniques from a file, such as a plan that a run keeps, which can't be used for a job; what planning this job has measured
+    here before is not measured again."""
+    made, machine = counted(shared_data(job)), machine_for(None, devices, here, False)
+    kept = kept_of(made, machine, devices, here, False) if isinstance(machine, Hardware) else None
+    try:
+        check_named(made, techniques, None, workers(here) if made.origin is not None else None, exact, devices, here, kept)
+    finally:
+        if kept is not None:
+            kept.save()
 
 
 def kept_of(job: Job, machine: Hardware, devices: int, here: int, fresh: bool) -> Kept | None:
