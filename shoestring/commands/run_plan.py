@@ -151,7 +151,7 @@ def after_memory_ran_out(options: Namespace, job: Job, held: Opened, chosen: Pla
     most = max(measured, chosen.process_bytes)
     budget = held.request.memory or int(0.9 * memory_free())
     workers = team(options)
-    if not chosen.process_bytes:
+    if not chosen.looked:
         return (f"the run stopped after step {told.step} because {why}; {kept}. It had {bytes_text(measured)} at its last step, and "
                 f"nothing can be planned for it: {chosen.sure}")
     said = f"the run stopped after step {told.step} because {why}; {kept}. It was planned for {bytes_text(chosen.process_bytes)} " \

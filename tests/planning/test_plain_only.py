@@ -12,9 +12,14 @@ import torch
 from torch import Tensor, nn
 
 import shoestring
-from shoestring import Job, Mistake
+from shoestring import Job, Mistake, OverBudget
+from shoestring.core.errors import Crashed, JobFailed
+from shoestring.core.hardware import Hardware
+from shoestring.jobfile import loaded_job
 from shoestring.memory.checkpoint import Checkpoint
+from shoestring.planning.evidence.tasks import Task, TrialResult, TrialTask
 from shoestring.planning.plan import load_plan
+from shoestring.planning.planner import Planner
 from shoestring.runs.digest import weights_sha256
 from shoestring.runs.event import Measured, Warned
 from shoestring.runs.events import read
@@ -195,29 +200,55 @@ def test_what_is_asked_for_wrongly_stays_a_mistake() -> None:
         shoestring.plan(Job(model=lambda: nn.Linear(4, 4), data=data, loss=lambda output, batch: output, steps=4))
 
 
-FILE = """
+WHOLE = """
 import torch
 from shoestring import Job
-from shoestring.{room} import {kind}
-
-def strange(*given, **named):
-    raise {error}("a look that went wrong")
-
-if {here}:
-    {kind}.{name} = strange
 
 def job() -> Job:
     return Job(model=lambda: torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.2), torch.nn.Linear(4, 4)),
                data=lambda: [(torch.ones(4, 4), torch.zeros(4, 4))] * 4, loss=lambda output, batch: output.square().mean(), steps=3)
 """
+SABOTAGE = """
+from shoestring.measure.tracker import Tracker
+
+def strange(*given, **named):
+    raise RuntimeError("a look that went wrong")
+
+Tracker.see = strange
+"""
+
+
+def planner(file: Path, answer: Callable[[Task[Any]], Any]) -> Planner:
+    """Of a job file whose tasks are answered so."""
+    return Planner(loaded_job(str(file), {}), Hardware(), lambda task, environment: answer(task))
+
+
+def test_plain_steps_say_whether_it_is_the_job_that_fails_and_what_it_needs(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(WHOLE)
+
+    def crashes(task: Task[Any]) -> Any:
+        if isinstance(task, TrialTask) and not task.tracked:
+            return TrialResult(100 << 20, 0.5, 3)
+        raise Crashed("a fault of shoestring in measure/tracker.py line 1: KeyError: 3")
+
+    chosen = planner(tmp_path / "net.py", crashes).outcome(1 << 30).chosen
+    assert (chosen.process_bytes, chosen.step_seconds, chosen.looked) == (100 << 20, 0.5, False)
+    assert "could not look at this model (a fault of shoestring in measure/tracker.py line 1" in chosen.sure
+    with pytest.raises(OverBudget, match=r"plain training needs 100 MiB, more than the 50\.0 MiB"):
+        planner(tmp_path / "net.py", crashes).outcome(50 << 20)
+
+    def fails(task: Task[Any]) -> Any:
+        raise JobFailed(f"the job failed in {task.kind}")
+
+    with pytest.raises(JobFailed, match="failed in trial"):
+        planner(tmp_path / "net.py", fails).outcome(1 << 30)
 
 
 @pytest.mark.usefixtures("warm_workers")
 def test_a_job_file_trains_plainly_where_every_look_in_every_process_fails(tmp_path: Path) -> None:
     file, whole = tmp_path / "net.py", tmp_path / "whole.py"
-    given = {"room": "measure.tracker", "kind": "Tracker", "name": "see", "error": "RuntimeError"}
-    file.write_text(FILE.format(**given, here=True))
-    whole.write_text(FILE.format(**given, here=False))
+    file.write_text(WHOLE + SABOTAGE)
+    whole.write_text(WHOLE)
     outcome = answer("plan", file, "--save", tmp_path / "plan.json", cwd=tmp_path)
     chosen = outcome["chosen"]
     assert not chosen["techniques"] and chosen["looked"] is False and "could not look at this model" in chosen["sure"]

@@ -45,5 +45,5 @@ def test_planning_again_after_memory_ran_out_knows_how_many_workers_are_here(tmp
     monkeypatch.setattr(job_planning, "planned", plan)
     options = Namespace(json=True, devices=3, nodes="10.0.0.1:29400,0/4", patience="30s", restarts=10)
     held = SimpleNamespace(folder=Folder(tmp_path), request=Request(job="job.py", memory=2**30))
-    said = run_plan.after_memory_ran_out(options, None, held, SimpleNamespace(process_bytes=2**29), "memory ran out")   # type: ignore[arg-type]
+    said = run_plan.after_memory_ran_out(options, None, held, SimpleNamespace(process_bytes=2**29, looked=True), "memory ran out")   # type: ignore[arg-type]
     assert (asked["devices"], asked["here"]) == (12, 3) and "led to nothing: enough" in said
