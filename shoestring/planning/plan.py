@@ -169,7 +169,7 @@ def plan_in(data: Mapping[str, Any], path: Path) -> Plan:
             blocks=tuple((name, size) for name, size in chosen.get("blocks", data.get("blocks", ()))),
             ranks=tuple(RankFigures(tuple(one["ranks"]), one["peak_bytes"], one["sent_bytes"]) for one in chosen.get("ranks", ())),
             lengths=from_json(Lengths, chosen.get("lengths", {})), mesh=tuple(chosen.get("mesh", {}).items()), staging=staging_in(chosen),
-            speeds=from_json(Speeds, chosen["speeds"]) if "speeds" in chosen else None, looked=chosen.get("looked", True),
+            speeds=from_json(Speeds, chosen["speeds"]) if "speeds" in chosen else None, looked=chosen.get("looked", True) is not False,
         )
     except Mistake:
         raise
