@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sized
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shutil import get_terminal_size
@@ -20,43 +19,29 @@ from torch import Tensor, nn
 from shoestring.core import random_state
 from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
-from shoestring.core.exactness import Exactness, allowed
 from shoestring.core.files import temporary_folder
 from shoestring.core.given import GivenData
-from shoestring.core.hardware import Hardware, cluster, for_group, measured_group
 from shoestring.core.job import Job, default_forward, default_optimizer, interval
 from shoestring.core.options import as_arguments, speaking_of_arguments
 from shoestring.core.run import brought_home
-from shoestring.core.technique import in_order, parsed
 from shoestring.core.training import TrainingTechnique as Technique
-from shoestring.core.training import mesh_sizes
-from shoestring.core.units import budget_bytes
 from shoestring.course import Course
-from shoestring.data.feed import Feed, counted, shortened
-from shoestring.data.lengths import shared_data
+from shoestring.data.feed import Feed, shortened
 from shoestring.jobfile import job_path, loaded_job, with_course
 from shoestring.loop import finite, steps
 from shoestring.measure.instructions import require
-from shoestring.measure.probe import busy_now, known_hardware, remember
 from shoestring.memory.precision import DTYPES
-from shoestring.planning.catalogue import CATALOGUE, TOGETHER
-from shoestring.planning.door import techniques_for
-from shoestring.planning.duration import expected_seconds, remember_seconds
-from shoestring.planning.earlier import chosen_earlier, place_of, remember_choice
+from shoestring.planning.catalogue import CATALOGUE
+from shoestring.planning.door import check_named, techniques_for, unchecked
 from shoestring.planning.evidence.rehearsals import Tell, silent
 from shoestring.planning.evidence.rehearse import prepared
-from shoestring.planning.evidence.tasks import R, Task, Worker
-from shoestring.planning.kept import opened, without_numbers
+from shoestring.planning.evidence.tasks import Worker
 from shoestring.planning.outcome import Outcome
 from shoestring.planning.plan import Plan
-from shoestring.planning.planner import Planner
-from shoestring.processes.group.launch import run_group, threads
-from shoestring.processes.known_job import about_job
-from shoestring.processes.launch import run_worker
+from shoestring.processes.job_planning import planned, workers
 from shoestring.processes.scripted import Scripted
 from shoestring.processes.scripted_group import group_of
 from shoestring.processes.sent import Given, refuse_while_imported, sent
-from shoestring.processes.tasks import LinkSpeedTask
 from shoestring.processes.verified import Verified, compared
 from shoestring.runs.cadence import Cadence
 from shoestring.runs.initial_weights import fresh_model, source, valued
@@ -138,90 +123,6 @@ class Shown(Outcome):
         printer.text(str(self))
 
 
-Doing = Callable[[str, float | None], None]   # is told what planning is doing, and how many seconds it may take in all, if that is known
-
-
-def planned(job: Job, memory: str | int | None = None, use: Iterable[Technique | str] | None = None, inexact: bool = False,
-            model: nn.Module | None = None, devices: int = 1, here: int | None = None, hardware: str | Path | None = None,
-            exact: str | None = None, fresh: bool = False, on_progress: Doing = lambda doing, expected: None) -> Outcome:
-    """What `plan` gives, for callers who speak of flags; `on_progress` is told what is being done."""
-    budget = None if memory is None else budget_bytes(memory)
-    if allowed(exact, inexact)[-1] is Exactness.BITS and devices > 1:
-        raise Mistake(f"{devices} workers add up in another order than one: what a group trains is {Exactness.ROUNDING.word} at best; "
-                      f"give {Exactness.ROUNDING.flag}, or train with one worker")
-    made = counted(shared_data(job))
-    asked = question(made, memory, use, inexact, exact, devices) if made.origin is not None else None
-    expected = expected_seconds(asked) if asked is not None else None
-    forced = None if use is None else tuple(
-        parsed(one, CATALOGUE) if isinstance(one, str) else one for one in use)
-    if forced is not None and devices > 1 and not any(one.unites for one in forced):
-        forced = (*forced, TOGETHER)
-    mesh_sizes(forced or (), devices)   # what can't stand is refused before anything is measured
-    if hardware is not None:
-        machine, worker = cluster(Path(hardware), devices), None
-    else:
-        machine = known_hardware(dtypes=inexact or any(one.computes_in for one in forced or ()))
-        machine = in_group(machine, devices, here or devices)
-        worker = workers(here or devices) if made.origin is not None else None
-    kept = opened(about_job(made, machine, devices, here or devices), machine.flops, fresh) if (
-        made.origin is not None and model is None and hardware is None) else None
-    planner = Planner(made, machine, worker, model, inexact=inexact, exact=exact, wanted=forced or (), only=forced is not None,
-                      devices=devices, here=here or devices, kept=kept, tell=lambda doing: on_progress(doing, expected))
-    try:
-        outcome = decided(planner, budget, forced)
-    finally:
-        if kept is not None:
-            kept.save()
-    if asked is not None and not (kept is not None and kept.used):   # what is known does not take long
-        remember_seconds(asked, outcome.seconds)
-    return replace(outcome, chosen=replace(outcome.chosen, job=job), measured=kept.when if kept is not None and kept.used else 0.0)
-
-
-def decided(planner: Planner, budget: int | None, forced: tuple[Technique, ...] | None) -> Outcome:
-    """The planner's outcome. What was chosen when the same was asked before is chosen again, among plans that are as good."""
-    origin, hardware = planner.job.origin, planner.hardware
-    if origin is None or forced is not None or hardware.described:
-        return planner.outcome(budget, forced)
-    place = place_of(origin.file, {"flags": without_numbers(dict(origin.flags)), "memory": budget, "inexact": planner.inexact,
-                                   "exact": planner.exact, "devices": planner.devices, "here": planner.here})
-    outcome = replace(planner, earlier=chosen_earlier(place)).outcome(budget)
-    remember_choice(place, outcome.chosen)
-    return outcome
-
-
-def question(job: Job, *asked: object) -> Path:
-    """What planning is asked, by the job file and the rest."""
-    assert job.origin is not None, "only a job from a file can be asked again"
-    return place_of(job.origin.file, {"flags": dict(job.origin.flags), "asked": str(asked)})
-
-
-def workers(count: int) -> Worker:
-    """Who does tasks of planning: one process, or as many at once as will train, started as those will be."""
-    def together(task: Task[R], environment: Mapping[str, str], /) -> R:
-        return run_group(task, environment, devices=count)
-
-    return run_worker if count == 1 else together
-
-
-def in_group(machine: Hardware, world: int, here: int) -> Hardware:
-    """The machine as one of so many workers on it has it; how they talk is measured once and kept, or when the machine is quiet. A network
-    is taken to be as fast as this machine's own."""
-    if world == 1:
-        return machine
-    count = max(here, 2)
-    name = f"{count} {'near' if here == world else 'far'}"
-    known = machine.sums.get(name, {})   # of one way only, where the machine was busy
-    if not known or (len(known) == 1 and machine.device == "cpu" and not busy_now()):
-        busy = busy_now()
-        with temporary_folder() as folder, ThreadPoolExecutor(count) as pool:
-            tasks = [LinkSpeedTask(rank=rank, world=count, same_machine=here == world, store=f"{folder}/store") for rank in range(count)]
-            first, *_ = pool.map(run_worker, tasks, [{**machine.environment, **threads(count)}] * count)
-        machine = measured_group(machine, name, count, first.ways, first.memory, busy or busy_now())
-        remember(machine)
-    return for_group(replace(machine, environment={**machine.environment, **threads(here)}, cores=max(machine.cores // here, 1)),
-                     name, world, here)
-
-
 def train(job: Jobs, plan: Plan | Outcome | Iterable[Technique] = (), model: nn.Module | None = None, *, run: str | Path | None = None,
           save_every: int | str = "60s", fresh: bool = False, adopt: bool = False, devices: int = 1, steps: int | None = None,
           epochs: int | None = None, seed: int | None = None, **flags: Any) -> Iterator[Step]:
@@ -257,6 +158,8 @@ def steps_of_group(job: Job, plan: Plan | Outcome | Iterable[Technique], model: 
     """Train by processes of their own."""
     with temporary_folder() as folder:
         sent_job = sent(job, model, folder, devices)
+        if isinstance(plan, (Plan, Outcome)):
+            check_named(sent_job, unchecked(plan, job), model, workers(devices), devices=devices)
         outcome = plan if isinstance(plan, (Plan, Outcome)) else planned(sent_job, use=tuple(plan), model=model, devices=devices)
         group = group_of(job, sent_job, outcome, model, Path(run or folder / "run"), cadence_of(save_every), fresh, adopt, devices)
         for number, loss, metrics in group.steps():
@@ -266,13 +169,15 @@ def steps_of_group(job: Job, plan: Plan | Outcome | Iterable[Technique], model: 
 def kept_steps(job: Job, plan: Plan | Outcome | Iterable[Technique], model: nn.Module | None, run: Path, save_every: int | str,
                fresh: bool, adopt: bool) -> Generator[Step, None, None]:
     """Train in this process, in a run folder."""
-    cadence = cadence_of(save_every)
+    cadence, worker = cadence_of(save_every), worker_of(job, model)
+    if isinstance(plan, (Plan, Outcome)):
+        check_named(job, unchecked(plan, job), model, worker)
     if model is None:
         model = fresh_model(job)
     outcome = plan if isinstance(plan, (Plan, Outcome)) else planned(job, use=tuple(plan), model=model)
     chosen = outcome.chosen if isinstance(outcome, Outcome) else outcome
     told = outcome.as_json() if isinstance(outcome, Outcome) else {}
-    scripted = Scripted(job, chosen, told, model, run, cadence, fresh, adopt)
+    scripted = Scripted(job, chosen, told, model, run, cadence, fresh, adopt, worker)
     for number, loss, metrics in scripted.steps():
         yield Step(number, loss, metrics)
 
@@ -290,20 +195,29 @@ def spoken(found: Generator[Step, None, None]) -> Iterator[Step]:
         yield from random_state.drawing_apart(found)
 
 
+def worker_of(job: Job, model: nn.Module | None) -> Worker | None:
+    """Who tries things of a job file in a child process, where its own model is trained and not another one."""
+    return workers(1) if job.origin is not None and model is None else None
+
+
 def trained_here(job: Job, plan: Plan | Outcome | Iterable[Technique], model: nn.Module | None) -> Generator[Step, None, None]:
-    techniques = techniques_for(job, plan, model)
+    yield from steps_here(job, techniques_for(job, plan, model, worker_of(job, model)), model)
+
+
+def steps_here(job: Job, techniques: tuple[Technique, ...], model: nn.Module | None) -> Generator[Step, None, None]:
+    """Train in this process, by techniques that can be used for the job."""
     if model is None:
         random_state.seed(job.seed)
         model = valued(job.model(), job).to("cuda" if torch.cuda.is_available() else "cpu")
         if (found := source(model, job)) and found.note:
-            warnings.warn(f"the job's weights: {found.note}", stacklevel=4)
+            warnings.warn(f"the job's weights: {found.note}", stacklevel=5)
     random_state.seed(job.seed)
     for dtype in {parameter.dtype for parameter in model.parameters() if parameter.device.type == "cpu"}:
         if dtype in SHORT:   # Precision asks for itself
             require(SHORT[dtype])
     feed = Feed(job)
     counted_job = replace(job, steps=feed.steps_in_all, epochs=0) if feed.steps_in_all else job
-    run = prepared(counted_job, in_order(techniques), model)
+    run = prepared(counted_job, techniques, model, tracked=False)
     feed.assignment = run.assignment
     course = Course(job, run, feed)
     for number, loss in enumerate(steps(run, course.batches()), 1):
@@ -391,10 +305,10 @@ def verify(job: Jobs, plan: Plan | Outcome | Iterable[Technique], count: int = 5
         made = made_job(job, steps, epochs, seed, flags)
         short = shortened(made, count)
         states = []
-        for techniques in ((), plan):
+        for techniques in ((), techniques_for(made, plan, None, worker_of(made, None))):
             random_state.seed(made.seed)
             model = valued(made.model(), made)
-            for _ in trained_here(short, techniques, model):
+            for _ in steps_here(short, techniques, model):
                 pass
             states.append(model.state_dict())
         return compared(*states)

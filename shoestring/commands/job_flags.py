@@ -159,23 +159,33 @@ def planned(options: Namespace, job: Job, memory: int | None, hardware: str | No
     """The plan to run and the planner's outcome as JSON (empty when a saved plan is replayed)."""
     from pathlib import Path
 
-    from shoestring import api
     from shoestring.commands.progress import telling
-    from shoestring.planning.door import check_named
     from shoestring.planning.plan import load_plan
+    from shoestring.processes import job_planning
     from shoestring.processes.chatter import overheard
 
     workers = team(options)
     if options.plan:
         plan = load_plan(Path(options.plan))
-        with overheard(silent=options.command == "train"):
-            check_named(job, plan.techniques, None, api.workers(workers.devices), options.exact, workers.world, workers.devices)
+        check_from_file(options, job, plan, options.exact)
         return plan, {}
     # What the job says meanwhile is overheard; what we say is said aloud
     with telling(options) as doing, overheard(silent=options.command == "train") as aloud:
-        outcome = api.planned(job, memory, options.use, options.inexact, devices=workers.world, here=workers.devices, hardware=hardware,
-                              exact=options.exact, fresh=options.fresh_plan, on_progress=aloud(doing))
+        outcome = job_planning.planned(job, memory, options.use, options.inexact, devices=workers.world, here=workers.devices,
+                                       hardware=hardware, exact=options.exact, fresh=options.fresh_plan, on_progress=aloud(doing))
     return outcome.chosen, outcome.as_json() | {"blocks": outcome.chosen.blocks}
+
+
+def check_from_file(options: Namespace, job: Job, plan: Plan, exact: str | None) -> None:
+    """Refuse a plan that was read from a file and can't be used for a job."""
+    if not plan.techniques:
+        return
+    from shoestring.processes.chatter import overheard
+    from shoestring.processes.job_planning import check_here
+
+    workers = team(options)
+    with overheard(silent=options.command == "train"):
+        check_here(job, plan.techniques, exact, workers.world, workers.devices)
 
 
 def reasons() -> dict[str, str]:

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import sys
 
-from shoestring.commands.job_flags import planned, reasons, team
+from shoestring.commands.job_flags import check_from_file, planned, reasons, team
 from shoestring.commands.output import say, screen
 from shoestring.core.errors import Mistake, OverBudget
 
@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 def settled_plan(options: Namespace, job: Job, held: Opened) -> Plan:
     """The plan of a run: the one that is there, the one that follows from what was measured, or a new one."""
     if options.replan:
-        return following_plan(held.folder)
+        return following_plan(options, job, held)
     kept = None if held.changed else kept_plan(held.folder, options.adopt)
     if kept is not None and not (reason := unplaced(kept, team(options).world)):
+        check_from_file(options, job, kept, held.request.exact)
         return kept
     if kept is not None:
         held = replanned(held, reason, team(options).world)
@@ -64,17 +65,19 @@ def replanned(held: Opened, reason: str, world: int) -> Opened:
     return replace(held, request=replace(held.request, use=use))
 
 
-def following_plan(folder: Folder) -> Plan:
+def following_plan(options: Namespace, job: Job, held: Opened) -> Plan:
     """The plan that was made when the run was out of memory; it is the run's from now on."""
     from shoestring.planning.plan import plan_in
     from shoestring.runs.event import Adopted
     from shoestring.runs.events import note
 
+    folder = held.folder
     following = folder.path / "plan-next.json"
     if not following.exists():
         raise Mistake(f"{folder.path} did not run out of memory, so nothing was measured to plan from: leave --replan out, "
                       f"or give another --memory with --adopt")
     chosen = plan_in(folder.read("plan-next.json"), following)
+    check_from_file(options, job, chosen, held.request.exact)
     following.rename(folder.path / "plan.json")
     note(folder.path, Adopted(("the plan made from what was measured",)))
     return chosen
@@ -135,9 +138,9 @@ def require_means(chosen: Plan, workers: Team, folder: Path) -> None:
 
 def after_memory_ran_out(options: Namespace, job: Job, held: Opened, chosen: Plan, why: str) -> str:
     """Plan again with what was measured; gives what to tell the user."""
-    from shoestring.api import planned as make_plan
     from shoestring.core.units import bytes_text
     from shoestring.measure.process import memory_free
+    from shoestring.processes.job_planning import planned as make_plan
     from shoestring.runs.checkpoints import newest_good
     from shoestring.runs.report import report_of
 
@@ -148,6 +151,9 @@ def after_memory_ran_out(options: Namespace, job: Job, held: Opened, chosen: Pla
     most = max(measured, chosen.process_bytes)
     budget = held.request.memory or int(0.9 * memory_free())
     workers = team(options)
+    if not chosen.looked:
+        return (f"the run stopped after step {told.step} because {why}; {kept}. It had {bytes_text(measured)} at its last step, and "
+                f"nothing can be planned for it: {chosen.sure}")
     said = f"the run stopped after step {told.step} because {why}; {kept}. It was planned for {bytes_text(chosen.process_bytes)} " \
            f"and had {bytes_text(measured)} at its last step"
     say(options, "planning again with what was measured …")

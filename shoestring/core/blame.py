@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 from traceback import FrameSummary, extract_tb, walk_tb
+from typing import TypeGuard
 
 from torch import nn
 
@@ -105,14 +106,28 @@ def failed_module(error: BaseException) -> str:
     """The name and the class of the innermost module whose forward failed; empty if none did, or it is the model itself."""
     frames = [frame for frame, _ in walk_tb(error.__traceback__)]
     first = [frame.f_locals.get(next(iter(frame.f_code.co_varnames), "")) for frame in frames if frame.f_code.co_name == "forward"]
-    called = [one for one in first if isinstance(one, nn.Module)]
+    called = [one for one in first if is_module(one)]
     if not called:
         return ""
     inner = called[-1]
-    around = (value for frame in frames for value in frame.f_locals.values() if isinstance(value, nn.Module))   # the outermost first
+    around = (value for frame in frames for value in frame.f_locals.values() if is_module(value))   # the outermost first
     names = ({id(module): name for name, module in one.named_modules()} for one in around)
     name = next((known[id(inner)] for known in names if id(inner) in known), "")
     return f"{name} ({type(inner).__name__})" if name else ""
+
+
+def failure_text(error: BaseException) -> str:
+    """What went wrong and where, in a line: RuntimeError: no such thing (memory/recompute.py line 150)."""
+    try:
+        said = (str(error).strip().splitlines() or [""])[0][:160]
+    except Exception:   # a class of the user's, whose text can't be had
+        said = ""
+    return f"{type(error).__name__}{f': {said}' * bool(said)} ({blamed(error).place})"
+
+
+def is_module(value: object) -> TypeGuard[nn.Module]:
+    """Whether it is a module; nothing is asked of the object itself, whose `__class__` may raise."""
+    return issubclass(type(value), nn.Module)
 
 
 def blame(frames: Sequence[FrameSummary]) -> Blame:

@@ -10,6 +10,14 @@ class Mistake(ValueError):
     """What the user gave can't work; the text says what was found, why, and what to do."""
 
 
+class JobFailed(Mistake):
+    """Code of the job itself failed."""
+
+
+class Crashed(RuntimeError):
+    """A worker ended without an answer, or with a fault of our own."""
+
+
 class OverBudget(ValueError):
     """Nothing fits the budget; `nearest` is the least demanding plan there is."""
 

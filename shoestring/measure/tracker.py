@@ -9,7 +9,7 @@ from __future__ import annotations
 import weakref
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import flop_registry
 
 from shoestring.core.batch import Batch, tensors
+from shoestring.core.blame import failure_text
 from shoestring.core.codec import from_json
 from shoestring.core.private import (
     BATCH_NORMS,
@@ -116,10 +117,15 @@ class Log:
 
 
 class Tracker(DispatchMode):
-    """While active, writes to `log`. `hold` counts what stood there before; `watched` tells it where in the step we are."""
+    """While active, writes to `log`. `hold` counts what stood there before; `watched` tells it where in the step we are.
 
-    def __init__(self, stage: Stage | None = None) -> None:
+    Where it looks on at a training that must go on (`forgiving`), a failure of its own is kept in `failed`, and it looks no more.
+    """
+
+    def __init__(self, stage: Stage | None = None, forgiving: bool = False) -> None:
         super().__init__()
+        self.forgiving = forgiving
+        self.failed = ""   # what failed and where: the exception itself would keep tensors
         self.stage = stage                                   # where operations are faked; None: they are done
         self.log = Log()
         self.serials: dict[int, tuple[int, int, Any]] = {}   # storage address -> serial, bytes, weak reference
@@ -130,13 +136,27 @@ class Tracker(DispatchMode):
         self.visits: Counter[str] = Counter()
 
     def __enter__(self) -> Tracker:
-        WATCHING.append(self.see)
+        WATCHING.append(self.look_at)
         super().__enter__()   # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *problem: Any) -> None:
         super().__exit__(*problem)   # type: ignore[no-untyped-call]
-        WATCHING.remove(self.see)
+        WATCHING.remove(self.look_at)
+
+    def look(self, work: Callable[..., object], *given: Any) -> None:
+        """Do some of the tracker's own work, which the training does not need."""
+        if self.failed:
+            return
+        try:
+            work(*given)
+        except Exception as error:
+            if not self.forgiving or isinstance(error, MemoryError):
+                raise
+            self.failed = failure_text(error)
+
+    def look_at(self, tensor: Tensor) -> None:
+        self.look(self.see, tensor)
 
     def mark(self, phase: str, block: str = "") -> None:
         self.made = self.made if self.log.marks else self.count
@@ -185,19 +205,26 @@ class Tracker(DispatchMode):
     @contextmanager
     def holding(self, held: Iterable[Tensor], role: str) -> Iterator[None]:
         """Count tensors for a while, though whoever made them may keep them for longer."""
-        new = []
-        for tensor in held:
-            for part in dense_parts(tensor):
-                address = storage_id(part.untyped_storage())
-                if address not in self.serials:
-                    new.append((address, self.see(part)))
-                    self.log.roles.setdefault(new[-1][1], role)
+        new: list[tuple[int, int]] = []
+
+        def begin() -> None:
+            for tensor in held:
+                for part in dense_parts(tensor):
+                    address = storage_id(part.untyped_storage())
+                    if address not in self.serials:
+                        new.append((address, self.see(part)))
+                        self.log.roles.setdefault(new[-1][1], role)
+
+        def end() -> None:
+            for address, serial in new:
+                known = self.serials.get(address)
+                if known is not None and known[0] == serial:
+                    del self.serials[address]
+                    self.note(serial, -known[1])
+
+        self.look(begin)
         yield
-        for address, serial in new:
-            known = self.serials.get(address)
-            if known is not None and known[0] == serial:
-                del self.serials[address]
-                self.note(serial, -known[1])
+        self.look(end)
 
     def workspace(self, tensor: Tensor) -> None:
         """A library made this for itself."""
@@ -261,9 +288,14 @@ class Tracker(DispatchMode):
         kwargs = kwargs or {}
         if func is torch.ops.prim.device.default:
             return args[0].fake_device
-        self.find_place()
-        self.see_arguments((*args, *kwargs.values()))
+        self.look(self.find_place)
+        self.look(self.see_arguments, (*args, *kwargs.values()))
         out = func(*args, **kwargs) if self.stage is None else self.stage.done(func, args, kwargs)
+        self.look(self.see_result, func, args, kwargs, out)
+        return out
+
+    def see_result(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        """See what an operation gave, and count its operations."""
         for leaf in (out,) if isinstance(out, Tensor) else () if out is None else tree_leaves(out):
             if isinstance(leaf, Tensor):
                 for part in dense_parts(leaf):
@@ -273,12 +305,11 @@ class Tracker(DispatchMode):
         count = flop_registry.get(operation_of(func))
         if self.moment.phase == VALIDATE:
             self.log.validation_flops += count(*args, **kwargs, out_val=out) if count is not None else 0
-            return out
+            return
         if count is not None:
             self.log.flops[self.moment] += count(*args, **kwargs, out_val=out)
         if not self.log.draws and torch.Tag.nondeterministic_seeded in func.tags:
             self.log.draws = really_draws(func, args, kwargs)
-        return out
 
 
 def really_draws(func: Any, args: Any, kwargs: Any) -> bool:
@@ -292,39 +323,57 @@ def watched(run: Run, tracker: Tracker, holders: Holders) -> Run:
     """The same run, telling the tracker where in the step it is. What `holders` hold beside the run is counted when a step begins."""
 
     def forward(model: nn.Module, batch: Batch) -> Any:
-        tracker.begin()
-        hooks = [
-            hook for name, block in run.blocks.items() for hook in (
-                block.register_forward_pre_hook(lambda module, args, name=name: tracker.enter(name)),
-                block.register_forward_hook(lambda module, args, output: tracker.leave(output)),
-            )
-        ]
-        try:
+        tracker.look(tracker.begin)
+        with visits_told(run, lambda name: tracker.look(tracker.enter, name), lambda name, output: tracker.look(tracker.leave, output)):
             return run.forward(model, batch)
-        finally:
-            for hook in hooks:
-                hook.remove()
 
     def gradients(now: Run, batch: Batch) -> Tensor:
-        tracker.hold(tensors(batch), "inputs")
-        tracker.hold_new(holders.found(run))
+        tracker.look(lambda: tracker.hold(tensors(batch), "inputs"))
+        tracker.look(lambda: tracker.hold_new(holders.found(run)))
         return run.gradients(now, batch)
 
     def update(now: Run) -> None:
-        gradients = [p.grad for p in (*now.model.parameters(), *stepped(now)) if p.grad is not None]
-        tracker.log.traits |= {"sparse gradients" for gradient in gradients if gradient.layout is not torch.strided}
-        tracker.hold(gradients, "gradients")
-        del gradients
-        tracker.mark("update")
+        tracker.look(see_gradients, now, tracker)
+        tracker.look(tracker.mark, "update")
         run.update(now)
-        tracker.hold(state_tensors(now.optimizer), "optimizer")
-        tracker.mark("")
+        tracker.look(lambda: tracker.hold(state_tensors(now.optimizer), "optimizer"))
+        tracker.look(tracker.mark, "")
 
+    tracker.look(see_model, run, tracker)
+    tracker.look(hold_run, run, tracker)
+    return replace(run, forward=forward, gradients=gradients, update=update)
+
+
+@contextmanager
+def visits_told(run: Run, enter: Callable[[str], None], leave: Callable[[str, Any], None]) -> Iterator[None]:
+    """While inside, `enter` is told the name of every block whose forward begins, and `leave` its name and what it gave."""
+    def left(name: str, output: Any) -> None:   # what a hook returns would replace the output
+        leave(name, output)
+
+    hooks = [
+        hook for name, block in run.blocks.items() for hook in (
+            block.register_forward_pre_hook(lambda module, args, name=name: enter(name)),
+            block.register_forward_hook(lambda module, args, output, name=name: left(name, output)),
+        )
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def see_gradients(run: Run, tracker: Tracker) -> None:
+    gradients = [p.grad for p in (*run.model.parameters(), *stepped(run)) if p.grad is not None]
+    tracker.log.traits |= {"sparse gradients" for gradient in gradients if gradient.layout is not torch.strided}
+    tracker.hold(gradients, "gradients")
+
+
+def see_model(run: Run, tracker: Tracker) -> None:
+    """Note what a model is made of."""
     tracker.log.mixes = any(isinstance(part, BATCH_NORMS) for part in run.model.modules())
     tracker.log.blocks = list(run.blocks)
     tracker.log.traits |= {"complex weights" for parameter in run.model.parameters() if parameter.is_complex()}
-    hold_run(run, tracker)
-    return replace(run, forward=forward, gradients=gradients, update=update)
 
 
 def hold_run(run: Run, tracker: Tracker) -> None:

@@ -64,6 +64,7 @@ class Plan:
     blocks: tuple[tuple[str, int], ...] = field(default=(), compare=False)   # highest bytes while each block runs
     lengths: Lengths = field(default_factory=Lengths, compare=False)            # the sizes of batches that it is made for
     speeds: Speeds | None = field(default=None, compare=False)                  # of links, by which workers choose how to add up
+    looked: bool = True            # False: shoestring could not look at the model; plain training, not tracked, with hardly a figure
     job: Job | None = field(default=None, compare=False, repr=False)   # that it was made for, in this process; None: nobody knows
 
     def __str__(self) -> str:
@@ -85,7 +86,8 @@ class Plan:
             "disk_bytes_per_second": self.disk_speed, "stored_bytes": self.stored_bytes, "sent_bytes": self.sent_bytes,
             "sent_by_others_bytes": self.sent_by_others_bytes, "world": self.world,
             "where": self.where, "parts": dict(self.parts), "sure": self.sure,
-        } | {name: seconds for name in ("validation_seconds", "training_seconds") if (seconds := vars(self)[name])} | self.axes()
+        } | {name: seconds for name in ("validation_seconds", "training_seconds") if (seconds := vars(self)[name])} | (
+            {} if self.looked else {"looked": False}) | self.axes()
 
     def axes(self) -> dict[str, Any]:
         """How workers stand, and where the model is cut; nothing of a plan for one worker."""
@@ -167,7 +169,7 @@ def plan_in(data: Mapping[str, Any], path: Path) -> Plan:
             blocks=tuple((name, size) for name, size in chosen.get("blocks", data.get("blocks", ()))),
             ranks=tuple(RankFigures(tuple(one["ranks"]), one["peak_bytes"], one["sent_bytes"]) for one in chosen.get("ranks", ())),
             lengths=from_json(Lengths, chosen.get("lengths", {})), mesh=tuple(chosen.get("mesh", {}).items()), staging=staging_in(chosen),
-            speeds=from_json(Speeds, chosen["speeds"]) if "speeds" in chosen else None,
+            speeds=from_json(Speeds, chosen["speeds"]) if "speeds" in chosen else None, looked=chosen.get("looked", True) is not False,
         )
     except Mistake:
         raise

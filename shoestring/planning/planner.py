@@ -2,9 +2,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
+from typing import TypeVar
 
 from torch import nn
 
@@ -28,9 +30,13 @@ from shoestring.planning.evidence.step import mesh_of_largest
 from shoestring.planning.evidence.tasks import Worker
 from shoestring.planning.kept import Kept
 from shoestring.planning.outcome import Outcome
+from shoestring.planning.plain_only import PlainOnly, is_an_answer
 from shoestring.planning.plan import Plan
 from shoestring.planning.predict import Combination, Predictor, expected_process
+from shoestring.planning.room import named
 from shoestring.planning.training_room import ROOM, TrainingRoom
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -102,9 +108,36 @@ class Planner:
         """The plan for a memory budget in bytes (None: what is free), or the figures of the techniques that were asked for."""
         if forced is not None:
             check_together(forced)   # before anything is measured
-        if forced is None and (found := self.at_once(memory)) is not None:
-            return found
-        return self.decided(self.ledger(), memory, forced)
+            ledger = self.looked_at(self.ledger)
+            if isinstance(ledger, PlainOnly):
+                return self.plain_outcome(ledger, memory, forced)
+            return self.decided(ledger, memory, forced)
+        found = self.looked_at(lambda: self.at_once(memory) or self.decided(self.ledger(), memory))
+        return self.plain_outcome(found, memory) if isinstance(found, PlainOnly) else found
+
+    def looked_at(self, look: Callable[[], T]) -> T | PlainOnly:
+        """What a look at the job gives; where the look fails and says nothing of the job, why."""
+        try:
+            return look()
+        except Exception as error:
+            if is_an_answer(error):
+                raise
+            return self.plain_only(error)
+
+    def plain_only(self, error: Exception) -> PlainOnly:
+        known = vars(self).get("rehearsals")   # None: not even the sizes of batches are known
+        largest, numbers = (known.job, known.numbers) if isinstance(known, Rehearsals) else (None, ())
+        return PlainOnly(self.job, error, self.worker, self.model, self.hardware.environment, largest, numbers)
+
+    def plain_outcome(self, found: PlainOnly, memory: int | None, forced: tuple[Technique, ...] = ()) -> Outcome:
+        """Plain training, without a look at the model; what needs one is refused."""
+        if self.devices > 1 or self.hardware.described:
+            raise found.refusal("this job can't be planned for a group of workers or another machine") from found.error
+        if forced:
+            raise found.refusal(f"{named(forced)} can't be used for this job") from found.error
+        self.tell("trying plain training, because shoestring could not look at the model")
+        plain = found.plan(memory)
+        return Outcome(plain, plain, (), 1, 1, self.elapsed(), self.free(memory), (), ())
 
     def at_once(self, memory: int | None) -> Outcome | None:
         """The outcome where plain training leaves much of the budget idle: it, or what only makes it faster; None where it does not.
@@ -169,7 +202,10 @@ class Planner:
     def admitted(self, techniques: tuple[Technique, ...]) -> Combination:
         """Techniques that the user named, checked for this job without a real step; a Mistake says why they can't be used."""
         check_together(techniques)
-        return admitted(techniques, ledger_of_traits(self.rehearsals, techniques), self.exact)
+        ledger = self.looked_at(lambda: ledger_of_traits(self.rehearsals, techniques))
+        if isinstance(ledger, PlainOnly):
+            raise ledger.refusal(f"{named(techniques)} can't be used for this job") from ledger.error
+        return admitted(techniques, ledger, self.exact)
 
     def forced(self, ledger: Ledger, techniques: tuple[Technique, ...]) -> Plan:
         """The figures of these techniques, with those told that are of no use."""

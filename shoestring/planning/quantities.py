@@ -17,6 +17,7 @@ MEASURABLE = (
     Quantity("sent_by_others_bytes", "sent by others, a step of theirs", counted=True, optional=True),
     Quantity("validation_seconds", "a validation", "seconds", optional=True),
 )
+NEVER_ZERO = frozenset(one.name for one in MEASURABLE if not one.optional)   # of these, 0 means that nothing is known
 QUANTITIES = (   # the others are not measured in a run
     *MEASURABLE,
     Quantity("training_seconds", "all steps and validations", "seconds", optional=True),
@@ -36,7 +37,10 @@ FEDERATED = (   # of a federated run; bytes are those of one device in one round
 
 def compared(predicted: Mapping[str, Any], measured: Mapping[str, Any], basis: str = "") -> Figures:
     """What was predicted of a plan beside what was measured, both by name; `basis`: how the predictions are known."""
-    return figures(FEDERATED if "up_bytes" in predicted else MEASURABLE, predicted, basis).measured(measured)
+    if "up_bytes" in predicted:
+        return figures(FEDERATED, predicted, basis).measured(measured)
+    known = {name: number for name, number in predicted.items() if number or name not in NEVER_ZERO}
+    return figures(MEASURABLE, known, basis).measured(measured)
 
 
 CUT = ("mesh", "ranks", "cut", "cut_blocks", "cut_why", "schedule", "pieces")

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import IO, Any, TypeVar, cast
 
 from shoestring.core.codec import from_json
+from shoestring.core.errors import Crashed
 from shoestring.core.signals import is_ignored
 from shoestring.planning.evidence.tasks import JobTask, Task
-from shoestring.processes.messages import Answer, Cause, Crashed, Failure, Happened, OutOfMemory, read_message
+from shoestring.processes.messages import Answer, Cause, Failure, Happened, OutOfMemory, read_message
 from shoestring.processes.signals import stopping_gently
 from shoestring.processes.streams import closed_files, standard_files
 from shoestring.processes.tasks import TrainResult, TrainTask, written_task

@@ -20,13 +20,9 @@ from enum import Enum
 from typing import Any, ClassVar
 
 from shoestring.core.codec import from_json, to_json
-from shoestring.core.errors import Mistake
+from shoestring.core.errors import Crashed, JobFailed, Mistake
 from shoestring.runs.event import Event
 from shoestring.runs.events import event_of, record_of
-
-
-class Crashed(RuntimeError):
-    """A worker ended without an answer, or with a fault of our own."""
 
 
 class OutOfMemory(Mistake):
@@ -36,7 +32,8 @@ class OutOfMemory(Mistake):
 class Cause(Enum):
     """Whose failure it is, and so what the launcher raises."""
 
-    MISTAKE = Mistake              # the user's: the job, its data, what was asked for
+    MISTAKE = Mistake              # the user's: what was asked for, what the machine refuses
+    JOB = JobFailed                # the user's too: code of the job failed
     FAULT = Crashed                # ours
     OUT_OF_MEMORY = OutOfMemory
 

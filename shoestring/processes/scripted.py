@@ -23,6 +23,8 @@ from shoestring.core.run import brought_home
 from shoestring.core.signals import deliver, handlers_restored
 from shoestring.data.lengths import check_given
 from shoestring.jobfile import IMPORTED, resolved_arguments
+from shoestring.planning.door import check_named
+from shoestring.planning.evidence.tasks import Worker
 from shoestring.planning.outcome import plan_file
 from shoestring.planning.plan import Plan, plan_in
 from shoestring.processes.finished import finished_report
@@ -64,9 +66,10 @@ class Scripted:
     """A run of a script, held by this process until it is closed."""
 
     def __init__(self, job: Job, plan: Plan, outcome: dict[str, Any], model: nn.Module, path: Path, cadence: Cadence,
-                 fresh: bool, adopt: bool) -> None:
+                 fresh: bool, adopt: bool, worker: Worker | None = None) -> None:
+        """`worker`: who tries things of a job file, if the model is the file's."""
         check_given(job)
-        self.job, self.model, self.cadence = job, model, cadence
+        self.job, self.model, self.cadence, self.worker = job, model, cadence, worker
         request, source = request_of(job, model)
         self.held: Opened = opened(path, request, source, fresh, adopt)
         try:
@@ -92,6 +95,7 @@ class Scripted:
         if found and before.techniques == given.techniques:
             return before
         if found and not adopt:
+            self.check_kept(before)
             told = f"the run goes on with the plan it was begun with, {before}, not with {given}: --adopt takes that one"
             note(self.held.folder.path, Warned(told))
             warnings.warn(as_arguments(told), stacklevel=2)
@@ -99,6 +103,10 @@ class Scripted:
         note(self.held.folder.path, Adopted((f"the plan {given} instead of {before}",)) if found else Planning(self.held.request.memory))
         self.held.folder.write("plan.json", plan_file(given, outcome))
         return given
+
+    def check_kept(self, plan: Plan) -> None:
+        """Refuse a plan that the folder keeps, is not the one given, and can't be used for the job."""
+        check_named(self.job, plan.techniques, self.model if self.worker is None else None, self.worker)
 
     def steps(self) -> Iterator[tuple[int, float, Any]]:
         """Train: number, loss and metrics of every step. Whoever stops asking leaves a run that can be gone on with."""

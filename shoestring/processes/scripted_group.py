@@ -17,11 +17,13 @@ from torch import nn
 from shoestring.core.errors import Mistake
 from shoestring.core.files import write_whole
 from shoestring.core.job import Job
+from shoestring.planning.door import check_named
 from shoestring.planning.evidence.tasks import Position, specs_of
 from shoestring.planning.outcome import Outcome
 from shoestring.planning.plan import Plan
 from shoestring.processes.finished import finished_report
 from shoestring.processes.group.launch import run_group
+from shoestring.processes.job_planning import workers
 from shoestring.processes.scripted import Scripted, note_failure, silent
 from shoestring.processes.sizes import expected
 from shoestring.processes.tasks import TrainTask
@@ -48,6 +50,9 @@ class ScriptedGroup(Scripted):
                  fresh: bool, adopt: bool, devices: int) -> None:
         self.sent, self.devices, self.own = sent, devices, model
         super().__init__(job, plan, outcome, model_of(job.model) if model is None else model, path, cadence, fresh, adopt)
+
+    def check_kept(self, plan: Plan) -> None:
+        check_named(self.sent, plan.techniques, self.own, workers(self.devices), devices=self.devices)
 
     def done(self, on_event: Callable[[Event], None] = silent) -> Report:
         """Train until it is over; the weights are in the model then."""

@@ -28,6 +28,7 @@ class Expected:
     process: int = 0    # bytes of the process with the largest of them,
     growing: int = 0    # of which so many grow with the batch,
     spare: int = 0      # but only after these: the peak is elsewhere
+    tracked: bool = True    # False: shoestring could not look at the model, so no step is tracked
 
     def process_for(self, ratio: float) -> int:
         """Bytes of the process with a batch so many times as large as the largest, in proportion."""
@@ -37,7 +38,7 @@ class Expected:
 def expected(plan: Plan) -> Expected:
     standing = sum(size for name, size in plan.parts if name in STANDING)
     highest = max((size for name, size in plan.blocks if not name.startswith("update")), default=plan.peak_bytes)
-    return Expected(plan.lengths, plan.process_bytes, max(highest - standing, 0), max(plan.peak_bytes - highest, 0))
+    return Expected(plan.lengths, plan.process_bytes, max(highest - standing, 0), max(plan.peak_bytes - highest, 0), plan.looked)
 
 
 class Sizes:
@@ -52,6 +53,8 @@ class Sizes:
 
     def tracks(self, batch: Batch, step: int) -> bool:
         """Whether to track the step with this number, of this batch; one that was not planned for is warned of."""
+        if not self.expected.tracked:
+            return False
         size = size_of(batch, step - 1)
         self.check(size, step)
         if self.count >= TRACKED and any(one.covers(size) for one in self.tracked):

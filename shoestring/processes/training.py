@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from itertools import chain, islice
 from math import prod
@@ -64,7 +64,8 @@ def train(task: TrainTask, tell: Tell, link: Link | None = None) -> TrainResult:
 
 def trial(task: TrialTask, tell: Tell, link: Link | None = None) -> TrialResult:
     """A few real steps, to see how large this process grows."""
-    training = Training(job_of(task, link if task.together else None), techniques_of(task.techniques), None, tell)
+    expects = Expected(tracked=task.tracked)
+    training = Training(job_of(task, link if task.together else None), techniques_of(task.techniques), None, tell, expects)
     largest = largest_batches(training.job, task.largest, training.run)
     # At the end: what the allocator keeps back of smaller ones does not serve them, while memory of the largest serves all that follow
     training.batches = chain(islice(training.batches, max((task.steps or 0) - len(largest), 0)), largest) if largest else training.batches
@@ -91,9 +92,10 @@ class Training:
         self.feed.start()
         self.wanted = self.feed.steps_in_all   # 0: nobody knows
         self.recorder = Recorder(recording, self.wanted, tell, self.link) if recording else None
-        self.tracker = Tracker()
+        expects = expects or Expected()
+        self.tracker = Tracker(forgiving=True)
         counted = replace(self.job, steps=self.wanted, epochs=0) if self.wanted else self.job
-        run = made_run(counted, techniques, self.recorder, self.tracker, model)
+        run = made_run(counted, techniques, self.recorder, self.tracker if expects.tracked else None, model)
         self.feed.assignment = run.assignment
         self.course = Course(self.job, run, self.feed)
         self.run = replace(run, state={**run.state, "course": self.course})
@@ -104,13 +106,15 @@ class Training:
         self.history = History()   # where no folder keeps it
         self.meter = Meter(self.run)
         self.batches: Iterator[Batch] = self.course.batches()
-        self.sizes = Sizes(expects or Expected(), recording.memory if recording else None, run.assignment.parts, self.warn)
+        self.sizes = Sizes(expects, recording.memory if recording else None, run.assignment.parts, self.warn)
         self.tensors: dict[str, Any] = {"peak_bytes": 0}   # what they needed at most
         self.noted = self.told = 0   # tracked steps of which the tensors' need was noted; bytes that were told of them
         self.last: list[Any] = []    # the batch of the last step,
         self.loss: Any = None        # and its loss: both stand while it is validated
         self.holders = Holders(self.job, self.feed.held)
-        self.course.watch = Watching(self.run, self.tracker, self.holders, lambda: (self.last, self.loss))
+        if expects.tracked:
+            self.course.watch = Watching(self.run, self.tracker, self.holders, lambda: (self.last, self.loss))
+        self.untracked = ""   # why the tracker failed, once that was told
         self.step_begun = time.perf_counter()
 
     def ended(self, file: str = "") -> TrainResult:
@@ -175,10 +179,10 @@ class Training:
             self.last[:] = [batch]
             if self.sizes.count >= TRACKED:   # and then whenever there is something new to tell
                 self.note_tensors()
-            if self.sizes.tracks(batch, self.number + 1):
+            if self.sizes.tracks(batch, self.number + 1) and not self.tracker.failed:
                 watch = watched(self.run, self.tracker, self.holders)   # what was made while it looked away stands there too,
                 if loss is not None:
-                    self.tracker.hold((loss,))            # and so does the loss before
+                    self.tracker.look(self.tracker.hold, (loss,))   # and so does the loss before
                 for loss in tracked_steps(watch, (batch,), self.tracker):
                     yield loss
             else:
@@ -233,24 +237,40 @@ class Training:
         """Note what the tensors of this worker needed in the steps that were tracked, if more were since the last time, or in a validation.
         Workers that wait for each other tell of their first steps, and of what they do together, together; of later steps, whose batches
         differ from worker to worker, at the end."""
-        if self.noted == self.sizes.count and not validated:
+        if not self.sizes.count or (self.noted == self.sizes.count and not validated):
             return
         together, self.noted = validated or not self.noted, self.sizes.count
-        log, highest = self.tracker.log, peak(self.tracker.log)
-        found = Measured(highest.bytes, sum(log.flops.values()) / self.sizes.count, str(highest.moment), dict(highest.parts))
-        self.tensors = {"peak_bytes": highest.bytes, "flops": found.flops, "where": found.where, "parts": found.parts}
+        self.tracker.look(self.note_need)
+        if self.tracker.failed:
+            self.tensors = {"peak_bytes": 0}   # what was seen before is not all
+            self.tell_untracked()
         if self.run.assignment.asynchronous or not (together or self.link.world == 1):   # asynchronous workers tell of theirs at the end
             return
-        self.told = max(gathered(self.run, highest.bytes)) if together else highest.bytes
-        if self.recorder:
-            self.recorder.tell(replace(found, peak_bytes=self.told))
+        own = self.tensors["peak_bytes"]
+        self.told = max(gathered(self.run, own)) if together else own
+        if self.recorder and own:
+            self.recorder.tell(Measured(self.told, self.tensors["flops"], self.tensors["where"], self.tensors["parts"]))
+
+    def note_need(self) -> None:
+        """Read off the tracker's log what the tensors needed."""
+        log, highest = self.tracker.log, peak(self.tracker.log)
+        self.tensors = {"peak_bytes": highest.bytes, "flops": sum(log.flops.values()) / self.sizes.count, "where": str(highest.moment),
+                        "parts": dict(highest.parts)}
+
+    def tell_untracked(self) -> None:
+        """Tell once that the tracker failed. It only looks on, so the weights do not depend on it."""
+        if not self.untracked:
+            self.untracked = self.tracker.failed
+            self.warn(f"shoestring could not track the memory of this training ({self.untracked}), so what its tensors need is not "
+                      f"measured; training goes on, and its weights are those that it would have had")
 
     def figures(self, workers: list[Any]) -> dict[str, Any]:
         """What was measured: of the whole run where a folder has its events, else of these steps."""
         if self.recorder:
             return measured(History().read(self.recorder.folder.path))
         self.history.add(measured_by(workers))
-        return measured(self.history)
+        found = measured(self.history)
+        return found if found.get("peak_bytes") else {name: value for name, value in found.items() if name != "peak_bytes"}
 
 
 def readable_state(run: Run) -> dict[str, Any]:
@@ -264,9 +284,9 @@ def readable_state(run: Run) -> dict[str, Any]:
     return {name: state for name, state in states.items() if state and plain(state)}
 
 
-def made_run(job: Job, techniques: tuple[TrainingTechnique, ...], recorder: Recorder | None, tracker: Tracker,
+def made_run(job: Job, techniques: tuple[TrainingTechnique, ...], recorder: Recorder | None, tracker: Tracker | None,
              model: nn.Module | None = None) -> Run:
-    """The run that the techniques make of the job, and of its model or this very one."""
+    """The run that the techniques make of the job, and of its model or this very one; without a tracker, the model is not looked at."""
     resumed = recorder.look() if recorder else False
     with making(techniques):
         if model is None:
@@ -276,8 +296,8 @@ def made_run(job: Job, techniques: tuple[TrainingTechnique, ...], recorder: Reco
         else:
             random_state.seed(job.seed)
         check_same_weights(model, job.link)
-        with tracker:
-            return prepared(job, techniques, model, recorder.folder.path if recorder else None, resumed)
+        with tracker or nullcontext():
+            return prepared(job, techniques, model, recorder.folder.path if recorder else None, resumed, tracker is not None)
 
 
 def check_same_weights(model: nn.Module, link: Link) -> None:

@@ -10,22 +10,26 @@ from torch import Tensor
 
 from shoestring.core.exactness import Exactness
 from shoestring.core.files import temporary_folder
+from shoestring.core.hardware import Hardware
 from shoestring.core.job import Job
 from shoestring.core.technique import text
 from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.core.training import environment
+from shoestring.measure.instructions import cap_this_process, doubtful, working_dtypes
 from shoestring.measure.probe import known_hardware
 from shoestring.planning.evidence.gather import ledger_of_traits
 from shoestring.planning.evidence.rehearsals import Rehearsals
 from shoestring.planning.plan import Plan
 from shoestring.processes.launch import run_worker
+from shoestring.processes.sizes import Expected
 from shoestring.processes.tasks import TrainResult, TrainTask
 from shoestring.runs.tensors import TensorFile
 
 
 def worker_environment(techniques: Iterable[Technique]) -> dict[str, str]:
     """Variables that a worker for these techniques starts with on this machine."""
-    return {**known_hardware().environment, **environment(techniques)}
+    cap_this_process()
+    return {**(working_dtypes()[1] if doubtful() else {}), **environment(techniques)}   # nothing that must be measured
 
 
 class Verified(NamedTuple):
@@ -55,18 +59,20 @@ ROUNDED = 1e-4   # of a loss: how far sums in another order may lead in a few st
 def verified(job: Job, plan: Plan, count: int) -> dict[str, Any]:
     """Plain training, each technique alone and the whole plan, each in a process of its own, side by side."""
     assert job.origin is not None, "only a job from a file can be made again in a child process"
-    rehearsals = Rehearsals(job, known_hardware(), run_worker)
-    ledger = ledger_of_traits(rehearsals, plan.techniques)
+    singles = plan.techniques if len(plan.techniques) > 1 else ()
+    rehearsals = Rehearsals(job, known_hardware() if singles else Hardware(), run_worker)
+    levels = own_levels(rehearsals, singles)
     with temporary_folder() as folder:
         def trained(techniques: tuple[Technique, ...], name: str) -> Trained:
-            task = TrainTask(**rehearsals.about_job(techniques), steps=count, weights=f"{folder}/{name}")
+            task = TrainTask(**rehearsals.about_job(techniques), steps=count, weights=f"{folder}/{name}",
+                             expected=Expected(tracked=plan.looked))
             result = run_worker(task, worker_environment(techniques))
             return Trained(result, dict(TensorFile(Path(folder, name)).items()))
 
         plain = trained((), "plain")
-        singles = plan.techniques if len(plan.techniques) > 1 else ()
         whole = trained(plan.techniques, "plan")
-        verdicts = [verdict(text(one), min(plan.exactness, one.exactness(ledger)), plain, trained((one,), "one")) for one in singles]
+        verdicts = [verdict(text(one), min(plan.exactness, level), plain, trained((one,), "one"))
+                    for one, level in zip(singles, levels, strict=True)]
         verdicts.append(verdict(str(plan), plan.exactness, plain, whole))
     last = verdicts[-1]
     return {
@@ -76,6 +82,14 @@ def verified(job: Job, plan: Plan, count: int) -> dict[str, Any]:
         "measured": dict(whole.result.measured), "plain_measured": dict(plain.result.measured), "verdicts": verdicts,
         "losses": list(zip(plain.result.losses, whole.result.losses, strict=True)),
     }
+
+
+def own_levels(rehearsals: Rehearsals, techniques: tuple[Technique, ...]) -> list[Exactness]:
+    """How close each technique alone stays to plain training of a job."""
+    if not techniques:   # plain training needs no look at the model
+        return []
+    ledger = ledger_of_traits(rehearsals, techniques)
+    return [one.exactness(ledger) for one in techniques]
 
 
 class Trained(NamedTuple):

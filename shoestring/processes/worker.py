@@ -109,7 +109,7 @@ def failure(error: Exception, task: Task[Any]) -> tuple[Cause, str]:
         return Cause.OUT_OF_MEMORY, f"memory ran out: {str(error).strip().splitlines()[0] if str(error) else 'no more'}"
     found = blamed(error)
     if not found.ours:
-        return Cause.MISTAKE, job_failed(error, found.place)
+        return Cause.JOB, job_failed(error, found.place)
     if isinstance(error, OSError):   # what the machine refuses us is nobody's fault
         return Cause.MISTAKE, f"{system_text(error)} ({found.place})"
     broken = "a promise of shoestring's own code was broken" if isinstance(error, AssertionError) else "a fault of shoestring"

@@ -122,10 +122,7 @@ def plan_text(outcome: Mapping[str, Any], whys: Mapping[str, str], screen: Scree
     parts += [indented(f"{technique_text(one)}: {whys.get(one['name'], '')}") for one in chosen["techniques"]]
     parts += [""] if chosen["techniques"] else []
     parts += [*plans_part(plan_rows(outcome, stated), screen), "", *moved(chosen), *standing(chosen, screen)]
-    parts += [plain(f"the peak is in the {chosen['where']}:")]
-    whole = sum(chosen["parts"].values()) or 1
-    parts += [aligned(((name, bytes_text(size), bar(size / whole)) for name, size in chosen["parts"].items() if size * 200 > whole),
-                      right=1)]
+    parts += peak_part(chosen)
     if outcome["more_memory"]:
         parts += ["", plain("what more memory would buy, by the ledger:"), aligned(map(bought, outcome["more_memory"]), right=0)]
     if outcome["refused"]:
@@ -135,6 +132,15 @@ def plan_text(outcome: Mapping[str, Any], whys: Mapping[str, str], screen: Scree
               plain(f"how sure: {chosen['sure']}")]
     parts += [plain(measured_earlier(outcome["measured_at"]))] if outcome.get("measured_at") else []
     return rendered(parts, screen)
+
+
+def peak_part(chosen: Mapping[str, Any]) -> list[RenderableType]:
+    """When the peak is and what it is made of; nothing where that is not known."""
+    if not chosen["parts"]:
+        return []
+    whole = sum(chosen["parts"].values()) or 1
+    rows = ((name, bytes_text(size), bar(size / whole)) for name, size in chosen["parts"].items() if size * 200 > whole)
+    return [plain(f"the peak is in the {chosen['where']}:"), aligned(rows, right=1)]
 
 
 def measured_earlier(when: float) -> str:
@@ -163,7 +169,7 @@ def plan_rows(outcome: Mapping[str, Any], stated: str) -> list[list[str]]:
         plans += [(simplest, "the simplest plan" if simplest["techniques"] else "no technique")]
     plans += [(plan, plan["lost"]) for plan in outcome["runners_up"]]
     return [["", *(one.label for one in always), ""],
-            *([techniques_text(plan["techniques"]), *(one.text(plan[one.name]) for one in always), why] for plan, why in plans)]
+            *([techniques_text(plan["techniques"]), *(one.text(plan[one.name] or None) for one in always), why] for plan, why in plans)]
 
 
 def plans_part(rows: Sequence[Sequence[str]], screen: Screen) -> list[RenderableType]:

@@ -76,8 +76,8 @@ def test_slow_steps_have_a_line_each_in_a_log_and_quick_ones_every_tenth(json: b
 
 def test_planning_is_told_aloud_while_the_job_is_overheard_in_silence(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     """The command makes both; a line that was made inside of the silence would be silent."""
-    from shoestring import api
     from shoestring.commands.job_flags import planned
+    from shoestring.processes import job_planning
 
     stream = io.StringIO()
     monkeypatch.setattr(sys, "stderr", stream)
@@ -88,7 +88,7 @@ def test_planning_is_told_aloud_while_the_job_is_overheard_in_silence(monkeypatc
         assert "planning, about 30 s: rehearsing plain …" in stream.getvalue() and "the job says" not in stream.getvalue()
         raise StopIteration
 
-    monkeypatch.setattr(api, "planned", plan)
+    monkeypatch.setattr(job_planning, "planned", plan)
     options = Namespace(plan=None, command="train", json=False, use=None, inexact=False, exact=None, fresh_plan=False)
     with pytest.raises(StopIteration):
         planned(options, None, None)   # type: ignore[arg-type]

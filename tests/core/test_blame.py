@@ -116,7 +116,7 @@ def plain(**changes: Any) -> Job:
 def test_a_failure_of_the_job_is_told_as_such(what: str, made: Job, techniques: tuple[Technique, ...], said: str, looked: bool) -> None:
     graphs.clear()
     last = failing(made, techniques, looked)
-    assert cause(last) is Cause.MISTAKE and said in last.text and "the job failed" in last.text, last.text
+    assert cause(last) is Cause.JOB and said in last.text and "the job failed" in last.text, last.text
     assert not last.trace
 
 
@@ -131,7 +131,7 @@ def kept_graph(output: Tensor) -> Tensor:
 def test_a_model_of_a_library_is_the_jobs(tmp_path: Path) -> None:
     for techniques in ((), (Checkpoint(every=1),)):
         last = failing(plain(model=library(tmp_path)), techniques)
-        assert cause(last) is Cause.MISTAKE and "failed in its model (net.py line" in last.text
+        assert cause(last) is Cause.JOB and "failed in its model (net.py line" in last.text
 
 
 def complex_weights() -> nn.Module:

@@ -25,6 +25,7 @@ from shoestring.planning.evidence.tasks import AnchorResult, AnchorStep, AnchorT
 from shoestring.planning.kept import Kept, opened
 from shoestring.planning.predict import Predictor
 from shoestring.planning.training_room import ROOM, TrainingRoom, combinations
+from shoestring.processes import job_planning
 from tests.planning.test_same_plan import MACHINE, anchor, ledger_of, logs
 
 JOB = """
@@ -45,7 +46,7 @@ def job(width: int = 32, lr: float = 0.1, share: float = 0.0) -> Job:
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A job file, an empty cache, and a machine that is as fast each time."""
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(api, "known_hardware", lambda dtypes=False: Hardware())
+    monkeypatch.setattr(job_planning, "known_hardware", lambda dtypes=False: Hardware())
     (tmp_path / "job.py").write_text(JOB)
     return tmp_path / "job.py"
 
@@ -99,7 +100,7 @@ def test_what_was_timed_on_a_busy_machine_is_timed_again_and_the_less_held_up_co
 
 def test_a_busy_measurement_does_not_decide_the_plan_is_told_and_is_made_again(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = Worker((13.8, 0.9), (0.5, 0.0))
-    monkeypatch.setattr(api, "run_worker", worker)
+    monkeypatch.setattr(job_planning, "run_worker", worker)
     first = api.plan(file, memory="8GiB")
     assert not first.chosen.techniques and worker.asked == ["anchor"], "plain fits with room: one step is measured, nothing is tried"
     assert "90% of the time they waited for a core" in first.chosen.sure and "measured again next time" in first.chosen.sure
@@ -111,7 +112,7 @@ def test_a_busy_measurement_does_not_decide_the_plan_is_told_and_is_made_again(f
 
 def test_two_jobs_that_differ_in_a_learning_rate_get_the_same_plan_and_seconds(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = Worker((0.5, 0.0), (0.7, 0.0), (0.9, 0.0))
-    monkeypatch.setattr(api, "run_worker", worker)
+    monkeypatch.setattr(job_planning, "run_worker", worker)
     first, again = api.plan(file, memory="8GiB", lr=0.1), api.plan(file, memory="8GiB", lr=0.01)
     assert first.chosen.techniques == again.chosen.techniques and first.chosen.figures == again.chosen.figures
     assert again.measured and worker.asked == ["anchor"] * 2, "its process is its own, and measured"
@@ -133,7 +134,7 @@ def test_what_makes_a_step_faster_is_taken_in_an_idle_budget_and_what_saves_memo
                 found = AnchorResult({"": replace(step, times=times, probes={"fused": 0.2})})
             return found
 
-    monkeypatch.setattr(api, "run_worker", Slow((1.0, 0.0)))
+    monkeypatch.setattr(job_planning, "run_worker", Slow((1.0, 0.0)))
     idle = api.plan(file, memory="8GiB")
     assert idle.chosen.techniques == (Fused(),) and idle.tried == 2 and "of the budget idle" in idle.chosen.sure
     assert idle.chosen.process_bytes <= ROOM * idle.memory

@@ -19,6 +19,7 @@ from shoestring.measure.tracker import Event, Log
 from shoestring.planning import kept as kept_evidence
 from shoestring.planning.evidence.tasks import TrialResult, TrialTask
 from shoestring.planning.kept import DRIFTED, Kept, digest, opened, own_modules
+from shoestring.processes import job_planning
 from shoestring.processes.known_job import about_job
 from shoestring.show.terminal import plan_text
 
@@ -41,7 +42,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache, and a machine that is as fast each time and never busy."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(kept_evidence, "HELD_UP", 1.0)
-    monkeypatch.setattr(api, "known_hardware", lambda dtypes=False: Hardware())
+    monkeypatch.setattr(job_planning, "known_hardware", lambda dtypes=False: Hardware())
     return tmp_path
 
 
@@ -183,15 +184,15 @@ def test_a_job_is_planned_again_without_measuring_and_the_plan_says_so(file: Pat
     first = api.plan(file, tell=told.append)
     assert not first.measured and "measured earlier" not in plan_text(first.as_json(), {})
     assert told[:2] == ["looking for the largest batch", "rehearsing plain on fake tensors"] and "measuring a real step" in told
-    real = api.run_worker
-    monkeypatch.setattr(api, "run_worker", lambda *given: never())
+    real = job_planning.run_worker
+    monkeypatch.setattr(job_planning, "run_worker", lambda *given: never())
     quiet: list[str] = []
     again = api.plan(file, tell=quiet.append)
     assert again.chosen == first.chosen and again.plain == first.plain and again.measured > 0
     assert not quiet, "nothing takes time"
     assert "measured earlier, at 20" in (text := plan_text(again.as_json(), {})) and "--fresh-plan measures again" in text
     assert json.loads(json.dumps(again.as_json()))["measured_at"] == again.measured
-    monkeypatch.setattr(api, "run_worker", real)
+    monkeypatch.setattr(job_planning, "run_worker", real)
     with pytest.raises(OverBudget, match=r"nothing fits 1\.00 MiB"):
         api.plan(file, memory="1MiB")
     assert not api.plan(file, fresh=True).measured
@@ -199,13 +200,13 @@ def test_a_job_is_planned_again_without_measuring_and_the_plan_says_so(file: Pat
 
 def test_what_is_planned_for_named_techniques_measures_no_more_than_they_need(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[Any] = []
-    real = api.run_worker
+    real = job_planning.run_worker
 
     def noted(task: Any, environment: Mapping[str, str]) -> Any:
         done.append((task.kind, getattr(task, "memory", None), getattr(task, "pieces", None)))
         return real(task, environment)
 
-    monkeypatch.setattr(api, "run_worker", noted)
+    monkeypatch.setattr(job_planning, "run_worker", noted)
     api.plan(file, use=["Checkpoint(every=1)"])
     assert done == [("anchor", False, False), ("trial", None, None)]
     done.clear()

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from shoestring.core.errors import Mistake
+from shoestring.core.errors import Crashed, Mistake
 from shoestring.planning.evidence.tasks import AnchorTask
 from shoestring.processes.chatter import overheard
 from shoestring.processes.launch import run_worker
-from shoestring.processes.messages import Crashed
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
 

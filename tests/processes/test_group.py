@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
-from shoestring.core.errors import Mistake
+from shoestring.core.errors import Crashed, Mistake
 from shoestring.processes.group.channel import Receiver
 from shoestring.processes.group.launch import run_group
 from shoestring.processes.group.rendezvous import Rendezvous
 from shoestring.processes.group.worker import says_peer_lost, wait_for_all
-from shoestring.processes.messages import Crashed, OutOfMemory
+from shoestring.processes.messages import OutOfMemory
 from shoestring.processes.nodes import Nodes, parsed_nodes, surrounding_nodes
 from shoestring.processes.tasks import TrainTask
 from shoestring.runs.event import Died, Event, Stepped

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from shoestring.core.errors import Crashed
 from shoestring.processes.launch import Stopped, ended_silently, ending_text, stands
-from shoestring.processes.messages import Crashed
 from shoestring.processes.signals import stopping_gently
 from tests.tasks import train_task
 

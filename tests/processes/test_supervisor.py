@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from shoestring.core.errors import Mistake
+from shoestring.core.errors import Crashed, Mistake
 from shoestring.planning.evidence.tasks import Task, TrialTask
 from shoestring.processes.group.channel import PEER_LOST
 from shoestring.processes.group.decision import TRIES, Decision, Setback, decided
@@ -19,7 +19,6 @@ from shoestring.processes.launch import exit_reason
 from shoestring.processes.messages import (
     Answer,
     Cause,
-    Crashed,
     Failure,
     Happened,
     Joined,

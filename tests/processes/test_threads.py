@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from shoestring import api
 from shoestring.commands import run_plan
 from shoestring.core.errors import Mistake
 from shoestring.core.hardware import Hardware
+from shoestring.processes import job_planning
 from shoestring.processes.group.launch import group_environment, threads
 from shoestring.processes.group.rendezvous import Rendezvous
 from shoestring.processes.nodes import Nodes
@@ -31,7 +31,7 @@ def test_threads_of_a_worker_are_the_same_when_planning_and_when_training(count:
     names = [f"{max(devices, 2)} {where}" for where in ("near", "far")]
     machine = Hardware(cores=count, links=dict.fromkeys(names, (1e-09, 0.0001, 0.0)),
                        sums={name: {"library": [(1e-9, 1e-4, 0)], "ring": [(1e-9, 1e-4, 0)]} for name in names})
-    planned = api.in_group(machine, 2 * devices, devices)
+    planned = job_planning.in_group(machine, 2 * devices, devices)
     assert planned.environment["OMP_NUM_THREADS"] == each and planned.cores == int(each)
 
 
@@ -42,8 +42,8 @@ def test_planning_again_after_memory_ran_out_knows_how_many_workers_are_here(tmp
         asked.update(named)
         raise Mistake("enough")
 
-    monkeypatch.setattr(api, "planned", plan)
+    monkeypatch.setattr(job_planning, "planned", plan)
     options = Namespace(json=True, devices=3, nodes="10.0.0.1:29400,0/4", patience="30s", restarts=10)
     held = SimpleNamespace(folder=Folder(tmp_path), request=Request(job="job.py", memory=2**30))
-    said = run_plan.after_memory_ran_out(options, None, held, SimpleNamespace(process_bytes=2**29), "memory ran out")   # type: ignore[arg-type]
+    said = run_plan.after_memory_ran_out(options, None, held, SimpleNamespace(process_bytes=2**29, looked=True), "memory ran out")   # type: ignore[arg-type]
     assert (asked["devices"], asked["here"]) == (12, 3) and "led to nothing: enough" in said

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from shoestring.core.errors import Mistake
+from shoestring.core.errors import Crashed, Mistake
 from shoestring.core.technique import built
 from shoestring.jobfile import loaded_job
 from shoestring.measure.timeline import peak
@@ -19,7 +19,6 @@ from shoestring.measure.tracker import VALIDATE
 from shoestring.planning.catalogue import CATALOGUE
 from shoestring.planning.evidence.rehearse import rehearse
 from shoestring.processes.launch import run_worker
-from shoestring.processes.messages import Crashed
 from shoestring.processes.tasks import TrainTask
 from shoestring.runs.checkpoints import BEST, damage, saved
 from shoestring.runs.event import Begun, Event, Saved, Stepped, Validated, Warned

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from shoestring.core.errors import Crashed
 from shoestring.processes.launch import run_worker
-from shoestring.processes.messages import Crashed
 from shoestring.processes.tasks import TrainResult, TrainTask, written_task
 from shoestring.runs.checkpoints import newest_good
 from shoestring.runs.event import Begun, Event, Saved, Stepped, Warned

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+from shoestring.core.errors import Crashed
 from shoestring.jobfile import loaded_job
 from shoestring.memory.accumulate import Accumulate
 from shoestring.memory.stream import Stream
 from shoestring.planning.evidence.rehearse import rehearse
 from shoestring.processes.launch import run_worker
-from shoestring.processes.messages import Crashed
 from shoestring.processes.tasks import TrainResult
 from shoestring.runs.checkpoints import newest_good
 from shoestring.runs.export import export_weights

@@ -21,7 +21,7 @@ from shoestring.core.job import Job
 from shoestring.core.run import Run
 from shoestring.measure.holdings import Holders
 from shoestring.measure.timeline import validation
-from shoestring.measure.tracker import VALIDATE, Event, Log, Tracker, hold_run
+from shoestring.measure.tracker import VALIDATE, Event, Log, Tracker, hold_run, visits_told
 from shoestring.validation import Watch, check_goal, held_out, measured, once_through, validating
 
 LONGEST = 5.0   # seconds that held-out data are looked through
@@ -39,17 +39,24 @@ class Watching(Watch):
     @contextmanager
     def around(self) -> Iterator[None]:
         with self.tracker:
-            if not self.begun:   # what was made while it looked away
+            if not self.begun:
                 self.begun = True
-                hold_run(self.run, self.tracker)
-                batch, loss = self.also()
-                if not self.tracker.alive("inputs"):   # data that keep their batches have those of the first steps still, which count
-                    self.tracker.hold(tensors(batch), "inputs")
-                self.tracker.hold(tensors(loss))
-                self.tracker.hold_new(self.holders.found(self.run))
-            self.tracker.mark(VALIDATE)
+                self.tracker.look(self.hold_all)
+            self.mark(VALIDATE)
             yield
-            self.tracker.mark("")
+            self.mark("")
+
+    def hold_all(self) -> None:
+        """Count what was made while the tracker looked away."""
+        hold_run(self.run, self.tracker)
+        batch, loss = self.also()
+        if not self.tracker.alive("inputs"):   # data that keep their batches have those of the first steps still, which count
+            self.tracker.hold(tensors(batch), "inputs")
+        self.tracker.hold(tensors(loss))
+        self.tracker.hold_new(self.holders.found(self.run))
+
+    def mark(self, phase: str, block: str = "") -> None:
+        self.tracker.look(self.tracker.mark, phase, block)
 
     @contextmanager
     def batch(self, batch: Batch) -> Iterator[None]:
@@ -58,21 +65,11 @@ class Watching(Watch):
             yield
             return
         self.largest = size
-        mark = self.tracker.mark
-        hooks = [
-            hook for name, block in self.run.blocks.items() for hook in (
-                block.register_forward_pre_hook(lambda module, args, name=name: mark(VALIDATE, name)),
-                block.register_forward_hook(lambda module, args, output, name=name: mark(VALIDATE, f"(after {name})")),
-            )
-        ]
-        try:
-            with self.tracker, self.tracker.holding(tensors(batch), "inputs"):
-                mark(VALIDATE, "(start)")
-                yield
-                mark("")
-        finally:
-            for hook in hooks:
-                hook.remove()
+        told = visits_told(self.run, lambda name: self.mark(VALIDATE, name), lambda name, output: self.mark(VALIDATE, f"(after {name})"))
+        with told, self.tracker, self.tracker.holding(tensors(batch), "inputs"):
+            self.mark(VALIDATE, "(start)")
+            yield
+            self.mark("")
 
 
 def size_of(batch: Batch) -> int:

@@ -37,6 +37,10 @@ PATIENCE = 40.0   # seconds: a real step that is expected to take longer is not 
 Tell = Callable[[str], None]
 
 
+class NoRoom(Mistake):
+    """Fake tensors can't run a model, and this process has no room to try it."""
+
+
 def silent(doing: str) -> None:
     """Tells nobody."""
 
@@ -143,7 +147,7 @@ class Rehearsals:
         """The log of real steps in this process, of a copy of the model; refused where that might not fit."""
         with random_state.kept():
             if COPIES * self.weights() > memory_free():
-                raise Mistake(f"the model can't be planned on fake tensors ({self.guessed}), and this process has no room to try it: write "
+                raise NoRoom(f"the model can't be planned on fake tensors ({self.guessed}), and this process has no room to try it: write "
                               f"a job file, so that it can be tried elsewhere")
             model = self.made_here()
             random_state.seed(job.seed)

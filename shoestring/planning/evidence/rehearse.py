@@ -121,14 +121,16 @@ def tracked_steps(run: Run, batches: Iterable[Batch], tracker: Tracker) -> Itera
         yield from done
 
 
-def prepared(job: Job, techniques: Iterable[Technique], model: nn.Module, folder: Path | None = None, resumed: bool = False) -> Run:
-    """The job's run with the techniques applied, in their order; `folder` is for what must survive a restart."""
+def prepared(job: Job, techniques: Iterable[Technique], model: nn.Module, folder: Path | None = None, resumed: bool = False,
+             tracked: bool = True) -> Run:
+    """The job's run with the techniques applied, in their order; `folder` is for what must survive a restart. Plain training that is not
+    tracked needs no blocks, so the model is not looked at."""
     model.train()
     if job.epochs and takes_steps(job):   # its schedule wants to know how many they are
         job = counted(job)
-    plain = scheduled(job, plain_run(job, model, blocks(model)))
-    plain = replace(plain, folder=folder, resumed=resumed, example=lambda: next(planned_batches(job, plain.assignment)))
     techniques = in_order(techniques)
+    plain = scheduled(job, plain_run(job, model, blocks(model) if techniques or tracked else {}))
+    plain = replace(plain, folder=folder, resumed=resumed, example=lambda: next(planned_batches(job, plain.assignment)))
     check_division(techniques, plain)
     run = applied(techniques, plain)
     for name, part in run.state.items():

@@ -193,5 +193,6 @@ class TrialTask(JobTask[TrialResult]):
 
     kind: ClassVar[str] = "trial"
     result: ClassVar[type[Any]] = TrialResult
+    tracked: bool = True                                           # False: as plain as can be, where the model can't be looked at
     together: bool = False                                         # by all workers of the group, and not as if there were one
 

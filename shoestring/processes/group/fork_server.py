@@ -20,8 +20,8 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from shoestring.core.errors import Crashed
 from shoestring.processes.launch import ending_text, error_stream
-from shoestring.processes.messages import Crashed
 
 READY = 120.0   # seconds in which torch must have been imported
 

@@ -25,14 +25,14 @@ from torch.distributed.elastic.agent.server.api import RunResult, SimpleElasticA
 from torch.distributed.elastic.events.api import Event as AgentEvent
 from torch.distributed.elastic.events.api import EventSource
 
-from shoestring.core.errors import Mistake
+from shoestring.core.errors import Crashed, Mistake
 from shoestring.core.files import temporary_folder
 from shoestring.planning.evidence.tasks import Task
 from shoestring.processes.group.fork_server import ForkServer
 from shoestring.processes.group.rendezvous import Closed, Rendezvous, interface
 from shoestring.processes.group.supervisor import LOOK, StoppedUnsaved, Supervisor
 from shoestring.processes.launch import is_recorded
-from shoestring.processes.messages import Closing, Crashed
+from shoestring.processes.messages import Closing
 from shoestring.processes.signals import stopping_gently
 from shoestring.processes.streams import standard_files
 from shoestring.processes.tasks import TrainResult

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from shoestring.core.errors import Crashed
 from shoestring.core.signals import STOP
 from shoestring.core.units import seconds_text
 from shoestring.planning.evidence.tasks import JobTask, Task
@@ -24,7 +25,6 @@ from shoestring.processes.group.round import Round, write_round
 from shoestring.processes.launch import exit_reason, fingerprint, memory_kills, result_of, say
 from shoestring.processes.messages import (
     Answer,
-    Crashed,
     Failure,
     Happened,
     Joined,

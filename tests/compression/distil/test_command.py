@@ -13,10 +13,9 @@ import torch
 from shoestring.commands import distill, main
 from shoestring.compression.distil import job as distillation
 from shoestring.compression.distil.sources import of_run, opener, pinned, read, taken_from
-from shoestring.core.errors import Mistake
+from shoestring.core.errors import Crashed, Mistake
 from shoestring.jobfile import flags_of, loaded_job
 from shoestring.processes.launch import run_worker
-from shoestring.processes.messages import Crashed
 from shoestring.runs.checkpoints import saved
 from shoestring.runs.event import Begun, Event, Stepped
 from shoestring.runs.folder import Folder
