@@ -233,7 +233,8 @@ class Streaming(OnDisk):
 
         def backward(part: Run, value: Tensor) -> None:
             self.begin_piece(part.last)
-            now.backward(part, value)
+            with self.guard("in a backward"):   # an autograd function of the model's own may call parts of a block there
+                now.backward(part, value)
             for split in self.row_splits.values():
                 split.flush()
             self.backward = False

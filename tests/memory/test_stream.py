@@ -425,3 +425,49 @@ def test_buffers_take_no_more_memory_than_what_passes_through_them(model: nn.Mod
     # Weights, their gradients where they are used twice or wait for the norm, and two moments
     assert sum(buffer.numel() for buffer in streaming.buffers) <= (1 + isinstance(model, Wide) + bool(clip) + 2) * weight + spare
     assert apart(trained(made, ())[0], weights) <= (1e-6 if isinstance(model, Wide) else 0.0)
+
+
+class Reversible(torch.autograd.Function):
+    """Computes layers again in backward by their parts, as Reformer does: no layer is called there."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layers: nn.ModuleList) -> Tensor:
+        ctx.layers, ctx.inputs = layers, []
+        for layer in layers:
+            ctx.inputs.append(x)
+            x = layer(x)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        gradient = gradients[0]
+        for layer, x in zip(reversed(ctx.layers), reversed(ctx.inputs), strict=True):
+            with torch.enable_grad():
+                given = x.detach().requires_grad_()
+                out = layer[1](layer[0](given))
+            out.backward(gradient)
+            assert given.grad is not None
+            gradient = given.grad
+        return gradient, None
+
+
+class ReversibleModel(nn.Module):
+    def __init__(self, frozen: bool) -> None:
+        super().__init__()
+        self.first = nn.Linear(16, 128)
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(128, 128), nn.Tanh()) for _ in range(5))
+        self.head = nn.Linear(128, 4)
+        self.layers.requires_grad_(not frozen)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.head(Reversible.apply(self.first(x), self.layers).mean(1))   # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_backward_that_calls_parts_of_blocks_is_noticed(frozen: bool) -> None:
+    """Frozen weights have no gradient whose hook would see it: the first layer would learn from numbers that are not there."""
+    made = replace(small_job(Recurrent(1)), model=lambda: ReversibleModel(frozen))
+    with pytest.raises(Mistake, match=r"uses the weight layers\..*outside of the module that it belongs to.*plan without Stream"):
+        rehearse(made, (Stream(),))
+    with pytest.raises(Mistake, match="outside of the module"):
+        trained(made, (Stream(),))
