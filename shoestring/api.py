@@ -32,6 +32,7 @@ from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.core.training import mesh_sizes
 from shoestring.core.units import budget_bytes
 from shoestring.course import Course
+from shoestring.data.elements import check_held_out
 from shoestring.data.feed import Feed, counted, shortened
 from shoestring.data.lengths import shared_data
 from shoestring.jobfile import job_path, loaded_job, with_course
@@ -291,6 +292,7 @@ def spoken(found: Generator[Step, None, None]) -> Iterator[Step]:
 
 
 def trained_here(job: Job, plan: Plan | Outcome | Iterable[Technique], model: nn.Module | None) -> Generator[Step, None, None]:
+    check_held_out(job)
     techniques = techniques_for(job, plan, model)
     if model is None:
         random_state.seed(job.seed)
