@@ -26,6 +26,7 @@ from shoestring.core.options import as_arguments, speaking_of_arguments
 from shoestring.core.run import brought_home
 from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.course import Course
+from shoestring.data.elements import check_held_out
 from shoestring.data.feed import Feed, shortened
 from shoestring.jobfile import job_path, loaded_job, with_course
 from shoestring.loop import finite, steps
@@ -201,6 +202,7 @@ def worker_of(job: Job, model: nn.Module | None) -> Worker | None:
 
 
 def trained_here(job: Job, plan: Plan | Outcome | Iterable[Technique], model: nn.Module | None) -> Generator[Step, None, None]:
+    check_held_out(job)
     yield from steps_here(job, techniques_for(job, plan, model, worker_of(job, model)), model)
 
 

@@ -23,6 +23,7 @@ from shoestring.core.errors import Mistake
 from shoestring.core.job import Job, target
 from shoestring.core.mesh import on_one_axis
 from shoestring.core.run import Run, gathered, guarded_outside, kept
+from shoestring.data.elements import held_out_feed
 from shoestring.data.feed import Feed
 from shoestring.data.samplers import InOrder
 from shoestring.memory.block_state import GENERATORS, BlockState, Frozen, FrozenGenerator, generators_of, put_back, version
@@ -55,8 +56,8 @@ def held_out(job: Job, whole: bool = False) -> Feed:
     """The held-out batches once through, this worker's part of each, or each of them `whole`. The job's data are made anew."""
     assert job.held_out is not None, "who asks has looked"
     mesh = on_one_axis() if whole else job.mesh
-    once = replace(job, sampler=None, epochs=1, held_out=None, metrics=None, patience=0, mesh=mesh)
-    feed = Feed(once, own_part(mesh), job.held_out)
+    once = replace(job, sampler=None, epochs=1, metrics=None, patience=0, mesh=mesh)
+    feed = held_out_feed(once, own_part(mesh))
     feed.sampler = InOrder()   # every sample, those too that do not fill a batch
     return feed
 

@@ -145,7 +145,7 @@ def state() -> dict[str, Any]:
                   torch.is_anomaly_enabled(), torch.distributed.is_initialized()),
         "environment": {name: value for name, value in os.environ.items() if name not in (VARIABLE, "PYTEST_CURRENT_TEST")},
         "folder": os.getcwd(),
-        "path": [one for one in sys.path if not one.startswith(str(Path(tempfile.gettempdir()).parent))],   # a job file's folder stays there
+        "path": [one for one in sys.path if not one.startswith(str(Path(tempfile.gettempdir()).parent))],   # job files stay
         "collector": (gc.isenabled(), gc.get_threshold(), list(gc.callbacks)),
         "files here": sorted(os.listdir()),
         "temporary files": sorted(name for name in os.listdir(tempfile.gettempdir())),

@@ -107,7 +107,7 @@ def new_plan(options: Namespace, job: Job, held: Opened) -> Plan:
     from shoestring.core.budget import Budget
     from shoestring.core.units import bytes_text
     from shoestring.planning.outcome import plan_file
-    from shoestring.runs.event import Planning
+    from shoestring.runs.event import Planning, Warned
     from shoestring.runs.events import note
     from shoestring.show.terminal import plan_text
 
@@ -118,6 +118,8 @@ def new_plan(options: Namespace, job: Job, held: Opened) -> Plan:
     for one in Budget(memory=memory).broken(chosen.numbers()) if outcome else ():
         raise OverBudget(f"{chosen} needs {bytes_text(one.found)}, more than the {bytes_text(one.limit.value)} of --memory", chosen)
     held.folder.write("plan.json", plan_file(chosen, outcome))
+    for text in chosen.warnings:   # for the page; the terminal shows them with the plan
+        note(held.folder.path, Warned(text))
     (held.folder.path / "plan-next.json").unlink(missing_ok=True)
     if not options.json and outcome:
         print(plan_text(outcome, reasons(), screen(sys.stdout)), "", sep="\n", flush=True)   # a log has it before training begins

@@ -29,7 +29,7 @@ from shoestring.core.given import generators_in
 from shoestring.core.job import Job
 from shoestring.core.random_state import RandomStream
 from shoestring.core.schedule import UNKNOWN_STEPS, takes_steps
-from shoestring.data.fetch import AHEAD, Fetchers, Samples, Wanted
+from shoestring.data.fetch import AHEAD, OF_SAMPLES, Fetchers, Samples, Wanted
 from shoestring.data.kinds import is_listed, is_mapped, loading_processes
 from shoestring.data.rounds import Rounds
 from shoestring.data.samplers import InOrder, Shuffled
@@ -197,7 +197,7 @@ class Feed:
         """Of every batch of a data set, from number `begin` on, its samples' numbers."""
         count, size, parts = len(self.data), self.job.batch, self.assignment.parts
         if reason := self.sampler.refusal(count, size):
-            raise Mistake(reason)
+            raise Mistake(reason + (f"; {OF_SAMPLES}" if is_listed(self.data) else ""))
         if self.sampler.fills_batches and size < parts:
             raise Mistake(f"batches of {size} samples for {parts} workers: some would have none; "
                           f"give a batch of {parts} samples or more, or fewer --devices")

@@ -27,6 +27,7 @@ from shoestring.core.random_state import RandomStream
 from shoestring.data.kinds import begin_epoch
 
 AHEAD = 2   # batches that every process fetches ahead of need
+OF_SAMPLES = "a list beside collate= is one of samples: if these are ready batches, leave collate out, or give a function that yields them"
 
 
 class Wanted(NamedTuple):
@@ -77,6 +78,13 @@ class Samples(Dataset[Any]):
         except StopIteration as error:   # it would look like the end of the data
             raise Mistake(f"the job's data set raised StopIteration for a sample, and says that it has {len(self.data)}: a data set gives "
                           f"every sample below its length") from error
+        except Exception as error:
+            if not isinstance(self.data, (list, tuple)):
+                raise
+            said = (str(error).strip().splitlines() or [""])[0]
+            kind = type(self.data[wanted.samples[0]]).__name__
+            raise Mistake(f"collate fails on elements of a list of the job's data, each a {kind}, in {blamed(error).place}: "
+                          f"{type(error).__name__}: {said}; {OF_SAMPLES}; if they are samples, mend collate") from error
 
     def seed_of(self, wanted: Wanted) -> int:
         return hash((self.seed, wanted.number, wanted.part)) % 2**32

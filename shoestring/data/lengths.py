@@ -32,6 +32,7 @@ from shoestring.core.job import Job
 from shoestring.core.mesh import on_one_axis
 from shoestring.core.private import dense_parts
 from shoestring.core.units import bytes_text
+from shoestring.data.elements import check_held_out
 from shoestring.data.feed import Feed, looking
 from shoestring.data.fetch import AHEAD
 from shoestring.data.kinds import can_be_shared
@@ -218,7 +219,9 @@ def data_begun(job: Job) -> Iterator[Feed]:
 
 
 def check_given(job: Job) -> None:
-    """Refuse data, given to the Job as an object, whose first batch is another one when it is gone through again."""
+    """Refuse data, given to the Job as an object, whose first batch is another one when it is gone through again; and held-out data of
+    which no batch can be made."""
+    check_held_out(job)
     for name, given in (("data", job.data), ("held_out", job.held_out)):
         if not isinstance(given, GivenData) or given.checked or given.state is not None or can_be_shared(given.value):
             continue

@@ -24,7 +24,7 @@ from shoestring.memory.disk_store import Buffer, DiskStore
 
 SMALL = 1 << 14     # numbers: the moments of a smaller parameter stay in memory
 CHUNK = 4 << 20     # numbers that are brought through memory at once
-BUFFERS = 4         # of a chunk each: one at work, the others coming or going
+BUFFERS = 4         # of a chunk each, at most: one at work, the others coming or going
 
 
 def offload_refusal(ledger: Ledger, coded: bool) -> str:
@@ -74,10 +74,11 @@ class AccessOrder:
 
 
 class BufferRing:
-    """A few buffers through which regions pass, read ahead in the order of the step before."""
+    """A few buffers through which regions pass, read ahead in the order of the step before. Together they are never larger than all
+    regions are: one buffer is enough, and the others only let the disk work ahead and behind."""
 
-    def __init__(self, store: DiskStore, size: int, allocate_now: bool = True) -> None:
-        self.store, self.size = store, size
+    def __init__(self, store: DiskStore, sizes: Mapping[str, int], allocate_now: bool = True) -> None:
+        self.store, self.sizes = store, dict(sizes)   # name of a region -> its bytes
         self.buffers: list[Buffer] = []
         if allocate_now:   # else when a region passes for the first time
             self.allocate()
@@ -93,7 +94,7 @@ class BufferRing:
             buffer.wait()
             return buffer
         regions = self.store.regions
-        ahead = self.accesses.next_after(name, BUFFERS - 2)
+        ahead = self.accesses.next_after(name, max(self.count - 2, 0))
         buffer, version = self.coming.pop(name, (None, -1))
         if buffer is None or version != regions[name].version:   # not foreseen, or written again since
             self.coming.clear()
@@ -122,14 +123,19 @@ class BufferRing:
         if before and before != self.last[0]:
             self.last = (before, self.begin(before, self.store.regions[before].written))
 
+    @property
+    def count(self) -> int:
+        """Buffers that it has, once it has some."""
+        return min(BUFFERS, max(sum(self.sizes.values()) // max(self.sizes.values()), 1))
+
     def allocate(self) -> None:
-        self.buffers = [self.store.buffer(self.size) for _ in range(BUFFERS)]
+        self.buffers = [self.store.buffer(max(self.sizes.values())) for _ in range(self.count)]
 
     def begin(self, name: str, read: bool) -> Buffer:
         if not self.buffers:
             self.allocate()
-        self.given += self.buffers[self.given % BUFFERS] is self.last[1]   # that one is in use
-        buffer = self.buffers[self.given % BUFFERS]
+        self.given += self.buffers[self.given % self.count] is self.last[1]   # that one is in use
+        buffer = self.buffers[self.given % self.count]
         self.given += 1
         self.coming = {other: one for other, one in self.coming.items() if one[0] is not buffer}   # what was there is not any more
         if read:
@@ -200,16 +206,16 @@ class OffloadedOptimizer(OptimizerProxy):
         self.moments = {(id(group), dtype): moments_of(optimizer, group, dtype) for group in optimizer.param_groups
                         for dtype in dict.fromkeys(one.dtype for one in group["params"])}
         self.chunks: dict[nn.Parameter, list[Chunk]] = {}
-        largest = 0
+        sizes: dict[str, int] = {}
         for parameter, name in names.items():
             moments = self.moments[id(self.group_of[parameter]), parameter.dtype]
             if not moments and parameter not in (rows or {}):
                 continue
             self.chunks[parameter] = chunks(parameter, name, (rows or {}).get(parameter), elementwise)
             for chunk in self.chunks[parameter]:
-                store.reserve(chunk.region, chunk.size(moments, coded))
-                largest = max(largest, chunk.size(moments, coded))
-        self.ring = BufferRing(store, largest) if largest else None
+                sizes[chunk.region] = chunk.size(moments, coded)
+                store.reserve(chunk.region, sizes[chunk.region])
+        self.ring = BufferRing(store, sizes) if any(sizes.values()) else None
 
     def begin_step(self) -> None:
         if self.ring is not None:

@@ -48,16 +48,21 @@ class RowSplit:
         self.complete = True      # this is the batch's last piece
         self.steps = True         # and its gradient steps the weight at once
         self.device = weight.device
-        for number, (begin, end) in enumerate(self.spans):
-            size = (end - begin) * weight.shape[1] * weight.element_size()
-            store.reserve(f"{name}[{number}]", size, slots=2 if weight.requires_grad else 1)
+        for region, size in self.sizes.items():
+            store.reserve(region, size, slots=2 if weight.requires_grad else 1)
             if weight.requires_grad:
-                store.reserve(f"gradient of {name}[{number}]", size)
+                store.reserve(f"gradient of {region}", size)
 
     @property
     def spans(self) -> list[tuple[int, int]]:
         count = self.weight.shape[0]
         return [(begin, min(begin + self.rows, count)) for begin in range(0, count, self.rows)]
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Bytes of each row range, by its name on disk."""
+        width = self.weight.shape[1] * self.weight.element_size()
+        return {f"{self.name}[{number}]": (end - begin) * width for number, (begin, end) in enumerate(self.spans)}
 
     def connect(self, weights: BufferRing, gradients: BufferRing, offloaded: OffloadedOptimizer, waiting: WaitingGradients) -> None:
         self.weights, self.gradients, self.offloaded, self.waiting = weights, gradients, offloaded, waiting

@@ -109,7 +109,10 @@ class Stream(TrainingTechnique):
         wide = max((sizes[block.name] for block in again.blocks if not block.inside), default=0.0)
         chunk, rows = min(4.0 * CHUNK, most), min(4.0 * CHUNK, wide) * (wide > most)
         waits = pieces > 1 or clips
-        buffers = UNIT_BUFFERS * most + BUFFERS * (chunk * share + 2 * rows + max(chunk, rows) * waits)
+        inside = sum(sizes[block.name] for block in again.blocks if block.inside)
+        outside = sum(sizes.values()) - inside
+        buffers = (min(UNIT_BUFFERS * most, inside) + min(BUFFERS * chunk, whole) * share + 2 * min(BUFFERS * rows, outside)
+                   + min(BUFFERS * max(chunk, rows), whole) * waits)   # never more than what passes through them
         return replace(again, blocks=tuple(blocks), standing=replace(before, parameters=buffers, optimizer=0.0, gradients=0.0),
                        update=replace(update, seconds=seconds if clips else 0.0, rise=most if clips else 0.0), streamed=sum(sizes.values()),
                        traffic=again.traffic + Traffic(traffic, traffic * machine.per_byte_streamed, waiting=waiting))

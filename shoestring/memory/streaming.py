@@ -30,7 +30,7 @@ from shoestring.memory.row_split import RowSplit, rows_at_once
 from shoestring.memory.stream_units import Unit, laid_out
 from shoestring.memory.waiting_gradients import WaitingGradients, clipping
 
-UNIT_BUFFERS = 3   # of units in memory at once: at work, read ahead, written behind
+UNIT_BUFFERS = 3   # of units in memory at once, at most: at work, read ahead, written behind
 NAME = "stream.bin"
 
 
@@ -64,10 +64,12 @@ class Streaming(OnDisk):
                  if parameter.requires_grad and (parameter.numel() >= SMALL or parameter in self.row_splits)}
         self.waiting = WaitingGradients(self.store, large if self.clips or run.parts > 1 else {}, rows)
         self.store.open()
-        self.unit_buffers = [self.store.buffer(max(unit.size for unit in units)) for _ in range(UNIT_BUFFERS)] if units else []
+        sizes = sorted(unit.size for unit in units)
+        self.unit_buffers = [self.store.buffer(size) for size in (sizes if len(units) <= UNIT_BUFFERS else sizes[-1:] * UNIT_BUFFERS)]
         self.order: list[Unit] = []                 # those in memory, longest unused first
         # Of split weights, and of their gradients: those only where a weight is used twice, so memory for them is taken when they come
-        self.rings = [BufferRing(self.store, self.widest, now) for now in (True, False)] if self.row_splits else []
+        ranges = {region: size for one in self.row_splits.values() for region, size in one.sizes.items()}
+        self.rings = [BufferRing(self.store, ranges, now) for now in (True, False)] if self.row_splits else []
         for one in self.row_splits.values():
             one.connect(self.rings[0], self.rings[1], self.offloaded, self.waiting)
         self.accesses = AccessOrder([unit.name for unit in units] + [unit.name for unit in reversed(units[:-1])])
@@ -81,10 +83,6 @@ class Streaming(OnDisk):
         optimizer = cast(torch.optim.Optimizer, self.offloaded)
         self.run = replace(run, optimizer=optimizer, forward=self.forward, gradients=self.gradients, update=self.update,
                            usable=self.usable, state={**run.state, "stream": self})
-
-    @property
-    def widest(self) -> int:
-        return max(one.rows * weight.shape[1] * weight.element_size() for weight, one in self.row_splits.items())
 
     # Weights are read and written
 
@@ -107,10 +105,11 @@ class Streaming(OnDisk):
             weight.data = self.absent[weight]
 
     def take_buffer(self, unit: Unit) -> Buffer:
-        """Give a unit a buffer that is free, or the one that was used longest ago."""
+        """Give a unit a buffer that is free, or the one that was used longest ago. The first is the smallest that is large enough."""
         if len(self.order) == len(self.unit_buffers):
             self.evict(self.order.pop(0))
-        unit.buffer = next(free for free in self.unit_buffers if all(other.buffer is not free for other in self.order))
+        unit.buffer = next(free for free in self.unit_buffers
+                           if free.bytes.numel() >= unit.size and all(other.buffer is not free for other in self.order))
         self.order.append(unit)
         return unit.buffer
 
@@ -234,7 +233,8 @@ class Streaming(OnDisk):
 
         def backward(part: Run, value: Tensor) -> None:
             self.begin_piece(part.last)
-            now.backward(part, value)
+            with self.guard("in a backward"):   # an autograd function of the model's own may call parts of a block there
+                now.backward(part, value)
             for split in self.row_splits.values():
                 split.flush()
             self.backward = False

@@ -31,13 +31,13 @@ class WaitingGradients:
         self.store, self.names, self.rows = store, names, rows
         self.strides = {parameter: strides_of(parameter) for parameter in names}
         self.spans = {parameter: spans(parameter, rows.get(parameter)) for parameter in names}
-        largest = 0
+        sizes: dict[str, int] = {}
         for parameter, found in self.spans.items():
             for number, (begin, end) in enumerate(found):
-                size = (end - begin) * parameter.element_size()
-                store.reserve(self.region(parameter, number), size, slots=1, lasting=False)
-                largest = max(largest, size)
-        self.ring = BufferRing(store, largest) if largest else None
+                region = self.region(parameter, number)
+                sizes[region] = (end - begin) * parameter.element_size()
+                store.reserve(region, sizes[region], slots=1, lasting=False)
+        self.ring = BufferRing(store, sizes) if sizes else None
         self.waiting: set[nn.Parameter] = set()         # whose gradient is on disk
         self.norms: dict[nn.Parameter, list[Tensor]] = {}   # of every part of a gradient that is whole; most have one
 

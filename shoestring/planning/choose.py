@@ -94,7 +94,10 @@ class Chooser(Generic[T, C, P]):
             if not budget.broken(plan.numbers()):
                 plan = self.room.confirmed_again(one, plan, budget)
             if not budget.broken(plan.numbers()):
-                return plan, passed
+                if not (reason := self.room.needless(plan, budget)):
+                    return plan, passed
+                passed.append((plan, reason))
+                continue
             off[alike] = max(budget.used(plan.numbers()) / max(budget.used(one.numbers()), 1e-9), off.get(alike, 0.0))
             passed.append((plan, ""))
             if len(passed) > FINALISTS:
@@ -154,7 +157,9 @@ class Chooser(Generic[T, C, P]):
         for one in ranked:
             if families(one.techniques) not in there and one.numbers()[name] >= same.numbers()[name] and not self.has_failed(one):
                 there.add(families(one.techniques))
-                told.append((self.room.sketched(one), self.why_behind(one, same.numbers(), len(chosen.techniques), budget)))
+                sketch = self.room.sketched(one)
+                behind = self.why_behind(one, same.numbers(), len(chosen.techniques), budget)
+                told.append((sketch, self.room.needless(sketch, budget) or behind))
             if len(told) >= TOLD:
                 break
         return tuple(told)

@@ -65,6 +65,7 @@ class Plan:
     lengths: Lengths = field(default_factory=Lengths, compare=False)            # the sizes of batches that it is made for
     speeds: Speeds | None = field(default=None, compare=False)                  # of links, by which workers choose how to add up
     looked: bool = True            # False: shoestring could not look at the model; plain training, not tracked, with hardly a figure
+    warnings: tuple[str, ...] = field(default=(), compare=False)   # what the user should know before it is used
     job: Job | None = field(default=None, compare=False, repr=False)   # that it was made for, in this process; None: nobody knows
 
     def __str__(self) -> str:
@@ -85,7 +86,7 @@ class Plan:
             "exact": self.exactness <= Exactness.ROUNDING, "flops": self.flops, "traffic_bytes": self.traffic_bytes,
             "disk_bytes_per_second": self.disk_speed, "stored_bytes": self.stored_bytes, "sent_bytes": self.sent_bytes,
             "sent_by_others_bytes": self.sent_by_others_bytes, "world": self.world,
-            "where": self.where, "parts": dict(self.parts), "sure": self.sure,
+            "where": self.where, "parts": dict(self.parts), "sure": self.sure, "warnings": list(self.warnings),
         } | {name: seconds for name in ("validation_seconds", "training_seconds") if (seconds := vars(self)[name])} | (
             {} if self.looked else {"looked": False}) | self.axes()
 
@@ -163,6 +164,7 @@ def plan_in(data: Mapping[str, Any], path: Path) -> Plan:
             techniques_in(chosen["techniques"]), chosen["peak_bytes"], chosen["process_bytes"], chosen["step_seconds"],
             stated, flops=chosen.get("flops", 0.0), traffic_bytes=chosen.get("traffic_bytes", 0.0), where=chosen.get("where", ""),
             parts=tuple(chosen.get("parts", {}).items()), sure=chosen.get("sure", ""), sent_bytes=chosen.get("sent_bytes", 0.0),
+            warnings=tuple(chosen.get("warnings", ())),
             disk_speed=chosen.get("disk_bytes_per_second", 0.0), world=chosen.get("world", 1), stored_bytes=chosen.get("stored_bytes", 0),
             sent_by_others_bytes=chosen.get("sent_by_others_bytes", 0.0), drift=math.inf if drift is None else drift,
             validation_seconds=chosen.get("validation_seconds", 0.0), training_seconds=chosen.get("training_seconds", 0.0),

@@ -34,6 +34,7 @@ from shoestring.planning.plain_only import PlainOnly, is_an_answer
 from shoestring.planning.plan import Plan
 from shoestring.planning.predict import Combination, Predictor, expected_process
 from shoestring.planning.room import named
+from shoestring.planning.savings import useless, warned
 from shoestring.planning.training_room import ROOM, TrainingRoom
 
 T = TypeVar("T")
@@ -173,6 +174,7 @@ class Planner:
             chosen = self.forced(ledger, forced) if forced != simplest or apart else plain
             fits = int(not budget.broken(chosen.numbers()))
             chosen = explained(self.predictor.with_ranks(chosen), plain, budget.memory)
+            chosen = chosen if apart else warned(chosen, plain)
             return Outcome(chosen, plain, (), 1, fits, self.elapsed(), budget.memory, (), ())
         self.tell("ranking all combinations of techniques")
         room = TrainingRoom(self.predictor, self.catalogue, plain, self.inexact, apart)
@@ -214,7 +216,7 @@ class Planner:
             plan = self.predictor.attempted(one)
         except Mistake as error:
             raise Mistake(f"{one} can't be used for this job: {error}") from error
-        return replace(plan, sure="; ".join((plan.sure, *self.predictor.useless(plan))))
+        return replace(plan, sure="; ".join((plan.sure, *useless(self.predictor, plan))))
 
     def elapsed(self) -> float:
         return time.perf_counter() - self.begun

@@ -15,7 +15,6 @@ from shoestring.core.link import Link, agreement_bytes
 from shoestring.core.mesh import imagined_mesh, on_one_axis
 from shoestring.core.technique import drift, in_order, text
 from shoestring.core.training import TrainingTechnique, environment, mesh_sizes
-from shoestring.core.units import bytes_text
 from shoestring.data.feed import Feed
 from shoestring.measure.holdings import Holders
 from shoestring.measure.load import HELD_UP
@@ -337,16 +336,6 @@ class Predictor:
             more = int(self.trial(plan.techniques, self.trial_steps(plan.step_seconds)).process_bytes * self.margin)
             plan = replace(plan, process_bytes=max(plan.process_bytes, more))
         return plan
-
-    def useless(self, plan: Plan) -> Iterator[str]:
-        """Of every technique of a plan that is to save memory and saves none, that it does not."""
-        for technique in plan.techniques:
-            rest = tuple(one for one in plan.techniques if one is not technique)
-            if technique.saves_memory:
-                without = peak(self.log(rest))
-                if plan.peak_bytes >= without.bytes:
-                    yield (f"{text(technique)} saves nothing here: the peak of tensors is {bytes_text(plan.peak_bytes)} with it, in the "
-                           f"{plan.where}, and {bytes_text(without.bytes)} without")
 
 
 def expected_process(log: Log) -> float:

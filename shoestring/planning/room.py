@@ -107,6 +107,10 @@ class Room(ABC, Generic[T, C, P]):
         """A plan that keeps the budget, looked at once more if it is close to it."""
         return plan
 
+    def needless(self, plan: P, budget: Budget) -> str:
+        """Why a plan that keeps the budget is not chosen all the same; empty if nothing speaks against it."""
+        return ""
+
     def completed(self, plan: P) -> P:
         """A plan that breaks the budget and is told of: with all its figures, if some were left out because of that."""
         return plan

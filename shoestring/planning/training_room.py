@@ -18,6 +18,7 @@ from shoestring.planning.plan import Plan
 from shoestring.planning.predict import Combination, Predictor, Techniques, splits
 from shoestring.planning.quantities import STEP_SECONDS
 from shoestring.planning.room import Room, families
+from shoestring.planning.savings import costs_more, excess
 
 NOISE = 0.03       # of a step's seconds: two plannings of one job differ by so much, or more if its timed steps did
 TRIALS = 2         # real trials of plans whose process follows no rule,
@@ -84,6 +85,11 @@ class TrainingRoom(Room[TrainingTechnique, Ledger, Plan]):
 
     def confirmed_again(self, one: Combination, plan: Plan, budget: Budget) -> Plan:
         return plan if self.known_by_rule(one) else self.predictor.tried_again(plan, budget)
+
+    def needless(self, plan: Plan, budget: Budget) -> str:
+        """Of what is to save memory and needs more than plain training, that it does, where plain training fits."""
+        fits = not self.apart and not budget.broken(self.plain.numbers())
+        return excess(plan, self.plain) if fits and costs_more(plan, self.plain) else ""
 
     def completed(self, plan: Plan) -> Plan:
         if plan.ranks or not self.predictor.divided(plan.techniques):

@@ -24,6 +24,7 @@ def finished_report(job: Job, held: Opened, chosen: Plan, told: Report, result: 
                                                  if one.off is not None}, "techniques": plan["techniques"],
         "weights_sha256": result.weights_sha256, "exactness": chosen.exactness.word,
         "exact": chosen.exactness <= Exactness.ROUNDING, "sure": chosen.sure,
+        "warnings": list(chosen.warnings),
         "metrics": told.metrics, "best": told.best, "epochs": told.epochs, "ended": told.why_ended,
         "asked": {"steps": job.steps, "epochs": job.epochs},
         "shown": result.shown, "state_of_techniques": result.state, "world": result.world,

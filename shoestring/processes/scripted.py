@@ -102,6 +102,9 @@ class Scripted:
             return before
         note(self.held.folder.path, Adopted((f"the plan {given} instead of {before}",)) if found else Planning(self.held.request.memory))
         self.held.folder.write("plan.json", plan_file(given, outcome))
+        for text in given.warnings:
+            note(self.held.folder.path, Warned(text))
+            warnings.warn(as_arguments(text), stacklevel=2)
         return given
 
     def check_kept(self, plan: Plan) -> None:

@@ -121,6 +121,7 @@ def plan_text(outcome: Mapping[str, Any], whys: Mapping[str, str], screen: Scree
     parts += [""]
     parts += [indented(f"{technique_text(one)}: {whys.get(one['name'], '')}") for one in chosen["techniques"]]
     parts += [""] if chosen["techniques"] else []
+    parts += [line for text in chosen.get("warnings", ()) for line in (plain(f"warning: {text}"), "")]
     parts += [*plans_part(plan_rows(outcome, stated), screen), "", *moved(chosen), *standing(chosen, screen)]
     parts += peak_part(chosen)
     if outcome["more_memory"]:

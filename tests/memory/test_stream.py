@@ -1,6 +1,7 @@
 """Streamed from disk: the same bits, the predicted bytes, and nothing damaged whatever happens to the file."""
 from __future__ import annotations
 
+import copy
 import errno
 import os
 from collections.abc import Iterator
@@ -34,6 +35,7 @@ from shoestring.memory.offload import HostOptimizer, OffloadOptimizer
 from shoestring.memory.offloaded_optimizer import AccessOrder
 from shoestring.memory.step_in_backward import StepInBackward
 from shoestring.memory.stream import Stream
+from shoestring.memory.streaming import Streaming
 from shoestring.planning.evidence.rehearse import prepared, rehearse, tracked
 from shoestring.runs.initial_weights import valued
 from shoestring.runs.tensors import write_tensors
@@ -368,3 +370,104 @@ def test_the_order_of_the_step_before_says_what_comes_next() -> None:
     assert order.next_after("a", 2) == ["b", "c"] and order.next_after("x", 1) == []
     order.begin_step()
     assert order.next_after("a", 1) == ["x"]
+
+
+class Wide(nn.Module):
+    """An embedding that is larger than all blocks together, and far smaller than what passes through memory at once."""
+
+    def __init__(self, depth: int, tied: bool) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(1200, 32), nn.Linear(32, 1200, bias=False)
+        if tied:
+            self.head.weight = self.embedding.weight
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(32, 32), nn.ReLU()) for _ in range(depth))
+
+    def forward(self, ids: Tensor) -> Any:
+        x = self.embedding(ids)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+class Recurrent(nn.Module):
+    """Few weights, all of them in one or two blocks."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.LSTM(128 if number else 16, 128, batch_first=True) for number in range(layers))
+        self.head = nn.Linear(128, 4)
+
+    def forward(self, x: Tensor) -> Any:
+        for layer in self.layers:
+            x, _ = layer(x)
+        return self.head(x[:, -1])
+
+
+def small_job(model: nn.Module) -> Job:
+    ids = isinstance(model, Wide)
+    batch = (torch.randint(0, 1200, (2, 3)), torch.randint(0, 1200, (2, 3))) if ids else (torch.randn(2, 3, 16), torch.tensor([0, 1]))
+    return Job(model=lambda: copy.deepcopy(model), data=[batch], forward=lambda m, b: m(b[0]),
+               loss=lambda out, b: nn.functional.cross_entropy(out.flatten(0, -2), b[1].flatten()),
+               optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3, fused=True), steps=3)
+
+
+@pytest.mark.parametrize("clip", [0.0, 1.0])
+@pytest.mark.parametrize("model", [Wide(1, tied=True), Wide(5, tied=True), Wide(1, tied=False), Recurrent(1), Recurrent(2), Recurrent(5)],
+                         ids=["tied", "tied and deep", "untied", "one LSTM", "two LSTMs", "five LSTMs"])
+def test_buffers_take_no_more_memory_than_what_passes_through_them(model: nn.Module, clip: float) -> None:
+    """Of every kind there are several buffers, each as large as the largest region: for a small model that is more than all of it."""
+    made = replace(small_job(model), clip=clip)
+    weights, run = trained(made, (Stream(),))
+    streaming = run.state["stream"]
+    assert isinstance(streaming, Streaming)
+    weight = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    spare = PAGE * 3 * len(streaming.buffers)   # each begins at a page, ends at one, and is in units whose weights do so too
+    # Weights, their gradients where they are used twice or wait for the norm, and two moments
+    assert sum(buffer.numel() for buffer in streaming.buffers) <= (1 + isinstance(model, Wide) + bool(clip) + 2) * weight + spare
+    assert apart(trained(made, ())[0], weights) <= (1e-6 if isinstance(model, Wide) else 0.0)
+
+
+class Reversible(torch.autograd.Function):
+    """Computes layers again in backward by their parts, as Reformer does: no layer is called there."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layers: nn.ModuleList) -> Tensor:
+        ctx.layers, ctx.inputs = layers, []
+        for layer in layers:
+            ctx.inputs.append(x)
+            x = layer(x)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        gradient = gradients[0]
+        for layer, x in zip(reversed(ctx.layers), reversed(ctx.inputs), strict=True):
+            with torch.enable_grad():
+                given = x.detach().requires_grad_()
+                out = layer[1](layer[0](given))
+            out.backward(gradient)
+            assert given.grad is not None
+            gradient = given.grad
+        return gradient, None
+
+
+class ReversibleModel(nn.Module):
+    def __init__(self, frozen: bool) -> None:
+        super().__init__()
+        self.first = nn.Linear(16, 128)
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(128, 128), nn.Tanh()) for _ in range(5))
+        self.head = nn.Linear(128, 4)
+        self.layers.requires_grad_(not frozen)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.head(Reversible.apply(self.first(x), self.layers).mean(1))   # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_backward_that_calls_parts_of_blocks_is_noticed(frozen: bool) -> None:
+    """Frozen weights have no gradient whose hook would see it: the first layer would learn from numbers that are not there."""
+    made = replace(small_job(Recurrent(1)), model=lambda: ReversibleModel(frozen))
+    with pytest.raises(Mistake, match=r"uses the weight layers\..*outside of the module that it belongs to.*plan without Stream"):
+        rehearse(made, (Stream(),))
+    with pytest.raises(Mistake, match="outside of the module"):
+        trained(made, (Stream(),))

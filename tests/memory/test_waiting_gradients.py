@@ -171,17 +171,19 @@ READ_AHEAD_AND_THEN_FILLED = [*((number, True) for number in range(8)), (0, Fals
 
 
 @settings(max_examples=60, deadline=None)
-@example(READ_AHEAD_AND_THEN_FILLED)
-@given(st.lists(st.tuples(st.integers(0, 7), st.booleans()), min_size=1, max_size=60))
-def test_a_ring_gives_what_was_written_last_however_it_is_used(uses: list[tuple[int, bool]]) -> None:
+@example(READ_AHEAD_AND_THEN_FILLED, 8)
+@given(st.lists(st.tuples(st.integers(0, 7), st.booleans()), min_size=1, max_size=60), st.integers(1, 8))
+def test_a_ring_gives_what_was_written_last_however_it_is_used(uses: list[tuple[int, bool]], regions: int) -> None:
     store = DiskStore(None, torch.empty(0))
-    for number in range(8):
-        store.reserve(str(number), 100, slots=1, lasting=False)
+    sizes = {str(number): 100 - 30 * (number % 2) for number in range(regions)}
+    for name, size in sizes.items():
+        store.reserve(name, size, slots=1, lasting=False)
     store.open()
-    ring, held, written = BufferRing(store, 100), dict[int, int](), 0
+    ring, held, written = BufferRing(store, sizes), dict[int, int](), 0
+    assert 100 * len(ring.buffers) <= sum(sizes.values()) and len(ring.buffers) == (1, 1, 2, 3, 4, 4, 4, 4)[regions - 1]
     for _ in range(2):   # the second time it is known what comes next
         ring.accesses.begin_step()
-        for number, fill in uses:
+        for number, fill in ((number % regions, fill) for number, fill in uses):
             if fill or number not in held:
                 written += 1
                 held[number] = written % 251

@@ -41,7 +41,7 @@ class Deadly(torch.optim.SGD):   # kills its process in an update, once
         self.flag, self.calls = flag, 0
 
     def step(self, closure=None):
-        self.calls += max(one.numel() for group in self.param_groups for one in group["params"]) > 16   # not while it is tried on small weights
+        self.calls += max(one.numel() for group in self.param_groups for one in group["params"]) > 16   # else it is being tried
         if self.flag and self.calls == 27 and not os.path.exists(self.flag):
             open(self.flag, "w").close()
             os.kill(os.getpid(), signal.SIGKILL)

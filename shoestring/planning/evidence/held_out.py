@@ -19,6 +19,7 @@ from shoestring.core.batch import Batch, moved, tensors
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.run import Run
+from shoestring.data.elements import ByIdentity
 from shoestring.measure.holdings import Holders
 from shoestring.measure.timeline import validation
 from shoestring.measure.tracker import VALIDATE, Event, Log, Tracker, hold_run, visits_told
@@ -87,19 +88,6 @@ class HeldOut:
     batches: int          # that were looked at
     ended: bool           # those were all
     seconds: float        # that making and fetching all of them takes
-
-
-class ByIdentity:
-    """An object of the user's, as a key: equal to itself alone, because its own `__eq__` and `__hash__` may do anything."""
-
-    def __init__(self, value: object) -> None:
-        self.value = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ByIdentity) and self.value is other.value
-
-    def __hash__(self) -> int:
-        return id(self.value)
 
 
 @dataclass(frozen=True)
