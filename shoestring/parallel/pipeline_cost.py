@@ -21,7 +21,7 @@ from shoestring.core.ledger import Block, Ledger
 from shoestring.core.ledger_parts import Traffic, Update, Workers
 from shoestring.core.staging import Staging, Work
 from shoestring.parallel.partition import Holding, Layer, best_cut, least_demanding, smallest_maximum
-from shoestring.parallel.schedule import Action, Kind, held_at_most, idle_share, in_slices, needs, orders, timed
+from shoestring.parallel.schedule import HALVES, Action, Kind, doable, held_at_most, idle_share, in_slices, orders, timed
 
 RECEIVED = "(received)"    # the row of what comes from the stage before
 MOST_PIECES = 64           # that are tried,
@@ -110,7 +110,7 @@ class Pipe:
     def stage(self, worker: int) -> Ledger:
         """The ledger of one worker of the line."""
         ledger, own = self.ledger, [unit for chunk in self.of(worker) for unit in self.members[chunk]]
-        share, held = self.share(worker), held_at_most(self.schedule, self.stages, self.pieces, self.chunks)[worker]
+        share, held = self.shares[worker], held_at_most(self.schedule, self.stages, self.pieces, self.chunks)[worker]
         rows = tuple(row for unit in own for row in unit.rows)
         arriving = sum(self.members[chunk][0].arriving for chunk in self.of(worker) if chunk)
         received = (Block(RECEIVED, False, kept=arriving, rise=arriving),) if arriving else ()
@@ -118,7 +118,7 @@ class Pipe:
         blocks = (*received, *rows)
         busy = self.pieces * sum(row.forward + row.backward for row in rows)
         standing, update = ledger.standing, self.update
-        latest = update.seconds * (max(map(self.share, range(self.stages))) - share)   # the largest stage's update is waited for
+        latest = update.seconds * (max(self.shares) - share)   # the largest stage's update is waited for
         return replace(
             ledger, blocks=blocks, at_zero_batch=tuple(empty.get(row.name, Block(row.name, False)) for row in blocks),
             in_flight=max((held - self.waiting(worker)) / self.chunks, 1.0), stretch=self.step / busy if busy else 1.0,
@@ -153,10 +153,12 @@ class Pipe:
         gradients of what was computed from them."""
         return min(worker, self.pieces - 1) if self.schedule == "zero-bubble" else 0
 
-    def share(self, worker: int) -> float:
-        """Of all weights, that a worker holds."""
-        weights = sum(unit.weights for unit in self.units)
-        return sum(unit.weights for chunk in self.of(worker) for unit in self.members[chunk]) / weights if weights else 1 / self.stages
+    @cached_property
+    def shares(self) -> tuple[float, ...]:
+        """Of all weights, that each worker holds."""
+        whole = sum(unit.weights for unit in self.units)
+        held = (sum(unit.weights for chunk in self.of(worker) for unit in self.members[chunk]) for worker in range(self.stages))
+        return tuple(one / whole if whole else 1 / self.stages for one in held)
 
     def sent(self, worker: int) -> float:
         """Bytes that a worker sends in a step: what leaves its chunks forward, and gradients of what came in."""
@@ -291,16 +293,14 @@ def compiled(schedule: str, stages: int, pieces: int, chunks: int,
              slices: int = 1) -> tuple[tuple[int, int, float, tuple[tuple[int, bool], ...]], ...]:
     """A schedule as numbers, in an order in which it can be done: worker, chunk with 0 for forward and 1 for backward, the share of that,
     and who comes before, by number, and whether it is another worker's."""
-    order = in_slices(orders(schedule, stages, pieces, chunks), slices)
-    owner = {action: worker for worker, own in enumerate(order) for action in own}
-    last = stages * chunks - 1
-    spans = timed(order, lambda action: 1.0)
-    done = sorted(((span.begin, worker, place, span.action) for worker, own in enumerate(spans) for place, span in enumerate(own)),
-                  key=lambda one: one[:3])
-    numbers = {action: number for number, (_, _, _, action) in enumerate(done)}
-    return tuple((worker, 2 * action.chunk + (action.kind is not Kind.FORWARD), 0.5 if action.kind in (Kind.INPUTS, Kind.WEIGHTS) else 1.0,
-                  tuple((numbers[one], owner[one] != worker) for one in needs(action, last, owner)))
-                 for _, worker, _, action in done)
+    numbers: dict[Action, tuple[int, int]] = {}   # by action: its number, and who does it
+    done = []
+    for worker, action, needed in doable(in_slices(orders(schedule, stages, pieces, chunks), slices)):
+        known = [numbers[one] for one in needed]
+        done.append((worker, 2 * action.chunk + (action.kind is not Kind.FORWARD), 0.5 if action.kind in HALVES else 1.0,
+                     tuple([(number, owner != worker) for number, owner in known])))
+        numbers[action] = len(numbers), worker
+    return tuple(done)
 
 
 def played(schedule: str, stages: int, pieces: int, chunks: int, seconds: tuple[tuple[float, float], ...], carried: float,

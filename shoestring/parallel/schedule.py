@@ -22,7 +22,7 @@ workers that interleave, one sends the other both what comes out of its forwards
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from itertools import accumulate, pairwise
@@ -40,11 +40,17 @@ class Kind(StrEnum):
     WEIGHTS = "W"     # the rest of it, for which nobody waits
 
 
+HALVES = (Kind.INPUTS, Kind.WEIGHTS)
+
+
 @dataclass(frozen=True)
 class Action:
     kind: Kind
     piece: int
     chunk: int
+
+    def __hash__(self) -> int:   # without the kind, whose own hash is slow: a ranking looks up millions of them
+        return hash((self.piece, self.chunk))
 
 
 Orders = tuple[tuple[Action, ...], ...]   # of every worker
@@ -103,10 +109,10 @@ def in_slices(orders: Orders, slices: int) -> Orders:
     >>> print(*(" ".join(f"{one.kind}{one.piece}" for one in own) for own in in_slices(orders("1f1b", 2, 2), 2)), sep="; ")
     F0 F1 F2 F3 B1 B0 B3 B2; F0 F1 B1 B0 F2 F3 B3 B2
     """
-    if slices > 1 and any(action.kind in (Kind.INPUTS, Kind.WEIGHTS) for own in orders for action in own):
+    if slices > 1 and any(action.kind in HALVES for own in orders for action in own):
         raise Mistake("slices of a sequence can't go backward in two halves: use schedule='gpipe' or '1f1b'")
     numbers = {Kind.FORWARD: range(slices)}
-    return tuple(tuple(replace(action, piece=action.piece * slices + number) for action in own
+    return tuple(tuple(Action(action.kind, action.piece * slices + number, action.chunk) for action in own
                        for number in numbers.get(action.kind, range(slices)[::-1])) for own in orders)
 
 
@@ -164,25 +170,35 @@ def ahead_interleaved(worker: int, stages: int, pieces: int, chunks: int) -> int
 def timed(orders: Orders, seconds: Callable[[Action], float], sending: float = 0.0) -> Timeline:
     """When everything happens: an action begins when its worker is free and what it needs has come. What another worker computed takes
     `sending` seconds to come, while both go on computing. ValueError for orders in which somebody waits for ever."""
+    ended: dict[Action, tuple[float, int]] = {}   # and by whom
+    spans: list[list[Span]] = [[] for _ in orders]
+    for worker, action, needed in doable(orders):
+        came = [end + (sending if owner != worker else 0.0) for end, owner in map(ended.__getitem__, needed)]
+        begin = max([*came, spans[worker][-1].end if spans[worker] else 0.0])
+        spans[worker].append(Span(action, begin, begin + seconds(action)))
+        ended[action] = spans[worker][-1].end, worker
+    return tuple(map(tuple, spans))
+
+
+def doable(orders: Orders) -> Iterator[tuple[int, Action, list[Action]]]:
+    """All that is done, each worker's in its order and nothing before what it needs: who does it, what, and what it needs. ValueError for
+    orders in which somebody waits for ever."""
     owner = {action: worker for worker, own in enumerate(orders) for action in own}
     last = max((action.chunk for action in owner), default=0)
-    ended: dict[Action, float] = {}
-    spans: list[list[Span]] = [[] for _ in orders]
+    ended: set[Action] = set()
+    places = [0] * len(orders)
     while len(ended) < len(owner):
         before = len(ended)
         for worker, own in enumerate(orders):
-            while len(spans[worker]) < len(own):
-                action = own[len(spans[worker])]
+            for action in own[places[worker]:]:
                 needed = needs(action, last, owner)
-                if not all(one in ended for one in needed):
+                if not ended.issuperset(needed):
                     break
-                came = [ended[one] + (sending if owner[one] != worker else 0.0) for one in needed]
-                begin = max([*came, spans[worker][-1].end if spans[worker] else 0.0])
-                ended[action] = begin + seconds(action)
-                spans[worker].append(Span(action, begin, ended[action]))
+                ended.add(action)
+                places[worker] += 1
+                yield worker, action, needed
         if len(ended) == before:
             raise ValueError(f"these orders never end: {', and '.join(waits(orders, ended, last, owner))}")
-    return tuple(map(tuple, spans))
 
 
 @cache
@@ -230,13 +246,16 @@ def all_end(orders: Orders, unread: int) -> bool:
 
 def needs(action: Action, last: int, known: Container[Action]) -> list[Action]:
     """The actions whose results this one takes; `last` is the model's last chunk, `known` what is done at all."""
-    if action.kind is Kind.FORWARD:
-        return [replace(action, chunk=action.chunk - 1)] if action.chunk else []
-    if action.kind is Kind.WEIGHTS:
-        return [replace(action, kind=Kind.INPUTS)]
-    behind = [Action(kind, action.piece, action.chunk + 1) for kind in (Kind.INPUTS, Kind.BACKWARD)]
-    backward = [behind[0] if behind[0] in known else behind[1]] if action.chunk < last else []
-    return [replace(action, kind=Kind.FORWARD), *backward]
+    kind, piece, chunk = action.kind, action.piece, action.chunk
+    if kind is Kind.FORWARD:
+        return [Action(kind, piece, chunk - 1)] if chunk else []
+    if kind is Kind.WEIGHTS:
+        return [Action(Kind.INPUTS, piece, chunk)]
+    forward = Action(Kind.FORWARD, piece, chunk)
+    if chunk == last:
+        return [forward]
+    behind = Action(Kind.INPUTS, piece, chunk + 1)
+    return [forward, behind if behind in known else Action(Kind.BACKWARD, piece, chunk + 1)]
 
 
 def waits(orders: Orders, ended: Container[Action], last: int, owner: Mapping[Action, int]) -> Iterator[str]:

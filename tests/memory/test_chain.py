@@ -1,10 +1,16 @@
 """The dynamic program: never slower, at equal peak, than any uniform cut; and its schedules cost what they promise."""
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from pytest import MonkeyPatch
 
 from shoestring.core.ledger import Block, Ledger
+from shoestring.memory import chain as program
 from shoestring.memory.chain import LEVELS, best_schedules, forgotten
 from shoestring.memory.checkpoint import Checkpoint, placed
 from shoestring.memory.recompute import flat
@@ -59,3 +65,41 @@ def test_on_an_uneven_chain_the_program_beats_every_uniform_cut() -> None:
         uniform = after(chain, Checkpoint(every=every))
         found = [Ledger(forgotten(chain, one)) for one in best_schedules(chain, [uniform.peak * k / 40 for k in range(1, 41)])]
         assert min(one.seconds for one in found if one.peak <= uniform.peak) < uniform.seconds
+
+
+def repeating(first: Block, sizes: list[int], others: tuple[Block, ...]) -> tuple[Block, ...]:
+    """Blocks that cost the same, as many as each size says, with another one after each; gradients stand elsewhere."""
+    return tuple(replace(one, gradient=0.0) for place, size in enumerate(sizes) for one in (*[first] * size, others[place % len(others)]))
+
+
+@settings(max_examples=60, deadline=None)
+@given(blocks, st.lists(st.integers(1, 6), min_size=1, max_size=3), st.booleans())
+def test_blocks_that_repeat_get_the_schedules_of_a_program_that_does_not_look_for_them(
+        some: tuple[Block, ...], sizes: list[int], outside: bool) -> None:
+    chain = repeating(some[0], sizes, tuple(replace(one, inside=not outside) for one in some[1:]))
+    most = Ledger(chain).peak
+    limits = [most * share / 12 for share in range(1, 13)]
+    quick = best_schedules(chain, limits)
+    with MonkeyPatch.context() as patch:
+        patch.setattr(program, "repeated", lambda blocks: list(range(len(blocks))))
+        assert quick == best_schedules(chain, limits)
+
+
+def test_of_equal_blocks_little_is_computed() -> None:
+    def looked_up(chain: tuple[Block, ...]) -> int:
+        """Numbers of bytes that the program turns into levels: one for every block that it costs up to every t."""
+        count = 0
+
+        def units(size: Any) -> Any:
+            nonlocal count
+            count += np.size(size)
+            return np.ceil(np.asarray(size) / 10).astype(np.int16)
+
+        program.solved(chain, units, [10] * len(chain), [1] * len(chain))
+        return count
+
+    equal = tuple(Block(str(number), kept=100.0, output=10.0, rise=120.0, spike=30.0, forward=1.0, backward=2.0) for number in range(40))
+    uneven = tuple(replace(block, forward=1.0 + number / 100) for number, block in enumerate(equal))
+    assert looked_up(equal) < looked_up(uneven) / 5
+    apart = tuple(replace(block, inside=number % 2 == 1) for number, block in enumerate(uneven))
+    assert looked_up(apart) < looked_up(uneven) / 10, "a segment ends where something runs in between"
