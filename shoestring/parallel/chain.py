@@ -31,7 +31,8 @@ class Looking(Walk):
         self.buffers = {id(one): one for one in model.buffers()}   # held, so that no other gets its id
         self.block_weights = [{self.names[id(one)] for one in block.parameters()} for block in parts.blocks.values()]
         self.block_buffers = [{self.names[id(one)] for one in block.buffers()} for block in parts.blocks.values()]
-        self.changing: set[int] = set()                # blocks that keep something else after a call than before it
+        self.modules = {id(one): name or "the model" for name, one in model.named_modules()}
+        self.changing: dict[int, set[str]] = {}        # by call: modules and buffers that keep something else after it than before
         self.thrown_away, self.again = thrown_away, again
         self.called: list[int] = []
         self.last_use: dict[Number, int] = {}          # of a value: the last call with which, or after which, it was used
@@ -54,9 +55,10 @@ class Looking(Walk):
         if func in ABOUT_TENSORS:
             return func(*args, **(kwargs or {}))
         leaves = [leaf for leaf in tree_leaves((args, kwargs or {})) if isinstance(leaf, Tensor)]
-        for leaf in leaves:   # those that depend on no weight, too
-            if id(leaf) in self.buffers:
-                self.buffers_used.setdefault(max(self.call, 0), set()).add(self.names[id(leaf)])
+        buffers = {self.names[id(leaf)] for leaf in leaves if id(leaf) in self.buffers}   # those that depend on no weight, too
+        self.buffers_used.setdefault(max(self.call, 0), set()).update(buffers)
+        if buffers and func in STATISTICS and keeps_statistics(func, args, kwargs or {}):
+            self.changing.setdefault(max(self.call, 0), set()).update(buffers)
         if func in NUMBERS and not self.inside and any(self.number_of(leaf) in self.drawn for leaf in leaves):
             raise Mistake(f"after {self.parts.name_of(self.call)} the model takes a random number out of its tensor, outside of its "
                           f"blocks, and every worker draws another one: leave it in the tensor, or do that inside of a block")
@@ -138,14 +140,13 @@ class Looking(Walk):
         leaves, structure = tree_flatten((args, kwargs))
         before = [(leaf, write_count(leaf)) for leaf in leaves if isinstance(leaf, Tensor) and not isinstance(leaf, Absent)]
         block = self.parts.blocks[name]
-        kept = what_is_kept(block.modules()), buffers_of(block)
+        kept = self.kept_by(block, name)
         self.inside = True
         try:
             out = inner(*args, **kwargs)
         finally:
             self.inside = False
-        if (what_is_kept(block.modules()), buffers_of(block)) != kept:
-            self.changing.add(number)
+        self.changing.setdefault(self.call, set()).update(key for key, now in self.kept_by(block, name).items() if now != kept.get(key))
         leave_absent(block, number)
         now, after = tree_flatten((args, kwargs))
         if after != structure or any(one is not other for one, other in zip(leaves, now, strict=True)):
@@ -156,8 +157,23 @@ class Looking(Walk):
         self.chance = other_generators()
         return out
 
+    def kept_by(self, block: nn.Module, name: str) -> dict[str, Any]:
+        """What a block keeps, by the names of its buffers and modules. What a module only sets, to the same every time, no other block
+        misses; the block itself may do something else when it is set, so the first look, which sees that, has it under the block's name."""
+        return {**{self.names[id(one)]: content(one) for one in block.buffers() if id(one) in self.names},
+                **{self.modules[id(one)] if self.again else f"{self.modules[id(one)]} ({name})": what_is_kept([one]) + buffers_of(one)
+                   for one in block.modules() if id(one) in self.modules}}
+
 
 NUMBERS = frozenset((Tensor.item, Tensor.tolist, Tensor.__float__, Tensor.__int__, Tensor.__index__, Tensor.numpy))
+
+STATISTICS = frozenset((nn.functional.batch_norm, torch.batch_norm, nn.functional.instance_norm, torch.instance_norm))
+
+
+def keeps_statistics(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether a norm writes to the statistics that it is given, which its kernel does without a word."""
+    usual = func is nn.functional.instance_norm
+    return bool(args[5] if len(args) > 5 else kwargs.get("training", kwargs.get("use_input_stats", usual)))
 
 
 def what_is_kept(modules: Iterable[nn.Module]) -> list[Any]:
@@ -188,8 +204,8 @@ def counters_of(modules: Iterable[nn.Module]) -> list[Any]:
             for name, value in module.__dict__.items() if name not in BOOKS and (type(value) in PLAIN or container_kind(value))]
 
 
-def buffers_of(block: nn.Module) -> list[Any]:
-    return [content(one) for one in block.buffers()]
+def buffers_of(module: nn.Module) -> list[Any]:
+    return [id(one) for one in module.buffers(recurse=False)]
 
 
 def content(value: Any) -> tuple[Any, ...]:
@@ -221,10 +237,11 @@ def chain_of(run: Run, batch: Batch | None = None) -> Chain:
         with first.within(), scratch(run.model, run.model) as thrown_away:
             chain = looked(run, first.batch, thrown_away, again=False)
             again = looked(run, first.batch, thrown_away, again=True)
-            if again != replace(chain, counts=again.counts):
+            changing = tuple(one | other for one, other in zip(chain.changing, again.changing, strict=False))
+            if again != replace(chain, counts=again.counts, changing=again.changing, keeping=again.keeping):
                 raise Mistake("the model can't be cut into stages: its forward was looked at twice, and did something else the second "
                               "time; what it does must not depend on the step or on chance (no layer drop, no early exit)")
-        return again
+        return replace(again, changing=changing, keeping=tuple(map(frozenset.union, chain.keeping, again.keeping)))
 
 
 def check_hooks(run: Run) -> None:
@@ -267,15 +284,13 @@ def found(walk: Looking, blocks: Mapping[str, nn.Module], loss: object) -> Chain
         if any(name in used for earlier, used in walk.buffers_used.items() if earlier < call):
             raise Mistake(f"the model can't be cut into stages: after {names[walk.called[call]]} it writes to the buffer {name}, outside "
                           f"of its blocks, and uses it before: workers whose part ends earlier do not see that; do it inside of a block")
-    again = [block for block in sorted(walk.changing) if walk.called.count(block) > 1]
-    if again:
-        raise Mistake(f"the model can't be cut into stages: {names[again[0]]} is called {walk.called.count(again[0])} times in a forward "
-                      f"and keeps something from call to call, which another worker would not see")
+    keeping = [frozenset(walk.kept_by(blocks[names[block]], names[block])) for block in walk.called]
     return Chain(
         tuple(names[block] for block in walk.called), ((), *crossing[1:]),
         tuple(frozenset(own[call] | walk.weights_used.get(call, set())) for call in range(len(own))),
         tuple(frozenset(kept[call] | walk.buffers_used.get(call, set())) for call in range(len(own))),
         walk.counts or bool(walk.buffers_written), frozenset(walk.flow.within),
+        tuple(frozenset(walk.changing.get(call, set())) for call in range(len(own))), tuple(keeping),
     )
 
 

@@ -190,7 +190,9 @@ class Pipeline(TrainingTechnique):
                 raise Mistake(f"Pipeline: a stage begins with {chain.calls[end]}, which the model calls where no gradients are recorded "
                               f"(in a checkpoint with use_reentrant=True, say), and none would come back: call the checkpoint with "
                               f"use_reentrant=False or inside of the block, or cut elsewhere (balance=)")
-        return [range(end - size, end) for end, size in zip(ends, balance, strict=True)]
+        found = [range(end - size, end) for end, size in zip(ends, balance, strict=True)]
+        check_kept(chain, found)
+        return found
 
     def apply(self, run: Run) -> Run:
         link = run.mesh.along(self.unites)
@@ -216,6 +218,17 @@ class Pipeline(TrainingTechnique):
                        share=lambda weight: run.share(weight) * stages.counted(weight),
                        elsewhere=run.elsewhere | stages.elsewhere, shared={**run.shared, **stages.sums_of_tied},
                        parts=run.parts * self.pieces_wanted, state={**run.state, "stages": stages})
+
+
+def check_kept(chain: Chain, ranges: Sequence[range]) -> None:
+    """What a block keeps from call to call is seen by the calls of its own chunk, one piece after the other as in one process."""
+    for own in ranges:
+        for call in own:
+            for other in [other for other in range(len(chain.calls)) if other not in own]:
+                if (seen := chain.changing[call] & chain.keeping[other]):
+                    raise Mistake(f"Pipeline: {chain.calls[call]} keeps something from call to call (in {min(seen)}), and "
+                                  f"{chain.calls[other]}, which another stage or chunk calls in the same forward, would not see that: put "
+                                  f"both into one stage (balance=), or let it keep nothing (a norm without running statistics)")
 
 
 @cache

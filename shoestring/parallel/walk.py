@@ -59,6 +59,8 @@ class Chain:
     buffers: tuple[frozenset[str], ...]           # the same of numbers that are kept beside weights
     counts: bool = False                          # every forward changes a number or a list that the model keeps outside of its blocks
     within: frozenset[int] = frozenset()          # calls from within a function with a backward of its own: no stage begins with these
+    changing: tuple[frozenset[str], ...] = ()     # of each call: buffers and modules that keep something else after it than before
+    keeping: tuple[frozenset[str], ...] = ()      # of each call: buffers and modules that its block has
 
 
 # What a tensor is, but for its numbers: asking for it uses nothing
@@ -69,8 +71,7 @@ GETTERS: tuple[Any, ...] = (
 ABOUT_TENSORS: frozenset[Any] = frozenset((
     *(getter.__get__ for getter in GETTERS), Tensor.size, Tensor.dim, Tensor.numel, Tensor.stride, Tensor.element_size,
     Tensor.is_floating_point, Tensor.is_complex, Tensor.is_contiguous, Tensor.get_device, Tensor.__len__, Tensor.storage_offset,
-    Tensor.untyped_storage, torch.is_tensor,
-    torch.is_floating_point, torch.numel))
+    Tensor.untyped_storage, torch.is_tensor, torch.is_floating_point, torch.numel))
 
 
 # What draws random numbers. Where that depends on no weight and happens outside of blocks, all workers draw, and use what the first drew

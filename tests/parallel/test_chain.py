@@ -44,7 +44,7 @@ def test_gradients_of_a_model_in_stages_are_those_of_one_process(name: str, stag
 
 REFUSED = {
     "spectral norm, called twice": "writes what depends on weights",   # its hook is on the block, so it runs before the block does
-    "a buffer that first changes in the second call": "called 2 times in a forward and keeps something",
+    "a buffer that first changes in the second call": "keeps something from call to call",
     "packed sequences": "failed in or after what comes before its blocks .*lengths",
     "a list that blocks fill": "changes a list or dict that it is given",
     "another method than forward": "calls 0 of its blocks",

@@ -1,0 +1,98 @@
+"""What modules keep from call to call, where a forward calls them in several places: as in one process, or refused."""
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from shoestring.core.errors import Mistake
+from shoestring.memory.accumulate import Accumulate
+from shoestring.parallel.pipeline import Pipeline
+from shoestring.planning.evidence.rehearse import prepared
+from tests.awkward import WIDTH
+from tests.models import seeded
+from tests.parallel.cutting import Found, apart, cut, last_loss, of_buffers, of_gradients, still
+from tests.parallel.test_chain import Body, a_job
+
+NEAR = 2e-6
+
+
+class Normed(nn.Module):
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.own, self.norm = nn.Linear(WIDTH, WIDTH), norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.norm(self.own(x))) + x
+
+
+class OneNorm(Body):
+    """Four blocks that share a norm."""
+
+    def __init__(self, norm: Callable[[], nn.Module] = lambda: nn.BatchNorm1d(WIDTH, momentum=0.3)) -> None:
+        shared = norm()
+        super().__init__(lambda: Normed(shared))
+
+
+class Twice(Body):
+    """Blocks with a norm each, of which the second is called again: `order` says when."""
+
+    order = (0, 1, 1, 2, 3)
+
+    def __init__(self, norm: Callable[[], nn.Module] = lambda: nn.BatchNorm1d(WIDTH, momentum=0.3)) -> None:
+        super().__init__(lambda: Normed(norm()))
+
+    def between(self, x: Tensor) -> Tensor:
+        for number in self.order:
+            x = self.body[number](x)
+        return x
+
+
+class Back(Twice):
+    """A U-Net's way: down, and up through the same blocks."""
+
+    order = (0, 1, 2, 3, 2, 1, 0)
+
+
+def in_pieces(made: object, pieces: int, count: int) -> Found:
+    """One process that computes the same pieces one after the other."""
+    run = prepared(made, (Accumulate(pieces),), still(seeded(made)))   # type: ignore[arg-type]
+    return Found(last_loss(run, made, count), of_gradients(run.model), of_buffers(run.model))   # type: ignore[arg-type]
+
+
+def test_a_norm_that_is_called_twice_in_one_stage_is_that_of_one_process() -> None:
+    made = a_job(Twice)
+    assert apart(cut(made, Pipeline(2, 2, balance=(3, 2)), 3), in_pieces(made, 2, 3)) <= NEAR
+
+
+def unnoted(count: int) -> type[nn.Module]:
+    class Unnoted(nn.Module):
+        """Statistics that a function writes without a word, and no counter."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(count))
+            self.register_buffer("spread", torch.ones(count))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.batch_norm(x, self.mean, self.spread, training=True)   # type: ignore[arg-type]
+
+    return Unnoted
+
+
+class Counting(nn.Module):
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x * self.calls
+
+
+@pytest.mark.parametrize("model", [OneNorm, Back], ids=lambda model: model.__name__)
+@pytest.mark.parametrize("norm", [unnoted(WIDTH), Counting, lambda: nn.BatchNorm1d(WIDTH, momentum=None)],
+                         ids=["by a function", "in Python", "cumulative"])
+def test_what_two_stages_would_keep_apart_is_refused(model: Callable[..., nn.Module], norm: Callable[[], nn.Module]) -> None:
+    with pytest.raises(Mistake, match=r"keeps something from call to call \(in body\.\d\.norm"):
+        cut(a_job(lambda: model(norm)), Pipeline(2, 2))
