@@ -12,7 +12,7 @@ Huang et al.: GPipe, 2018, arXiv 1811.06965; Narayanan et al.: PipeDream, 2018, 
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cache
@@ -35,6 +35,7 @@ from shoestring.parallel.partition import smallest_maximum
 from shoestring.parallel.pipedream import CLIPS, PipeDream
 from shoestring.parallel.pipeline_cost import STASHING, Pipe, piped, worth_trying
 from shoestring.parallel.schedule import SCHEDULES, Orders, orders
+from shoestring.parallel.shared_norms import STATISTICS, playable
 from shoestring.parallel.stages import Stages
 from shoestring.parallel.walk import Chain
 
@@ -190,16 +191,17 @@ class Pipeline(TrainingTechnique):
                 raise Mistake(f"Pipeline: a stage begins with {chain.calls[end]}, which the model calls where no gradients are recorded "
                               f"(in a checkpoint with use_reentrant=True, say), and none would come back: call the checkpoint with "
                               f"use_reentrant=False or inside of the block, or cut elsewhere (balance=)")
-        found = [range(end - size, end) for end, size in zip(ends, balance, strict=True)]
-        check_kept(chain, found)
-        return found
+        return [range(end - size, end) for end, size in zip(ends, balance, strict=True)]
 
     def apply(self, run: Run) -> Run:
         link = run.mesh.along(self.unites)
         weights = {name: one.nbytes for name, one in run.model.named_parameters()}
 
         def bounds(chain: Chain) -> list[range]:
-            return self.bounds(chain, [sum(weights[name] for name in used) for used in chain.weights])
+            found = self.bounds(chain, [sum(weights[name] for name in used) for used in chain.weights])
+            played = set() if self.stashes else {f"{name}.{one}" for name in playable(run.model) for one in STATISTICS}
+            check_kept(chain, found, played)
+            return found
 
         stages = (PipeDream(run, link, bounds, self.pieces_wanted, self.flush, self.vertical) if self.stashes
                   else Stages(run, link, bounds, self.orders, self.pieces_wanted))
@@ -220,12 +222,14 @@ class Pipeline(TrainingTechnique):
                        parts=run.parts * self.pieces_wanted, state={**run.state, "stages": stages})
 
 
-def check_kept(chain: Chain, ranges: Sequence[range]) -> None:
-    """What a block keeps from call to call is seen by the calls of its own chunk, one piece after the other as in one process."""
+def check_kept(chain: Chain, ranges: Sequence[range], played: Collection[str]) -> None:
+    """What a block keeps from call to call is seen by the calls of its own chunk, one piece after the other as in one process; so are the
+    statistics of norms that are `played` later, unless somebody else uses them."""
     for own in ranges:
         for call in own:
             for other in [other for other in range(len(chain.calls)) if other not in own]:
-                if (seen := chain.changing[call] & chain.keeping[other]):
+                outside = chain.buffers[other] - chain.keeping[other]
+                if (seen := chain.changing[call] & (chain.keeping[other].difference(played) | outside)):
                     raise Mistake(f"Pipeline: {chain.calls[call]} keeps something from call to call (in {min(seen)}), and "
                                   f"{chain.calls[other]}, which another stage or chunk calls in the same forward, would not see that: put "
                                   f"both into one stage (balance=), or let it keep nothing (a norm without running statistics)")

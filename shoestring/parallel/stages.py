@@ -31,6 +31,7 @@ from shoestring.parallel.boundary import begin_with
 from shoestring.parallel.chain import chain_of
 from shoestring.parallel.halves import Rest, goes_in_halves, to_inputs, to_weights
 from shoestring.parallel.schedule import Action, Kind, Orders, Span, in_slices, unread
+from shoestring.parallel.shared_norms import SharedNorms
 from shoestring.parallel.staged_state import StagedState
 from shoestring.parallel.step_clock import StepClock
 from shoestring.parallel.walk import Chain, Left, Value, Walk, nothing, parts_of
@@ -70,6 +71,7 @@ class Stages(StagedState):
         super().__init__(run, link, users(chain.weights, homes), users(chain.buffers, homes))
         self.blocks = {name: run.blocks[name] for number in self.chunks for call in self.ranges[number]
                        for name in [chain.calls[call]]}
+        self.norms = SharedNorms(run.model, chain, self.ranges, link, self.home)
         self.walk: Walk | None = None
         self.gathered = False                          # all weights are here
         self.flights: dict[tuple[int, int], Flight] = {}
@@ -97,6 +99,7 @@ class Stages(StagedState):
         for _ in self.passes(now, batch):
             pass
         self.arrived()
+        self.norms.play()
         if now.last:
             add_up_shared(now.shared)
         total = self.taken_total().float().reshape(1)
@@ -151,7 +154,8 @@ class Stages(StagedState):
             return [one.clone() if value.written and one.requires_grad else one for one, value in zip(found, walk.takes, strict=True)]
 
         walk = self.walk = Walk(self.parts, self.ranges[action.chunk], bring)
-        output = now.forward(now.model, piece)
+        with self.norms.noting(action.piece, action.chunk):
+            output = now.forward(now.model, piece)
         self.walk = None
         loss = None
         if isinstance(output, Crossing):

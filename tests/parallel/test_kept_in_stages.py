@@ -2,13 +2,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from shoestring.core.errors import Mistake
+from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.memory.accumulate import Accumulate
+from shoestring.memory.checkpoint import Checkpoint
 from shoestring.parallel.pipeline import Pipeline
 from shoestring.planning.evidence.rehearse import prepared
 from tests.awkward import WIDTH
@@ -65,6 +68,47 @@ def in_pieces(made: object, pieces: int, count: int) -> Found:
 def test_a_norm_that_is_called_twice_in_one_stage_is_that_of_one_process() -> None:
     made = a_job(Twice)
     assert apart(cut(made, Pipeline(2, 2, balance=(3, 2)), 3), in_pieces(made, 2, 3)) <= NEAR
+
+
+@pytest.mark.parametrize("model", [OneNorm, Back], ids=lambda model: model.__name__)
+@pytest.mark.parametrize(("plan", "more"), [
+    (Pipeline(2, 3), ()), (Pipeline(3, 2, "gpipe", balance=(1, 2, 1)), ()), (Pipeline(2, 2, "interleaved", chunks=2), ()),
+    (Pipeline(2, 2, "zero-bubble"), ()), (Pipeline(2, 3), (Checkpoint(every=1),))], ids=str)
+def test_a_norm_that_several_stages_call_has_the_statistics_of_one_process(
+        model: type[Body], plan: Pipeline, more: tuple[Technique, ...]) -> None:
+    plan = replace(plan, balance=(2, 3, 2)) if plan.balance and model is Back else plan
+    """In double precision: a bias before a norm has the gradient zero, but for rounding."""
+    batches = [torch.randn(24, WIDTH, dtype=torch.double, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
+    made = a_job(lambda: model().double(), data=lambda: batches)
+    found, expected = cut(made, plan, 3, more), in_pieces(made, plan.pieces, 3)
+    assert any(bool((one - one.round()).any()) for one in expected.buffers.values()) and apart(found, expected) <= NEAR
+
+
+def test_a_norm_that_is_not_trained_keeps_its_statistics() -> None:
+    class Frozen(OneNorm):
+        def train(self, mode: bool = True) -> Frozen:
+            super().train(mode)
+            self.body[0].norm.eval()
+            return self
+
+    def model() -> Frozen:
+        made = Frozen()
+        made.body[0].norm.running_var.fill_(4.0)   # type: ignore[union-attr, operator]
+        return made
+
+    made = a_job(model)
+    assert apart(cut(made, Pipeline(2, 2), 3), in_pieces(made, 2, 3)) <= NEAR
+
+
+def test_statistics_that_another_stage_reads_are_refused() -> None:
+    class Reads(Twice):
+        order = (0, 1, 2, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * self.body[0].norm.running_var.mean()   # type: ignore[no-any-return, union-attr, operator]
+
+    with pytest.raises(Mistake, match=r"keeps something from call to call \(in body\.0\.norm\.running_var"):
+        cut(a_job(Reads), Pipeline(2, 2))
 
 
 def unnoted(count: int) -> type[nn.Module]:
