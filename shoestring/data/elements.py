@@ -13,6 +13,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, default_collate
 
+from shoestring.core.assignment import Assignment
 from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
@@ -97,12 +98,12 @@ def form_of_one(sample: Any) -> str:
     return ""
 
 
-def held_out_feed(job: Job, *more: Any) -> Feed:
+def held_out_feed(job: Job, assignment: Assignment | None = None) -> Feed:
     """A feed of the held-out data, in order."""
     assert job.held_out is not None, "who asks has looked"
-    feed = Feed(job, *more, data=job.held_out)
+    feed = Feed(job, assignment, job.held_out)
     collate = held_out_collate(job, feed.data)
-    return feed if collate is job.collate else Feed(replace(job, collate=collate), *more, data=lambda: feed.data)
+    return feed if collate is job.collate else Feed(replace(job, collate=collate), assignment, lambda: feed.data)
 
 
 def check_held_out(job: Job) -> None:
