@@ -25,7 +25,10 @@ def settled_plan(options: Namespace, job: Job, held: Opened) -> Plan:
         return following_plan(options, job, held)
     kept = None if held.changed else kept_plan(held.folder, options.adopt)
     if kept is not None and not (reason := unplaced(kept, team(options).world)):
-        return kept   # it was checked when the run was begun; a resume need not look at the data again
+        from shoestring.planning.admission import check_together
+
+        check_together(kept.techniques)   # the rest was checked when the run was begun; a resume need not look at the data again
+        return kept
     if kept is not None:
         held = replanned(held, reason, team(options).world)
         say(options, f"{reason}: planning again, for these workers")

@@ -18,10 +18,13 @@ import torch
 from torch import Tensor
 
 from shoestring.core.batch import Batch
+from shoestring.core.errors import Mistake
 from shoestring.core.ledger import Ledger
 from shoestring.core.run import Run
 from shoestring.core.stepping import Division, only
 from shoestring.core.training import TrainingTechnique
+
+CLIPS = "the job clips gradients by their global norm, which is known only when all of them are there"
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ class StepInBackward(TrainingTechnique):
 
     def refusal(self, ledger: Ledger) -> str:
         if ledger.has("clips"):
-            return "the job clips gradients by their global norm, which is known only when all of them are there"
+            return CLIPS
         return super().refusal(ledger)
 
     def cost(self, ledger: Ledger) -> Ledger:
@@ -52,6 +55,8 @@ class StepInBackward(TrainingTechnique):
         return replace(ledger, blocks=blocks, update=replace(update, seconds=0.0, rise=0.0))
 
     def apply(self, run: Run) -> Run:
+        if run.clip:   # whoever asked for it, a plan in a folder that somebody changed too
+            raise Mistake(f"StepInBackward: {CLIPS}")
         group_of = {parameter: group for group in run.optimizer.param_groups for parameter in group["params"]}
 
         def step(parameter: Tensor) -> None:

@@ -137,3 +137,12 @@ def test_a_plan_that_a_run_of_a_script_keeps_is_checked(tmp_path: Path) -> None:
     forged(tmp_path / "run")
     with pytest.raises(Mistake, match="clips gradients"):
         list(shoestring.train(made_job(clip=1.0), (), run=tmp_path / "run"))
+
+
+@pytest.mark.usefixtures("warm_workers")
+def test_a_plan_that_a_run_of_the_command_keeps_is_checked(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    list(islice(shoestring.train(file, (), run=tmp_path / "run", clip=1.0), 1))
+    forged(tmp_path / "run")
+    with pytest.raises(SystemExit, match="2"):
+        main(["train", str(file), "--clip", "1.0", "--run", str(tmp_path / "run")])
+    assert "clips gradients" in capsys.readouterr().err
