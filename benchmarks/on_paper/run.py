@@ -35,7 +35,7 @@ from shoestring.planning.on_paper.step import Job, step
 from shoestring.planning.on_paper.trace import reserved
 from shoestring.planning.on_paper.transformer import Transformer
 
-ABOUT = """# Planned on paper, against two published tables
+ABOUT = """# Planned on paper, against published tables
 
 Written by `python benchmarks/on_paper/run.py` in {seconds:.0f} s. Nothing here was measured by us: published figures stand beside what
 `shoestring/planning/on_paper` predicts from a description of the cluster (`clusters/`), of the model and of the mesh.
@@ -117,7 +117,7 @@ def recompute_part(cluster: Machines) -> str:
     return "\n".join([
         "### arXiv 2205.05198 (2022), full recomputation, with the constant of table 1\n",
         "Seconds a step. **The rows are quoted from memory** (`recompute.csv`); no copy of the table was found to compare them with. Predicted too slow, and more "
-        "so the larger the model: the share of peak of the 1.7 B row, of 2021, is too low for large products.\n",
+        "so the larger the model: the share of peak of the 1.7 B row, of 2021, may be too low for large products (not shown).\n",
         lines(["billions", "GPUs", "mesh", "published", "predicted", "predicted / published"], shown)])
 
 
