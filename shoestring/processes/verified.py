@@ -15,7 +15,7 @@ from shoestring.core.job import Job
 from shoestring.core.technique import text
 from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.core.training import environment
-from shoestring.measure.instructions import cap_this_process, doubtful, working_dtypes
+from shoestring.measure.instructions import cap, cap_this_process
 from shoestring.measure.probe import known_hardware
 from shoestring.planning.evidence.gather import ledger_of_traits
 from shoestring.planning.evidence.rehearsals import Rehearsals
@@ -29,7 +29,7 @@ from shoestring.runs.tensors import TensorFile
 def worker_environment(techniques: Iterable[Technique]) -> dict[str, str]:
     """Variables that a worker for these techniques starts with on this machine."""
     cap_this_process()
-    return {**(working_dtypes()[1] if doubtful() else {}), **environment(techniques)}   # nothing that must be measured
+    return {**cap(), **environment(techniques)}   # nothing that must be measured
 
 
 class Verified(NamedTuple):

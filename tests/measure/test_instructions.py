@@ -198,7 +198,7 @@ def test_workers_start_with_the_cap(in_time: None) -> None:
     probe.BELIEVED.add(probe.hardware_file())
     found = probe.known_hardware()
     assert found.environment == {VARIABLE: CAPS[0]} and not any(found.dtypes.values())
-    assert (os.environ | worker_environment(()))[VARIABLE] == CAPS[0]
+    assert worker_environment(())[VARIABLE] == os.environ[VARIABLE] == CAPS[0]
     cap_this_process()   # again: what we set ourselves is not taken for the user's
     assert probe.known_hardware().environment == {VARIABLE: CAPS[0]}
 
