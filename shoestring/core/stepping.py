@@ -100,7 +100,7 @@ def tried_stepping(job: Job, optimizer: optim.Optimizer, model: nn.Module) -> St
         return LAST[0][2]
     with random_state.kept(), without_modes(), torch.enable_grad():
         try:
-            reasons = Trial(job, optimizer, model).reasons()
+            reasons = SteppingTrial(job, optimizer, model).reasons()
         except Exception as error:
             told = str(error) if isinstance(error, Untried) else told_of(error)
             reasons = dict.fromkeys(Division, f"{kind} could not be tried on small weights ({told}), so it is not known whether it steps "
@@ -119,7 +119,7 @@ def told_of(error: Exception) -> str:
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
 
 
-class Trial:
+class SteppingTrial:
     """Optimizers of stand-ins, made by the job, and what comes of stepping them in several ways."""
 
     def __init__(self, job: Job, optimizer: optim.Optimizer, model: nn.Module) -> None:

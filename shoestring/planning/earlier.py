@@ -25,7 +25,7 @@ MOST = 500   # answers that are kept
 
 
 @dataclass(frozen=True)
-class Choice:
+class KeptChoice:
     """What is kept of a plan."""
 
     techniques: tuple[TechniqueSpec, ...]
@@ -40,14 +40,14 @@ def place_of(file: str, asked: Mapping[str, Any]) -> Path:
 
 
 def chosen_earlier(place: Path) -> tuple[Technique, ...] | None:
-    found = read_kept(place, Choice)
+    found = read_kept(place, KeptChoice)
     with suppress(Mistake):   # of another version
         return techniques_of(found.techniques) if found is not None else None
     return None
 
 
 def remember_choice(place: Path, chosen: Plan) -> None:
-    write_kept(place, Choice(specs_of(chosen.techniques)))
+    write_kept(place, KeptChoice(specs_of(chosen.techniques)))
     with suppress(OSError):
         known = sorted(place.parent.glob("*.json"), key=lambda path: path.stat().st_mtime)
         for old in known[:-MOST]:

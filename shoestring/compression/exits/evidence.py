@@ -73,7 +73,7 @@ def seconds_by_part(model: EarlyExit | Cascade, batch: Batch, rounds: int = 20,
     """
     rows = samples(batch)
     sizes = sorted({max(1, rows // 4), max(1, rows // 2), rows})
-    timing = Timing(model, rounds, forward, clock)
+    timing = ExitTimer(model, rounds, forward, clock)
     found = {size: timing.parts(split(batch, rows // size)[0] if size < rows else batch) for size in sizes}
     lines = [line([(size, found[size][kind][place]) for size in sizes])
              for kind in (0, 1) for place in range(len(found[rows][kind]))]
@@ -99,7 +99,7 @@ def line(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
 
 
 @dataclass(frozen=True)
-class Timing:
+class ExitTimer:
     """Times the parts of a model with exits."""
 
     model: EarlyExit | Cascade
