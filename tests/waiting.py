@@ -8,6 +8,7 @@ Gates stop a job in another process where a test wants it, for as long as it wan
 """
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import glob
 import os
@@ -33,7 +34,7 @@ def pass_gate(folder: str, number: int) -> None:
     if folder and os.path.exists(path):
         events = [name for place in ("", "*") for name in glob.glob(os.path.join(folder, place, "events.jsonl"))]
         if any('"begun"' in open(name).read() for name in events):   # noqa: SIM115
-            with open(path) as file:
+            with contextlib.suppress(FileNotFoundError), open(path) as file:   # it was opened since we looked
                 fcntl.flock(file, fcntl.LOCK_SH)
 
 
@@ -43,7 +44,7 @@ def until_exists(path: str) -> None:
         time.sleep(0.01)
 
 
-PASS_GATE = f"import fcntl, glob, os\n\n{getsource(pass_gate)}\n"   # for job files, which can't import tests
+PASS_GATE = f"import contextlib, fcntl, glob, os\n\n{getsource(pass_gate)}\n"   # for job files, which can't import tests
 UNTIL_EXISTS = f"import os, time\n\n{getsource(until_exists)}\n"
 
 

@@ -23,11 +23,11 @@ def stopping_gently(workers: Stoppable, asked: list[int], on_stop: Callable[[], 
     """
     def stop(number: int, frame: Any) -> None:
         asked.append(number)
-        if len(asked) == 1:
-            on_stop()
-        workers.send_signal(number if len(asked) == 1 else signal.SIGKILL)   # the very one, so that they can say who asked
         if len(asked) > 1:
+            workers.send_signal(signal.SIGKILL)
             raise KeyboardInterrupt
+        workers.send_signal(number)   # the very one, so that they can say who asked
+        on_stop()                     # and only now say that they were: a short run may have ended before
 
     with listening(stop):
         yield

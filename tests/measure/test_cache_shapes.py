@@ -171,5 +171,5 @@ def test_a_user_without_a_home_keeps_nothing(tmp_path: Path, monkeypatch: pytest
 
 @given(JSON)
 def test_a_value_is_of_its_kind_or_none(data: Any) -> None:
-    for kind in (Hardware, kept.KeptFile, instructions.Outcomes, earlier.Choice):
+    for kind in (Hardware, kept.KeptFile, instructions.Outcomes, earlier.KeptChoice):
         assert isinstance(value_of(kind, data), (kind, type(None)))
