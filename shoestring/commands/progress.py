@@ -100,15 +100,16 @@ class Shower:
             self.line.say(text)
 
     def stepped(self, event: Stepped) -> None:
-        """The line moves with every step; on a pipe, every tenth has its own, and one that comes ten seconds after the last line."""
+        """The line moves with every step; on a pipe, every tenth or every hundredth part of the run has its own, whichever are fewer, and
+        a step that ends ten seconds after the last line."""
         from shoestring.runs.time_left import time_left
         from shoestring.show.terminal import Progress
 
         self.seconds.append(event.seconds)
         epoch = self.rounds[-1] + 1 if self.rounds else 1
         self.rounds.append(event.epoch)
-        due = self.ticker.due
-        if (self.options.json and not due) or not (self.line.moves or event.step % 10 in (0, 1) or event.step == self.steps or due):
+        due, every = self.ticker.due, max(10, self.steps // 100)
+        if (self.options.json and not due) or not (self.line.moves or event.step % every in (0, 1) or event.step == self.steps or due):
             return
         self.show(Progress(event.step, self.steps, event.loss, event.most, self.budget,
                            time_left(event.step, self.steps, self.seconds, self.validations),

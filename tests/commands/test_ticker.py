@@ -74,6 +74,16 @@ def test_slow_steps_have_a_line_each_in_a_log_and_quick_ones_every_tenth(json: b
     assert told == [*([] if json else ["1", "10", "11", "20"]), *map(str, range(21, 41))]
 
 
+def test_a_log_of_a_long_run_stays_short(clock: Clock, tmp_path: Path) -> None:
+    stream = io.StringIO()
+    held: Any = Opened(Folder(tmp_path), None, Request(job="/my.py"), True)   # type: ignore[arg-type]
+    job = Job(model=lambda: None, data=list, steps=20_000)   # type: ignore[arg-type, return-value]
+    shower = Shower(Namespace(json=False), MovingLine(stream), job, held, Ticker(print, clock))
+    for step in range(1, 20_001):
+        shower(Stepped(step, 0.5, 0.1, 1, 1))
+    assert stream.getvalue().count("\n") == 200
+
+
 def test_planning_is_told_aloud_while_the_job_is_overheard_in_silence(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     """The command makes both; a line that was made inside of the silence would be silent."""
     from shoestring.commands.job_flags import planned

@@ -256,6 +256,7 @@ def test_a_machine_that_is_lost_is_gone_on_without_and_may_come_back(place: Path
     until(lambda: steps_done(place / "a") >= 6)
     second.kill()
     second.communicate()
+    until(lambda: worlds(place / "a") == [2, 1])   # who comes back before that is waited for
     third = begun(place, "--nodes", f"{at},1/2", *words)
     until(lambda: worlds(place / "a") == [2, 1, 2])
     formed = steps_done(place / "a")
