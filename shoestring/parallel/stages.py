@@ -79,7 +79,8 @@ class Stages(StagedState):
         self.unread = 1                                # messages that may be under way over one cut
         self.spans: list[Span] = []                    # of the last step
         self.begun = 0.0
-        self.like = next((self.by_name[name] for name in self.users if self.uses(name)), next(iter(self.by_name.values())))
+        own = next((self.by_name[name] for name in self.users if self.uses(name)), next(iter(self.by_name.values())))
+        self.like = own.new_empty(0)                   # fake where weights are; the weight itself may belong to TensorParallel
         self.total: Tensor | None = None               # the losses that ended here, until somebody takes them
         self.clock = StepClock(link.same_machine)
         link.open_mailboxes()
@@ -185,7 +186,7 @@ class Stages(StagedState):
         return found
 
     def room(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Memory for a message. It is made from a weight: where weights are fake, what follows from them is, and has no values to read.
+        """Memory for a message. It is made like a weight: where weights are fake it is, and has no values to read.
         Nobody sends in an imagined group: real numbers there are zeros."""
         with unseen_functions():
             found = self.like.new_empty(shape, dtype=dtype, device=way_of(device))
