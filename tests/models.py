@@ -85,6 +85,25 @@ class UNet(nn.Module):
         return {"loss": nn.functional.cross_entropy(self.head(x.mean((2, 3))), labels)}
 
 
+class SharedUNet(nn.Module):
+    """A convolutional U-Net that goes up through the blocks, batch norm and all, that it came down by."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 16, 3, padding=1)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU()) for _ in range(3))
+        self.head = nn.Linear(16, 10)
+
+    def forward(self, pixel_values: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        x, kept = self.first(pixel_values), []
+        for block in self.blocks:
+            kept.append(x)
+            x = nn.functional.max_pool2d(block(x), 2)
+        for block in reversed(self.blocks):
+            x = block(nn.functional.interpolate(x, scale_factor=2.0)) + kept.pop()
+        return {"loss": nn.functional.cross_entropy(self.head(x.mean((2, 3))), labels)}
+
+
 class Chain(nn.Module):
     """Uneven residual blocks with dropout."""
 
@@ -119,6 +138,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any]]] = {
     "dropout chain": (lambda: Chain(0.2), rows),
     "recurrent": (Recurrent, tokens),
     "u-net": (UNet, pictures),
+    "shared u-net": (SharedUNet, pictures),
     "torch encoder": (lambda: nn.Sequential(*(nn.TransformerEncoderLayer(64, 2, 128, batch_first=True) for _ in range(3)),
                                             nn.Flatten(), nn.Linear(64 * 8, 10)),
                       lambda: (torch.randn(SAMPLES, 8, 64, generator=draw()), torch.randint(10, (SAMPLES,), generator=draw()))),

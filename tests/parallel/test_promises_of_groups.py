@@ -24,6 +24,7 @@ from shoestring.parallel.asynchronous import Asynchronous
 from shoestring.parallel.average import Average
 from shoestring.parallel.compress_gradients import CompressGradients
 from shoestring.parallel.drop_stragglers import DropStragglers
+from shoestring.parallel.pipeline import Pipeline
 from shoestring.parallel.shard import Shard
 from shoestring.planning.catalogue import CATALOGUE
 from shoestring.planning.conflicts import conflict
@@ -118,6 +119,21 @@ def test_every_way_to_unite_workers_keeps_to_what_it_states_with_every_technique
             assert all(one["losses"][-1] < one["losses"][0] for one in workers), plan
         if all(one.exact for one in plan):   # all workers have the same weights and tell the same losses
             assert len({one["sum"] for one in workers}) == 1 and len({tuple(one["losses"]) for one in workers}) == 1, plan
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("world", "wanted"), [
+    (2, [(Pipeline(2, 1),), (Pipeline(2, 2),), (Pipeline(2, 2, "interleaved", chunks=2),), (Pipeline(2, 1, "zero-bubble"),)]),
+    (4, [(Pipeline(2), Average()), (Pipeline(2, 2), Average()), (Pipeline(2), Shard(1))])])
+def test_norms_that_several_stages_call_are_the_same_on_every_worker(world: int, wanted: list[tuple[Technique, ...]], tmp_path: Path) -> None:
+    for plan, outcome in zip(wanted, outcomes("shared u-net", world, wanted, tmp_path), strict=True):
+        workers = outcome["workers"]
+        for one in workers:
+            for known in ("peaks", "sent", "flops"):
+                assert one[known][0] == one[known][1], (plan, known, one)
+            if plan == (Pipeline(2, 1),):   # pieces and copies have norms of their own samples
+                assert one["apart"] <= TOLERANCE, plan
+        assert len({one["sum"] for one in workers}) == 1, plan
 
 
 @pytest.mark.slow
