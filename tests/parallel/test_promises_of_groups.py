@@ -125,7 +125,8 @@ def test_every_way_to_unite_workers_keeps_to_what_it_states_with_every_technique
 @pytest.mark.parametrize(("world", "wanted"), [
     (2, [(Pipeline(2, 1),), (Pipeline(2, 2),), (Pipeline(2, 2, "interleaved", chunks=2),), (Pipeline(2, 1, "zero-bubble"),)]),
     (4, [(Pipeline(2), Average()), (Pipeline(2, 2), Average()), (Pipeline(2), Shard(1))])])
-def test_norms_that_several_stages_call_are_the_same_on_every_worker(world: int, wanted: list[tuple[Technique, ...]], tmp_path: Path) -> None:
+def test_norms_that_several_stages_call_are_the_same_on_every_worker(
+        world: int, wanted: list[tuple[Technique, ...]], tmp_path: Path) -> None:
     for plan, outcome in zip(wanted, outcomes("shared u-net", world, wanted, tmp_path), strict=True):
         workers = outcome["workers"]
         for one in workers:
