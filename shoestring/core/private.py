@@ -68,7 +68,8 @@ __all__ = ["BATCH_NORMS", "CTC_LOSSES", "GROUPED_PRODUCT", "LOADER_ITERATORS", "
            "UNTRACEABLE", "WATCHING", "WRITE_COUNT",
            "DispatchMode", "FakeTensor", "FakeTensorMode", "Unlogged", "all_gather", "arguments_of",
            "bit_generator", "convolved_by_onednn",
-           "dense_parts", "has_backward_hooks", "has_memory", "has_schedule", "made_at", "memory_format", "next_node_number", "node_number",
+           "dense_parts", "has_backward_hooks", "has_forward_hooks", "has_gradient_hooks",
+           "has_memory", "has_schedule", "made_at", "memory_format", "next_node_number", "node_number",
            "note_step_called",
            "number_of", "operation_of", "own_buffers", "own_parameters", "resize_storage", "results_of", "step_hooks",
            "storage_address", "storage_id",
@@ -207,6 +208,15 @@ def without_numbers(kind: type[Tensor], like: Tensor, device: torch.device, grad
 
 def has_backward_hooks(module: nn.Module) -> bool:
     return bool(module._backward_hooks or module._backward_pre_hooks)
+
+
+def has_forward_hooks(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
+def has_gradient_hooks(tensor: Tensor) -> bool:
+    """Whether something is called with its gradient, or once that is there."""
+    return bool(tensor._backward_hooks or tensor._post_accumulate_grad_hooks)   # type: ignore[attr-defined]
 
 
 def own_parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:

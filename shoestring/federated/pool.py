@@ -8,7 +8,7 @@ import multiprocessing
 import os
 import signal
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
@@ -62,7 +62,7 @@ class Pool:
         theirs.close()
         one.connection = ours
 
-    def done(self, order: Order, chunks: Sequence[tuple[str, ...]], states: States) -> Iterator[Done]:
+    def done(self, order: Order, chunks: Sequence[tuple[str, ...]], states: States) -> Generator[Done, None, None]:
         """What becomes of chunks, in their order. Some are done here, too, while others are waited for."""
         told = self.board.wrapped(order)
         world = len(self.processes) + 1

@@ -69,7 +69,8 @@ class Records:
 def drawn_so_far() -> tuple[object, ...]:
     """Where the random generators stand."""
     state = random_state.state()
-    return state["python"], state["numpy"][1].tobytes(), state["numpy"][2], bytes(state["torch"].numpy())
+    kind, keys, *rest = state["numpy"]   # the rest: its place among the keys, and a normal number that waits
+    return state["python"], kind, keys.tobytes(), *rest, bytes(state["torch"].numpy())
 
 
 def stacked_tensors(data: Any) -> Batch | None:

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from shoestring.core.budget import Budget
@@ -11,6 +11,7 @@ from shoestring.core.exactness import Exactness
 from shoestring.core.figures import Quantity
 from shoestring.core.technique import applied, described, in_order, parsed
 from shoestring.federated.catalogue import CATALOGUE, clash, lacking
+from shoestring.federated.cohort import Differs, plainly
 from shoestring.federated.plain import plain_round
 from shoestring.federated.prepare import Prepared, plain_cost
 from shoestring.federated.round import Device, Group, Objective, Order, Server, Updates
@@ -118,7 +119,11 @@ class FederatedOutcome:
 
 def planned(given: Prepared, budget: Budget, use: Sequence[str] | None = None) -> FederatedOutcome:
     """The plan with the least error within the budget, or exactly the techniques that are asked for."""
-    cost = plain_cost(given)
+    try:
+        cost = plain_cost(given)
+    except Differs as why:   # they work in earnest for the first time
+        given = replace(given, how=plainly(given.how, str(why)))
+        cost = plain_cost(given)
     room = FederatedRoom(given, cost)
     plain = room.confirmed(asked_for((), cost))
     if use is None:

@@ -18,11 +18,11 @@ from shoestring.core.errors import Mistake
 from shoestring.core.job import target
 from shoestring.core.run import plain_run
 from shoestring.core.signals import asked_by, listening
-from shoestring.federated.prepare import Prepared, parts_of
+from shoestring.federated.prepare import Prepared
 from shoestring.federated.private.release import Release, release_of
 from shoestring.federated.room import FederatedPlan
-from shoestring.federated.round import Played, Server, Sums, Tensors, play
-from shoestring.federated.simulate import States
+from shoestring.federated.round import Played, Server, Sums, Tensors
+from shoestring.federated.simulation import Simulation
 from shoestring.measure.process import status
 from shoestring.privacy.spending import Spending
 from shoestring.runs.cadence import Cadence
@@ -65,10 +65,9 @@ class Runner:
     job: str = ""                                      # what the job is known by: its file and flags
 
     def __post_init__(self) -> None:
-        self.parts = parts_of(self.given, self.plan.techniques)
+        self.simulation = Simulation(self.given, self.plan.techniques, warn=lambda text: self.say(Warned(text)))
         self.model = fresh_model(self.given.job)
-        self.server: Server = self.given.server(self.parts)
-        self.states: States = {}
+        self.server: Server = self.given.server(self.simulation.parts)
         self.best: tuple[float, int] | None = None
         self.stop, self.signal = "", 0   # why to stop, and the signal that asked for it
         self.events = Events(self.folder.path)
@@ -114,7 +113,9 @@ class Runner:
                               f"not the one it was made of; give the flags it was begun with, another --run, or --fresh")
             view.copy_(weights[source])
         self.server = Server(self.given.job.seed, state["step"], row, {name: value.clone() for name, value in state["server"].items()})
-        self.states = {name: {key: value.clone() for key, value in one.items()} for name, one in state["devices"].items()}
+        self.simulation.states.update({name: {key: value.clone() for key, value in one.items()} for name, one in state["devices"].items()})
+        if state.get("plainly"):
+            self.simulation.work_plainly(state["plainly"])
         self.best = state["best"] and tuple(state["best"])
         self.saver.saved_step, self.saver.best = self.round, None if self.given.job.validates else self.best
 
@@ -137,14 +138,14 @@ class Runner:
             stack.callback(self.events.close)
             stack.callback(self.saver.close)
             self.resume()
-            devices, why = self.given.devices(self.parts, self.states), ""
+            why = ""
             try:
                 while not self.stop and not why:
                     why = self.over()
                     if not why:
-                        self.one_round(devices)
+                        self.one_round()
             finally:
-                devices.close()
+                self.simulation.close()
             return self.ended(why)
 
     def over(self) -> str:
@@ -155,14 +156,14 @@ class Runner:
             return BUDGET
         return ""
 
-    def one_round(self, devices: Any) -> None:
+    def one_round(self) -> None:
         begun = time.perf_counter()
         if self.spending and self.release:
             self.spending.spend(self.release.entry(self.round))   # on disk before anything of the round is known
         last = self.round + 1 == self.given.rounds
         judges = bool(self.given.job.local.held_out) and (last or (self.round + 1) % self.every == 0)
         before = self.server.state
-        played = play(self.parts, self.server, devices, self.given.population, judges)
+        played = self.simulation.play(self.server, judges)
         self.server = played.server
         self.note(played, time.perf_counter() - begun, grown(before, played.server.state, CLOCK))
         for rule in grown(before, played.server.state, SKIPPED):
@@ -207,7 +208,7 @@ class Runner:
     # Keeping
 
     def snapshot(self) -> Snapshot:
-        return self.snapshot_of({"server": dict(self.server.state), "devices": self.states,
+        return self.snapshot_of({"server": dict(self.server.state), "devices": self.simulation.states, "plainly": self.simulation.plainly,
                                  "best": self.best if self.given.job.validates else self.saver.best})
 
     def snapshot_of(self, state: dict[str, Any]) -> Snapshot:

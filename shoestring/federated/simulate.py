@@ -6,7 +6,8 @@ the result is the same bits with any number of processes.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +17,7 @@ from shoestring.core.batch import tensors
 from shoestring.core.blame import blamed
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
+from shoestring.federated.cohort import Differs
 from shoestring.federated.records import Records, records_of
 from shoestring.federated.round import Arrived, Device, Objective, Order, Rejected, Round, Sent
 
@@ -31,6 +33,7 @@ class Done:
     sent: tuple[Sent, ...]                # several where a device failed and the others worked alone
     states: States                        # of its devices, afterwards
     rejected: tuple[Rejected, ...] = ()
+    differs: str = ""                     # why the way in which devices work here is wrong: nothing of this round can be used
 
 
 @dataclass
@@ -56,13 +59,16 @@ class Workshop:
                 rejected.append(Rejected(name, failure(error)))
         try:
             sent = (self.worked(order, devices),) if devices else ()
+        except Differs as why:
+            return Done((), {}, differs=str(why))
         except Exception as error:
             if len(devices) == 1:
                 return Done((), {}, (*rejected, Rejected(devices[0].name, failure(error))))
             alone = [self.done(order, (device.name,), states) for device in devices]
             kept = {name: state for one in alone for name, state in one.states.items()}
             failed = (some for one in alone for some in one.rejected)
-            return Done(tuple(sent for one in alone for sent in one.sent), kept, (*rejected, *failed))
+            differs = next((one.differs for one in alone if one.differs), "")
+            return Done(tuple(sent for one in alone for sent in one.sent), kept, (*rejected, *failed), differs)
         return Done(sent, {device.name: device.state for device in devices if device.state}, tuple(rejected))
 
     def worked(self, order: Order, devices: Sequence[Device]) -> Sent:
@@ -113,15 +119,18 @@ class SimulatedDevices:
         if away:
             yield Arrived(None, away)
         chunks = self.chunks(there)
-        done = self.pool.done(order, chunks, self.states) if self.pool else (
+        done: Generator[Done, None, None] = self.pool.done(order, chunks, self.states) if self.pool else (
             self.workshop.done(order, chunk, self.states) for chunk in chunks)
-        for chunk, one in zip(chunks, done, strict=True):
-            self.states.update(one.states)
-            seconds = max(parts.duration(order, name) for name in chunk)
-            if one.rejected:
-                yield Arrived(None, rejected=one.rejected)
-            for sent in one.sent:
-                yield Arrived(sent, seconds=seconds)
+        with closing(done):
+            for chunk, one in zip(chunks, done, strict=True):
+                if one.differs:
+                    raise Differs(one.differs)
+                self.states.update(one.states)
+                seconds = max(parts.duration(order, name) for name in chunk)
+                if one.rejected:
+                    yield Arrived(None, rejected=one.rejected)
+                for sent in one.sent:
+                    yield Arrived(sent, seconds=seconds)
 
     def chunks(self, names: Sequence[str]) -> list[tuple[str, ...]]:
         """Devices with about as many records each: their steps end together."""

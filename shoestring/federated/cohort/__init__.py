@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from shoestring.federated.cohort.engine import Engine, Trained, work_of
-from shoestring.federated.cohort.how import How, how_to_work
+from shoestring.federated.cohort.how import How, how_to_work, plainly
+from shoestring.federated.cohort.way import Differs
 
-__all__ = ["Engine", "How", "Trained", "how_to_work", "work_of"]
+__all__ = ["Differs", "Engine", "How", "Trained", "how_to_work", "plainly", "work_of"]

@@ -1,31 +1,32 @@
-"""Whether a way of training gives what the plain loop does, by trying both on a few real devices."""
+"""Whether a way of training gives what the plain loop does, by trying both on a few real devices.
+
+The devices are cut to unequal sizes, because that is where ways differ: batches that are full, short, and one sample. What is tried here
+is tried again while devices work (stacked.py), on the shapes and the records that a round really has.
+"""
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from torch import Tensor
 
 from shoestring.core import random_state
+from shoestring.federated.cohort.dropout import NoDropout
+from shoestring.federated.cohort.hooks import HooksSeen
 from shoestring.federated.cohort.sequential import Sequential, load
 from shoestring.federated.cohort.way import Moved, Unsuitable, Way
-from shoestring.federated.records import Records
+from shoestring.federated.records import Records, drawn_so_far
 from shoestring.federated.round import Objective
 from shoestring.memory.block_state import BlockState, FrozenTensor
 
 CLOSE = 1e-5      # largest difference, relative to the size of a device's update
 EPS = torch.finfo(torch.float32).eps
-STEPS = 3         # of every device that are tried,
-BATCHES = 2.5     # with so many batches of records: one is short
+STEPS = 3         # of every device that are tried
 ATTEMPTS = 3      # from other weights: where a maximum or a ReLU is decided by the last bit, one attempt says nothing
-
-DROPOUTS = {nn.functional.dropout, nn.functional.dropout1d, nn.functional.dropout2d, nn.functional.dropout3d, nn.functional.alpha_dropout,
-            nn.functional.feature_alpha_dropout, torch.dropout}
 
 
 class Said(NamedTuple):
@@ -33,48 +34,84 @@ class Said(NamedTuple):
     draws: bool = False   # it draws other random numbers than the plain loop
 
 
-class NoDropout(TorchFunctionMode):
-    """While inside, dropout gives what it was given."""
+@dataclass(frozen=True)
+class Trial:
+    """Devices of unequal size, and what the plain loop makes of them. Models with dropout are compared without it, because two ways that
+    draw differently can't be compared otherwise."""
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
-        if function in DROPOUTS:
-            return args[0] if args else kwargs["input"]
-        if function is nn.functional.scaled_dot_product_attention and "dropout_p" in kwargs:
-            kwargs["dropout_p"] = 0.0
-        return function(*args, **kwargs)
+    plain: Sequential
+    devices: tuple[Records, ...]
+
+    @cached_property
+    def said(self) -> Said:
+        """What can be said of the model before any way is tried."""
+        if not self.devices:
+            return Said("there is no device to try it on")
+        if reason := trace_of(self.plain, self.devices[0]):
+            return Said(reason)
+        if not draws(self.plain, self.devices[0]):
+            return Said()
+        with NoDropout():
+            if draws(self.plain, self.devices[0]):
+                return Said("the model draws random numbers otherwise than by dropout, and would draw others")
+        return Said(draws=True)
+
+    @cached_property
+    def right(self) -> list[Moved]:
+        """What the plain loop gives, of every attempt."""
+        with NoDropout() if self.said.draws else nullcontext():
+            return [self.tried(self.plain, attempt) for attempt in range(ATTEMPTS)]
+
+    def tried(self, way: Way, attempt: int) -> Moved:
+        """A few steps from weights that follow from the attempt's number."""
+        row, local = begun(self.plain, attempt), self.plain.job.local
+        some = replace(local, steps=min(local.steps or STEPS, STEPS))
+        return way.moved(row.expand(len(self.devices), -1), self.devices, Objective(some),
+                         [attempt + 7 * place for place in range(len(self.devices))])
 
 
-def agreement(way: Way, plain: Sequential, devices: Sequence[Records]) -> Said:
-    """Models with dropout are compared without it, because two ways that draw differently can't be compared otherwise."""
-    if not devices:
-        return Said("there is no device to try it on")
-    some = [smaller(one, plain.job.local.batch) for one in devices]
-    if keeps_something(plain, some[0]):
-        return Said("the model keeps something from one call to the next, and many devices at once would make other calls")
-    drawing = draws(plain, some[0])
-    with NoDropout() if drawing else nullcontext():
-        if drawing and draws(plain, some[0]):
-            return Said("the model draws random numbers otherwise than by dropout, and would draw others")
-        right, apart = [tried(plain, plain, some, attempt) for attempt in range(ATTEMPTS)], float("inf")
+def agreement(way: Way, trial: Trial) -> Said:
+    if trial.said.reason:
+        return trial.said
+    right, apart = trial.right, float("inf")
+    with NoDropout() if trial.said.draws else nullcontext():
         try:
             for attempt, one in enumerate(right):
                 if not apart <= CLOSE:
-                    apart = distance(tried(way, plain, some, attempt), one, begun(plain, attempt))
+                    apart = distance(trial.tried(way, attempt), one, begun(trial.plain, attempt))
         except Unsuitable as why:
             return Said(str(why))
         except Exception as error:   # whatever a model does that can't be done for several at once
             return Said(f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:200]}")
     if not apart <= CLOSE:
         return Said(f"its updates differ from the plain loop's by {apart:.1g} of their size")
-    return Said(draws=drawing)
+    return trial.said
 
 
-def tried(way: Way, plain: Sequential, devices: Sequence[Records], attempt: int) -> Moved:
-    """A few steps from weights that follow from the attempt's number."""
-    row, local = begun(plain, attempt), plain.job.local
-    some = replace(local, steps=min(local.steps or STEPS, STEPS))
-    return way.moved(row.expand(len(devices), -1), devices, Objective(some), [attempt + 7 * place for place in range(len(devices))])
+def trial_of(plain: Sequential, devices: Sequence[Records]) -> Trial:
+    """Of devices that the plain loop can train: a batch norm, say, can't be trained on one sample."""
+    found, failed = [], None
+    for one in unequal(devices, plain.job.local.batch):
+        try:
+            Trial(plain, (one,)).tried(plain, 0)
+            found.append(one)
+        except Exception as error:
+            failed = error
+    if failed is not None and not found:
+        raise failed
+    return Trial(plain, tuple(found))
+
+
+def unequal(devices: Sequence[Records], batch: int) -> list[Records]:
+    """Devices cut to two and a half batches, one and a sample, less than one, one sample, and two batches."""
+    found = []
+    for place, times in enumerate((2.5, 1.0, 0.7, 0.0, 2.0, 0.4) if devices else ()):
+        whole = devices[place % len(devices)]
+        size = int(times * (batch or whole.count / 2.5)) + place % 2
+        size = min(max(size, 1), whole.count)
+        begin = (whole.count - size) * place // 6   # other samples each time
+        found.append(replace(whole, trained=whole.trained[begin:begin + size]))
+    return found
 
 
 def begun(plain: Sequential, attempt: int) -> Tensor:
@@ -83,16 +120,11 @@ def begun(plain: Sequential, attempt: int) -> Tensor:
         return plain.layout.row(plain.job.model())
 
 
-def smaller(records: Records, batch: int) -> Records:
-    most = max(int(batch * BATCHES), 1) if batch else records.count
-    return replace(records, trained=records.trained[:most])
-
-
-def try_forward(plain: Sequential, records: Records) -> None:
-    """A forward in training."""
-    batch = records.batch(records.trained[:2])
-    with torch.no_grad():
-        plain.job.loss(plain.job.forward(plain.model, batch), batch)
+def learn(plain: Sequential, records: Records) -> None:
+    """A forward and a backward in training."""
+    batch = records.batch(records.trained[:max(plain.job.local.batch, 2)])
+    plain.job.loss(plain.job.forward(plain.model, batch), batch).backward()
+    plain.model.zero_grad(set_to_none=True)
 
 
 def begin(plain: Sequential) -> None:
@@ -100,24 +132,31 @@ def begin(plain: Sequential) -> None:
     plain.model.train()
 
 
-def keeps_something(plain: Sequential, records: Records) -> bool:
-    """Whether a second forward leaves the model other than the first did; of a batch norm's statistics others know."""
-    inside = {id(one) for one in plain.model.buffers()}
+def trace_of(plain: Sequential, records: Records) -> str:
+    """What a second step leaves behind that the first did not, or a hook that it puts on a tensor; empty: neither."""
     with random_state.kept():
         begin(plain)
-        try_forward(plain, records)
+        with HooksSeen() as hooks:
+            learn(plain, records)
+        weights = [FrozenTensor(one, True, name) for name, one in plain.model.named_parameters()]
         before = BlockState(plain.model).picture()
-        try_forward(plain, records)
-    return any(not one.same() for one in before if not (isinstance(one, FrozenTensor) and id(one.tensor) in inside))
+        learn(plain, records)
+    if hooks.some:
+        return "its forward puts a hook on a tensor, which many devices at once would not call"
+    if not all(one.same() for one in weights):
+        return "its forward changes its own weights"
+    if not all(one.same() for one in before):
+        return "the model keeps something from one call to the next, and many devices at once would make other calls"
+    return ""
 
 
 def draws(plain: Sequential, records: Records) -> bool:
-    """Whether a forward in training draws random numbers."""
+    """Whether a step draws random numbers: torch's, NumPy's or Python's."""
     with random_state.kept():
         begin(plain)
-        before = torch.get_rng_state(), random.getstate()
-        try_forward(plain, records)
-        return not torch.equal(before[0], torch.get_rng_state()) or before[1] != random.getstate()
+        before = drawn_so_far()
+        learn(plain, records)
+        return before != drawn_so_far()
 
 
 def distance(found: Moved, right: Moved, start: Tensor) -> float:

@@ -81,7 +81,7 @@ def dense_layers(model: nn.Module, layout: Layout) -> tuple[Dense, ...]:
 
 
 def flattened(model: nn.Module) -> Iterator[nn.Module]:
-    """The modules of nested Sequentials in order. What hooks change is seen when this is tried against the plain loop."""
+    """The modules of nested Sequentials in order."""
     if type(model) is nn.Sequential:
         for child in model:
             yield from flattened(child)

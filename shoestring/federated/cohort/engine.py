@@ -11,7 +11,8 @@ from shoestring.core.job import Job
 from shoestring.federated.cohort.how import How, way_of
 from shoestring.federated.cohort.judge import judged
 from shoestring.federated.cohort.sequential import made_model, sequential
-from shoestring.federated.cohort.way import Moved, Unsuitable
+from shoestring.federated.cohort.stacked import Stacked
+from shoestring.federated.cohort.way import Differs, Moved, Way
 from shoestring.federated.layout import Layout
 from shoestring.federated.records import Records
 from shoestring.federated.round import Device, Objective, Order, Sums, Updates, Work
@@ -33,29 +34,38 @@ class Engine:
         self.job, self.layout, self.how = job, layout, how
         self.model = made_model(job)
         self.plain = sequential(job, layout, self.model)
-        self.way = way_of(how, self.plain)
+        self.way: Way = way_of(how, self.plain)
+        self.differs = ""   # why the plain loop works although `how` says otherwise
 
-    def moved(self, start: Tensor, records: Sequence[Records], objective: Objective, seeds: Sequence[int]) -> Moved:
-        """The work of k devices; `start` (k, size) is where each begins. As many at once as `how` says."""
+    def moved(self, start: Tensor, records: Sequence[Records], objective: Objective, seeds: Sequence[int], checks: bool = False) -> Moved:
+        """The work of k devices; `start` (k, size) is where each begins. As many at once as `how` says. `checks`: some of it is compared
+        with the plain loop; if it differs, that is what is given from then on, and `differs` says why."""
         parts = []
         for begin in range(0, len(records), self.how.chunk):
             some = slice(begin, begin + self.how.chunk)
-            parts.append(self.chunk(start[some], records[some], part_of(objective, some), seeds[some]))
+            parts.append(self.chunk(start[some], records[some], part_of(objective, some), seeds[some], checks))
         return joined(parts)
 
-    def chunk(self, start: Tensor, records: Sequence[Records], objective: Objective, seeds: Sequence[int]) -> Moved:
-        """The work of one chunk. Where a device's records or its optimizer do not suit the way, each works alone, plainly if it must."""
+    def chunk(self, start: Tensor, records: Sequence[Records], objective: Objective, seeds: Sequence[int], checks: bool) -> Moved:
+        """The work of one chunk. Where a device does not suit the way, or fails in it, each works alone, plainly if it must."""
         try:
+            if isinstance(self.way, Stacked):
+                return self.way.moved(start, records, objective, seeds, checks)
             return self.way.moved(start, records, objective, seeds)
-        except Unsuitable:
+        except Differs as why:
+            self.differs, self.way = str(why), self.plain
+            return self.plain.moved(start, records, objective, seeds)
+        except Exception:   # whatever a faster way can't do: the plain loop can, or says what is wrong
+            if self.way is self.plain:
+                raise
             if len(records) == 1:
                 return self.plain.moved(start, records, objective, seeds)
         alone = [slice(one, one + 1) for one in range(len(records))]
-        return joined([self.chunk(start[one], records[one], part_of(objective, one), seeds[one]) for one in alone])
+        return joined([self.chunk(start[one], records[one], part_of(objective, one), seeds[one], checks) for one in alone])
 
     def trained(self, start: Tensor, records: Sequence[Records], objective: Objective, seeds: Sequence[int]) -> Trained:
         """The same, with the weights that they end at."""
-        found = self.moved(start, records, objective, seeds)
+        found = self.moved(start, records, objective, seeds, checks=True)
         return Trained(found.rows.add_(start), found.losses, found.steps)
 
     def judged(self, rows: Tensor, records: Sequence[Records]) -> tuple[Sums, ...]:
@@ -73,13 +83,16 @@ def part_of(objective: Objective, some: slice) -> Objective:
 
 
 def work_of(engine: Engine) -> Work:
-    """The work of a round that no technique has changed."""
+    """The work of a round that no technique has changed. It raises Differs where a faster way is found to be wrong: then the whole round
+    is to be played again, plainly, so that its result does not depend on who found out."""
 
     def work(order: Order, devices: Sequence[Device], objective: Objective) -> Updates:
         records, names = [device.records for device in devices], tuple(device.name for device in devices)
         start = order.weights.expand(len(devices), -1) if objective.start is None else objective.start
         seeds = [seed_of(order.seed, "batches", order.round, name) for name in names]
-        found = engine.moved(start, records, objective, seeds)
+        found = engine.moved(start, records, objective, seeds, checks=is_checked(order.round))
+        if engine.differs:
+            raise Differs(engine.differs)
         counts = torch.tensor([one.count for one in records], dtype=torch.float64)
         before: tuple[Sums, ...] = ()
         after: tuple[Sums, ...] = ()
@@ -89,3 +102,12 @@ def work_of(engine: Engine) -> Work:
         return Updates(names, found.rows, counts, found.losses, before=before, after=after)
 
     return work
+
+
+def is_checked(round: int) -> bool:
+    """Whether devices' work is compared with the plain loop in a round.
+
+    >>> [round for round in range(100) if is_checked(round)]
+    [0, 1, 3, 7, 15, 31, 63]
+    """
+    return not round & (round + 1)

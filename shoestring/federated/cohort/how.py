@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 
 from shoestring.core.exactness import Exactness
 from shoestring.core.job import Job, default_forward, default_loss
-from shoestring.federated.cohort.agreement import Said, agreement
+from shoestring.federated.cohort.agreement import Said, agreement, trial_of
 from shoestring.federated.cohort.dense import dense_layers
 from shoestring.federated.cohort.fused import Fused
 from shoestring.federated.cohort.grids import grid_outputs
+from shoestring.federated.cohort.hooks import hooked_gradients, replaced_forward
 from shoestring.federated.cohort.sequential import Sequential, made_model, sequential
 from shoestring.federated.cohort.stacked import Stacked
 from shoestring.federated.cohort.vmapped import vmapped, vmapped_losses
@@ -29,7 +30,7 @@ class How:
     kind: str     # "fused", "stacked" or "sequential"
     chunk: int    # devices at once
     why: str      # for people: which way, and why not a faster one
-    masks: bool = False   # stacked: batches of fewer samples than others are filled up with samples that have no share in the loss
+    masks: bool = False   # stacked, cross entropy of classes: batches shorter than others are filled up with samples without a share
     draws: bool = False   # dropout draws other numbers than it does one device after the other
 
     @property
@@ -42,11 +43,11 @@ def how_to_work(job: Job, layout: Layout, sample: Sequence[Records]) -> How:
     """The fastest way that is right for these devices; each is tried against the plain loop."""
     plain = sequential(job, layout, made_model(job))
     reasons: list[str] = []
-    devices = list(sample[:3])
+    trial = trial_of(plain, sample)
     for kind, masks in ((FUSED, False), (STACKED, True), (STACKED, False)):
         how = How(kind, chunk_of(kind, plain), WORDS[kind], masks)
         try:
-            said = agreement(way_of(how, plain), plain, devices)
+            said = agreement(way_of(how, plain), trial)
         except Unsuitable as why:
             said = Said(str(why))
         if not said.reason:
@@ -55,6 +56,11 @@ def how_to_work(job: Job, layout: Layout, sample: Sequence[Records]) -> How:
         if not masks:
             reasons.append(f"not {kind}: {said.reason}")
     return How(SEQUENTIAL, 1, "; ".join([WORDS[SEQUENTIAL], *reasons]))
+
+
+def plainly(how: How, why: str) -> How:
+    """The same devices together, each worked for by the plain loop."""
+    return How(SEQUENTIAL, how.chunk, f"{WORDS[SEQUENTIAL]}; not {how.kind}: {why}")
 
 
 def chunk_of(kind: str, plain: Sequential) -> int:
@@ -70,20 +76,29 @@ def chunk_of(kind: str, plain: Sequential) -> int:
 def way_of(how: How, plain: Sequential) -> Way:
     if how.kind == FUSED:
         return fused(plain)
-    return stacked(plain, how.masks) if how.kind == STACKED else plain
+    return stacked(plain, how.masks, how.draws) if how.kind == STACKED else plain
 
 
 def fused(plain: Sequential) -> Fused:
     job = plain.job
     if job.forward is not default_forward or job.loss is not default_loss:
         raise Unsuitable("the job has a forward or a loss of its own")
+    if reason := replaced_forward(plain.model):
+        raise Unsuitable(reason)
     return Fused(plain.layout, dense_layers(plain.model, plain.layout))
 
 
-def stacked(plain: Sequential, masks: bool) -> Stacked:
+def stacked(plain: Sequential, masks: bool, draws: bool) -> Stacked:
     if any(not entry.trained for entry in plain.layout.entries):
         raise Unsuitable("the model keeps statistics (a batch norm's), which a stacked forward would not bring up to date")
+    if reason := hooked_gradients(plain.model):
+        raise Unsuitable(reason)
+    if masks and plain.job.loss is not default_loss:
+        raise Unsuitable("the job's own loss may be no mean over samples")
     try:
-        return Stacked(plain, grid_outputs(plain.job, plain.model), masks)
+        if reason := replaced_forward(plain.model):
+            raise Unsuitable(reason)
+        return Stacked(plain, grid_outputs(plain.job, plain.model), masks, draws=draws)
     except Unsuitable:
-        return Stacked(plain, vmapped(plain.job, plain.model), masks, None if masks else vmapped_losses(plain.job, plain.model))
+        losses = None if masks else vmapped_losses(plain.job, plain.model)
+        return Stacked(plain, vmapped(plain.job, plain.model), masks, losses, draws)

@@ -2,15 +2,18 @@
 
 They decide anew in every step what is to be called, which for small models takes longer than the calls. So of a shape that comes often the
 calls are recorded once (make_fx), those that change nothing are left out, and the rest is played from then on by TorchScript, which calls
-operations without Python: the same kernels on the same numbers. A recording is only used if it gave the same bits as what it stands for, so
-nobody can tell when it was made. Models that look at values can't be recorded; what a model keeps in attributes that change would be
-recorded as it was, so those are not.
+operations without Python: the same kernels on the same numbers. It is made of copies of the tensors, and the model is put back as it was
+before the step is really taken, once. A recording is only used if it gave the same bits as what it stands for, so nobody can tell when it
+was made. Models that look at values can't be recorded; what a model keeps or what it draws from Python's or NumPy's generators would be
+recorded as it was, so those are not. What nobody can notice beforehand (a clock, a counter elsewhere) is found by playing a recording
+beside what it stands for, after 1, 2, 4, 8, ... steps.
 """
 from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -19,6 +22,9 @@ from torch import Tensor, fx, nn
 from shoestring.core import random_state
 from shoestring.core.batch import Batch, leaves, mapped
 from shoestring.core.private import operation_writes
+from shoestring.federated.cohort.way import Differs
+from shoestring.federated.records import drawn_so_far
+from shoestring.memory.block_state import BlockState, put_back
 
 Weights = dict[str, Tensor]                                       # (k, ...) each, by name
 Losses = Callable[[Weights, Batch, Tensor | None], Tensor]        # (k): of every device; the last argument: (k, batch), shares of samples
@@ -39,13 +45,18 @@ class Gradients:
         """Of the sum of all devices' losses, which is every device's own."""
         tensors = [*weights.values(), *leaves(batch), *([] if shares is None else [shares])]
         shape = tuple((one.shape, one.stride(), one.dtype) for one in tensors)
-        if shape in self.recordings:
-            return self.recordings[shape](*tensors)
-        self.times[shape] += 1
         call = self.called_with(list(weights), batch, shares is not None)
+        self.times[shape] += 1
+        if shape in self.recordings:
+            return self.played(self.recordings[shape], call, tensors)
         if self.refused or self.times[shape] != AFTER or len(self.recordings) == MOST:
             return call(*tensors)
         return self.recorded(call, tensors, shape)
+
+    def live(self, weights: Weights, batch: Batch, shares: Tensor | None) -> Found:
+        """The same without a recording."""
+        return self.called_with(list(weights), batch, shares is not None)(
+            *weights.values(), *leaves(batch), *([] if shares is None else [shares]))
 
     def called_with(self, names: list[str], batch: Batch, shared: bool) -> Callable[..., Found]:
         """The same as a function of tensors alone."""
@@ -62,23 +73,57 @@ class Gradients:
 
     def recorded(self, call: Callable[..., Found], tensors: list[Tensor], shape: Any) -> Found:
         """What is asked for, and a recording of it if that gives the same bits."""
-        made, before = None, attributes(self.model)
-        with random_state.kept():
-            there = [one is not None for one in call(*tensors)[1]]
+        made, again = None, None
         try:
-            with random_state.kept():
-                made = Recording(call, tensors, there)
+            with without_trace(self.model):
+                there = [one is not None for one in call(*copied(tensors))[1]]
+            with without_trace(self.model):
+                made = Recording(call, copied(tensors), there)
             for _ in range(SETTLED):   # TorchScript looks on for some calls before it makes up its mind
                 with random_state.kept():
-                    again = made(*tensors)
+                    again = made(*copied(tensors))
         except Exception:   # whatever a model does that can't be recorded
-            self.refused = True
+            made = None
+        before, drawn = BlockState(self.model).picture(), others_drawn()
         right = call(*tensors)
-        if self.refused or made is None or not same_bits(again, right) or attributes(self.model) != before:
+        if made is None or again is None or not same_bits(again, right) or drawn != others_drawn() or not all(one.same() for one in before):
             self.refused = True
         else:
             self.recordings[shape] = made
         return right
+
+    def played(self, recording: Recording, call: Callable[..., Found], tensors: list[Tensor]) -> Found:
+        """What a recording gives; now and then beside what it stands for."""
+        recording.uses += 1
+        if recording.uses & (recording.uses - 1):
+            return recording(*tensors)
+        with random_state.kept():
+            found = recording(*copied(tensors))
+        right = call(*tensors)
+        if not same_bits(found, right):
+            raise Differs(f"what was recorded of the model is not what it computes {recording.uses} steps later: something steers it that "
+                          f"is neither in its weights nor in its batch")
+        return right
+
+
+def copied(tensors: list[Tensor]) -> list[Tensor]:
+    return [one.clone() for one in tensors]
+
+
+@contextmanager
+def without_trace(model: nn.Module) -> Iterator[None]:
+    """Whatever a model keeps or draws inside, afterwards it and the generators are as they were."""
+    picture = BlockState(model).picture()
+    try:
+        with random_state.kept():
+            yield
+    finally:
+        put_back(picture)
+
+
+def others_drawn() -> tuple[object, ...]:
+    """Where the generators stand that a recording does not play: Python's and NumPy's."""
+    return drawn_so_far()[:-1]
 
 
 class Recording:
@@ -91,7 +136,7 @@ class Recording:
             losses, gradients = call(*tensors)
             return losses, *(one for one in gradients if one is not None)
 
-        self.there, self.play = there, scripted(shortened(make_fx(flat)(*tensors)))
+        self.there, self.uses, self.play = there, 0, scripted(shortened(make_fx(flat)(*tensors)))
 
     @torch.no_grad()
     def __call__(self, *tensors: Tensor) -> Found:
@@ -133,18 +178,12 @@ def scripted(made: fx.GraphModule) -> Callable[..., Any]:
 
 def same_bits(found: Found, right: Found) -> bool:
     pairs = zip((found[0], *found[1]), (right[0], *right[1]), strict=True)
-    return all(one is other if one is None or other is None else torch.equal(one, other) and one.stride() == other.stride()
-               for one, other in pairs)
+    return all(one is other if one is None or other is None else same_numbers(one, other) for one, other in pairs)
 
 
-def attributes(model: nn.Module) -> list[tuple[str, str, Any]]:
-    """What modules keep beside tensors: numbers, words, and how long their lists are."""
-    return [(name, key, value if isinstance(value, (bool, int, float, str)) else length(value))
-            for name, module in model.named_modules() for key, value in vars(module).items()]
-
-
-def length(value: Any) -> int | None:
-    return len(value) if isinstance(value, (list, dict, set, tuple)) else None
+def same_numbers(one: Tensor, other: Tensor) -> bool:
+    """Whether they are equal, where neither is a number too, and lie alike in memory."""
+    return one.stride() == other.stride() and bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
 def laid_out_like(weight: Tensor, gradient: Tensor) -> Tensor:

@@ -5,8 +5,12 @@ The losses of devices do not depend on each other's weights, so the gradient of 
     d (loss_1 + ... + loss_k) / d W_i  =  d loss_i / d W_i
 
 Autograd runs once for all of them. How a model is called with stacked weights is said elsewhere: grids.py for images, vmapped.py for all
-else. In a step in which some devices have fewer samples than others, those are filled up, and what fills up has no share of the loss;
-where the loss is no mean over samples that do not see each other, devices with as many samples each are called together instead.
+else. In a step in which some devices have fewer samples than others, devices with as many samples each are called together: that is right
+for every loss. Where the loss is the cross entropy of one class a sample, which we write ourselves, and samples do not see each other,
+short batches are filled up instead, and what fills up has no share of the loss: one call for all.
+
+In some rounds, one device of every shape is compared with the plain loop, step by step, because no trial before the first round knows
+what shapes and records there will be.
 """
 from __future__ import annotations
 
@@ -21,6 +25,7 @@ from torch import Tensor, nn
 from shoestring.core import random_state
 from shoestring.core.batch import Batch, leaves, mapped
 from shoestring.core.job import Job, default_loss
+from shoestring.federated.cohort.comparison import Comparison
 from shoestring.federated.cohort.packed import Packed, packed
 from shoestring.federated.cohort.recorded import Gradients, Weights, laid_out_like
 from shoestring.federated.cohort.sequential import Sequential, load, local_optimizer
@@ -42,8 +47,9 @@ FUSED = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagr
 class Stacked:
     plain: Sequential
     outputs: Outputs
-    masks: bool = True     # short batches are filled up
+    masks: bool = False    # short batches are filled up, where the loss is the cross entropy of one class a sample
     whole: Callable[[Weights, Batch], Tensor] | None = None   # (k): devices' losses at once, where batches are not filled up
+    draws: bool = False    # the model has dropout
 
     @cached_property
     def gradients(self) -> Gradients:
@@ -55,25 +61,26 @@ class Stacked:
         return Gradients(lambda weights, batch, shares: self.losses(weights, batch, shares, classes=True), self.plain.model)
 
     def losses(self, weights: Weights, batch: Batch, shares: Tensor | None, classes: bool = False) -> Tensor:
-        """(k): every device's loss. `shares`, (k, batch): of every sample in it; None: all are alike."""
-        if self.whole is not None and shares is None and not classes:
+        """(k): every device's loss. `shares`, (k, batch), only of classes: of every sample in it; None: all are alike."""
+        if self.whole is not None and not classes:
             return self.whole(weights, batch)
-        loss, found = self.plain.job.loss, self.outputs(weights, batch)
+        found = self.outputs(weights, batch)
         if classes and isinstance(found, Tensor) and found.dim() == 3:
             each = nn.functional.cross_entropy(found.flatten(0, 1), batch[1].flatten(), reduction="none").view(found.shape[:2])
             return each.mean(1) if shares is None else (each * shares).sum(1)
-        if shares is None:
-            return torch.func.vmap(loss, randomness="different")(found, batch)
-        return (per_sample(loss)(found, batch) * shares).sum(1)
+        if shares is not None:
+            raise Unsuitable("its outputs are not a row of numbers a sample, so short batches can't be filled up")
+        return torch.func.vmap(self.plain.job.loss, randomness="different")(found, batch)
 
-    def moved(self, start: Tensor, records: Sequence[Records], objective: Objective, seeds: Sequence[int]) -> Moved:
+    def moved(self, start: Tensor, records: Sequence[Records], objective: Objective, seeds: Sequence[int], checks: bool = False) -> Moved:
+        """`checks`: compare with the plain loop on the way; what is not as there is told by raising Differs."""
         layout, model = self.plain.layout, self.plain.model
         table = packed([one.count for one in records], objective.local, seeds)
         load(layout, model, start[0], self.plain.beside)   # what is in no row is as it was made
         model.train()
         with random_state.kept():
             random_state.seed(seed_of("chunk", *seeds))    # what the models draw, they draw together
-            steps = Steps(self, table, start, [records[one] for one in table.order], objective)
+            steps = Steps(self, table, start, [records[one] for one in table.order], objective, checks)
             for step in range(table.steps[0]):
                 steps.take(step)
         steps.rest(0)
@@ -86,19 +93,11 @@ def of_classes(data: Batch) -> bool:
             and data[1].dim() == 1 and int(data[1].min()) >= 0)
 
 
-def per_sample(loss: Callable[[Any, Batch], Tensor]) -> Callable[[Any, Batch], Tensor]:
-    """(k, batch): of every sample as a batch of its own."""
-
-    def alone(output: Any, sample: Batch) -> Tensor:
-        return loss(mapped(lambda leaf: leaf.unsqueeze(0), output), mapped(lambda leaf: leaf.unsqueeze(0), sample))
-
-    return torch.func.vmap(torch.func.vmap(alone, randomness="different"), randomness="different")
-
-
 class Steps:
     """The steps of a chunk's devices, in the order of `table`."""
 
-    def __init__(self, way: Stacked, table: Packed, start: Tensor, records: Sequence[Records], objective: Objective) -> None:
+    def __init__(self, way: Stacked, table: Packed, start: Tensor, records: Sequence[Records], objective: Objective,
+                 checks: bool = False) -> None:
         self.way, self.table, self.start, self.objective = way, table, start, objective
         self.layout, self.stacked, self.active = way.plain.layout, len(records), len(records)   # rows of the stack; those still at work
         self.rows = torch.empty(len(records), self.layout.size)
@@ -107,6 +106,8 @@ class Steps:
         self.sizes = (table.shares > 0).sum(2)                                    # (k, steps): samples
         classes = way.plain.job.loss is default_loss and of_classes(self.data)
         self.gradients = way.gradients_of_classes if classes else way.gradients
+        self.masks = way.masks and classes
+        self.comparison = Comparison(way.plain, self.gradients, way.draws) if checks else None
         self.weights = {name: channels_last(view[table.index]) for name, view in self.layout.views(start).items()}
         self.optimizer = stacked_optimizer(way.plain.job, objective, way.plain.model, self.weights)
         trained = Layout(tuple(entry for entry in self.layout.entries if entry.trained))
@@ -120,7 +121,7 @@ class Steps:
         sizes = self.sizes[:self.stacked, step]   # 0: it is done
         if bool((sizes == sizes[0]).all()):
             self.learn(None, step, int(sizes[0]))
-        elif self.way.masks:
+        elif self.masks:
             self.learn(None, step, self.table.batch, self.table.shares[:self.stacked, step])
         else:
             for size in sizes.unique().tolist():
@@ -133,8 +134,10 @@ class Steps:
         rows = slice(0, self.stacked) if some is None else some
         places = self.places[rows, step, :size]
         weights = self.weights if some is None else {name: one.index_select(0, some) for name, one in self.weights.items()}
-        losses, gradients = self.gradients(weights, mapped(lambda leaf: leaf[places], self.data), shares)
         counts = self.sizes[rows, step]
+        if self.comparison is not None:
+            self.comparison.check(weights, lambda: mapped(lambda leaf: leaf[places], self.data), shares, counts)
+        losses, gradients = self.gradients(weights, mapped(lambda leaf: leaf[places], self.data), shares)
         self.total[rows] += torch.where(counts > 0, losses.double() * counts, 0.0)   # who is done may be anywhere
         for weight, gradient in zip(self.weights.values(), gradients, strict=True):
             if gradient is not None and some is None:
@@ -162,7 +165,7 @@ class Steps:
         for name, weight in self.weights.items() if len(devices) else ():
             views[name][devices] = weight[active:self.active] - before[name][devices]
         self.active = active
-        if active < self.stacked and (not self.way.masks or 2 * active <= self.stacked):
+        if active < self.stacked and (not self.masks or 2 * active <= self.stacked):
             self.shorten()
 
     def shorten(self) -> None:

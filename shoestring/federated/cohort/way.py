@@ -26,3 +26,7 @@ class Way(Protocol):
 
 class Unsuitable(Exception):
     """This way can't train that; the text says why."""
+
+
+class Differs(Exception):
+    """Devices' work in this way is not what the plain loop gives; the text says what differs."""

@@ -91,7 +91,7 @@ def test_convolutions_in_groups_end_where_the_plain_loop_does() -> None:
 
 @pytest.mark.parametrize("masks", [True, False])
 def test_batches_that_are_shorter_than_others_are_filled_up_or_called_by_themselves(masks: bool) -> None:
-    job = job_of(cnn, Local(batch=6), loss=lambda output, batch: nn.functional.cross_entropy(output, batch[1]))
+    job = job_of(cnn, Local(batch=6))
     records, (layout, row) = devices_of(job), started(job)
     stacked = Engine(job, layout, How("stacked", 8, "", masks=masks))
     plain, found = (one.trained(row.expand(5, -1), records, Objective(job.local), range(5)) for one in (engine(job, "sequential"), stacked))

@@ -1,0 +1,62 @@
+"""Verifying walks past the point from which on recordings are played, and sees what goes wrong there."""
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from shoestring.core.exactness import Exactness
+from shoestring.core.local import Local
+from shoestring.federated.cohort import recorded
+from shoestring.federated.prepare import Asked, Prepared, prepared
+from shoestring.federated.room import FederatedPlan
+from shoestring.federated.verify import MOST, ROUNDS, rounds_of, verified
+from tests.federated.cohort.test_awkward import clients, job_of
+from tests.federated.toys import toy
+
+PLAIN = FederatedPlan((), Exactness.BITS, {})
+
+
+def stacked(**local: Any) -> Prepared:
+    job = job_of({"clients": clients((18,) * 8), "local": Local(**{"batch": 6, "epochs": 2, "lr": 0.05, **local})})
+    return prepared(job, Asked(per_round=8, rounds=1, processes=2))
+
+
+def test_there_are_rounds_enough_for_recordings_in_every_process() -> None:
+    given = stacked()
+    assert given.how.kind == "stacked" and given.processes == 2
+    steps = 6 * 8 // given.how.chunk // 2   # of a process in a round
+    assert rounds_of(given) * steps >= recorded.AFTER + steps > ROUNDS * steps
+    assert rounds_of(stacked(steps=1)) <= MOST and rounds_of(toy()) == ROUNDS
+
+
+def test_what_is_planned_is_kept_past_the_first_recording() -> None:
+    found = verified(stacked(), PLAIN)
+    assert found.rounds > ROUNDS and found.kept and [one.kept for one in found.verdicts] == [True, True], found.verdicts
+
+
+@pytest.mark.parametrize("after", [recorded.AFTER])
+def test_a_recording_that_gives_other_numbers_is_not_kept(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+    """Break recordings on purpose, where neither they nor the comparison in some rounds see it."""
+    def wrong(self: Any, *tensors: Tensor) -> Any:
+        losses, gradients = kept(self, *tensors)
+        return losses, [None if one is None else one * 1.01 for one in gradients]
+
+    kept = recorded.Recording.__call__
+    monkeypatch.setattr(recorded.Recording, "__call__", wrong)
+    monkeypatch.setattr(recorded, "same_bits", lambda found, right: True)
+    monkeypatch.setattr("shoestring.federated.cohort.engine.is_checked", lambda round: False)
+    found = verified(stacked(), PLAIN)
+    assert not found.kept and found.verdicts[0].kept is False and found.rounds * 12 > after
+    assert torch.isfinite(torch.tensor(found.verdicts[0].difference))
+
+
+def test_a_way_that_turns_out_wrong_while_it_is_verified_is_told() -> None:
+    from tests.federated.cohort.test_comparison import job
+
+    given = prepared(job(), Asked(per_round=8, rounds=1, processes=1))
+    found = verified(replace(given, processes=1), PLAIN)
+    assert found.kept and "one after the other" in found.verdicts[0].what and "batch of 5" in found.verdicts[0].what
