@@ -13,14 +13,16 @@ from torch import Tensor, nn
 
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
+from shoestring.core.statistics import Statistics
 from shoestring.core.technique import applied
 from shoestring.data.clients import clients_of
 from shoestring.federated.cohort import Engine, How, how_to_work, work_of
 from shoestring.federated.layout import Layout, layout_of
 from shoestring.federated.plain import plain_round
 from shoestring.federated.records import records_of
-from shoestring.federated.round import Device, Group, Population, Round, Server
+from shoestring.federated.round import Device, Group, Population, Round, Server, Tensors, Work
 from shoestring.federated.simulate import SimulatedDevices, States, Workshop
+from shoestring.federated.statistics import statistics_rule, with_statistics
 from shoestring.federated.technique import Evidence, FederatedTechnique, RoundCost
 from shoestring.runs.initial_weights import fresh_model
 
@@ -42,6 +44,7 @@ class Asked:
     epsilon: float | None = None
     delta: float | None = None
     processes: int | None = None    # that simulate devices here
+    statistics: str = ""            # what becomes of norm layers' statistics; "": what the job's Local says
 
 
 @dataclass(frozen=True)
@@ -56,15 +59,24 @@ class Prepared:
     processes: int
     sample: tuple[Device, ...]
     asked: Asked
+    statistics: Statistics          # what becomes of norm layers' statistics
 
     @property
     def plain(self) -> Round:
         """The round without techniques, as it is simulated here."""
-        return plain_round(self.layout, self.job.local, work_of(Engine(self.job, self.layout, self.how))).with_(initial_weights=self.row)
+        return self.round(work_of(Engine(self.job, self.layout, self.how)))
+
+    def round(self, work: Work) -> Round:
+        """The round without techniques whose devices work like this, with whole rows."""
+        return with_statistics(plain_round(self.layout, self.job.local, work), self.layout, self.statistics, self.row)
 
     def server(self, parts: Round) -> Server:
         """The server before the first round."""
-        return parts.initial(Server(self.job.seed, 0, self.row))
+        return parts.initial(self.server_at(0, self.row, {}))
+
+    def server_at(self, round: int, row: Tensor, state: Tensors) -> Server:
+        """The server after so many rounds, of the model's whole row."""
+        return Server(self.job.seed, round, row[:self.layout.trained], state, row[self.layout.trained:])
 
     def devices(self, parts: Round, states: States | None = None) -> SimulatedDevices:
         return SimulatedDevices(Workshop(parts, self.job, self.clients, self.job.seed), self.how.chunk, self.processes, states)
@@ -79,11 +91,12 @@ def prepared(job: Job, asked: Asked, model: nn.Module | None = None, how: How | 
     if rounds < 1:
         raise Mistake(f"--rounds {rounds}: give 1 or more")
     model = fresh_model(job) if model is None else model
-    layout = layout_of(model)
+    layout, statistics = layout_of(model), statistics_rule(asked.statistics or job.local.statistics, asked.epsilon is not None)
     sample = sample_of(job, clients, population)
     how = how or several(how_to_work(job, layout, [device.records for device in sample]), population.per_round)
     processes = min(asked.processes or len(os.sched_getaffinity(0)), -(-population.per_round // how.chunk))
-    return Prepared(job, clients, population, rounds, layout, layout.row(model).cpu(), how, max(processes, 1), sample, asked)
+    return Prepared(job, clients, population, rounds, layout, layout.row(model).cpu(), how, max(processes, 1), sample, asked,
+                    statistics)
 
 
 def several(how: How, per_round: int) -> How:
@@ -137,12 +150,13 @@ def plain_cost(given: Prepared) -> RoundCost:
     rows = torch.cat([one.rows for one in updates])
     norms = rows.norm(dim=1)
     usual = rows[int(norms.argsort()[len(norms) // 2])].clone()
-    size = given.layout.size
+    size, statistics = parts.layout.size, parts.statistics.size
     return RoundCost(
-        size, size, up=4 * size + TOLD, down=4 * size, clients=given.population.count, per_round=given.population.per_round,
+        size, size, up=4 * (size + statistics) + TOLD, down=4 * (size + statistics),
+        clients=given.population.count, per_round=given.population.per_round,
         rounds=given.rounds, device_seconds=worked / len(rows), server_seconds=(whole - worked) / len(rows) * given.population.per_round,
         delta=given.asked.delta or 0.0, wanted=float("inf") if given.asked.epsilon is None else given.asked.epsilon,
-        evidence=Evidence(usual, worked / len(rows)), layout=given.layout)
+        evidence=Evidence(usual, worked / len(rows)), layout=parts.layout, statistics=statistics)
 
 
 TOLD = 16   # bytes that every device sends beside its update: how many samples it trained on, and its loss

@@ -22,10 +22,12 @@ from torch import Tensor
 
 from shoestring.core.errors import Mistake
 from shoestring.core.local import Local
+from shoestring.federated.combined_statistics import mean_statistics, wrong_statistics
 from shoestring.federated.layout import Layout
 from shoestring.federated.records import Records
 
 Tensors = Mapping[str, Tensor]
+NONE = Layout(())
 
 
 @dataclass(frozen=True)
@@ -34,8 +36,14 @@ class Server:
 
     seed: int
     round: int                                                  # rounds that are done
-    weights: Tensor                                             # (size)
+    weights: Tensor                                             # (size) that are trained
     state: Tensors = field(default_factory=dict)                # of techniques, by name: moments, control variates, a clipping norm
+    statistics: Tensor = field(default_factory=lambda: torch.empty(0))   # of norm layers: federated/statistics.py says what becomes of them
+
+    @property
+    def row(self) -> Tensor:
+        """All numbers of the model."""
+        return torch.cat([self.weights, self.statistics])
 
 
 class Group(NamedTuple):
@@ -54,11 +62,13 @@ class Order:
     weights: Tensor                                             # (size) that it begins from
     extras: Tensors = field(default_factory=dict)               # what techniques give along
     judges: bool = False                                        # the device is to measure its metrics before and after, too
+    statistics: Tensor | None = None                            # that it begins with; None: its own, or the job's initial ones
 
     @property
     def bytes(self) -> int:
         """That a device is given."""
-        return sum(one.numel() * one.element_size() for one in (self.weights, *self.extras.values()))
+        beside = () if self.statistics is None else (self.statistics,)
+        return sum(one.numel() * one.element_size() for one in (self.weights, *self.extras.values(), *beside))
 
 
 @dataclass(frozen=True)
@@ -85,6 +95,7 @@ class Objective:
     pull: float = 0.0
     anchor: Tensor | None = None                                # (size)
     correction: Tensor | None = None                            # (k, trained)
+    model: str = ""                                             # a further model of the devices, whose statistics are kept by this name
 
 
 Sums = Mapping[str, tuple[float, float]]   # of a metric: the sum over samples of value x weight, and the sum of weights
@@ -102,6 +113,7 @@ class Updates:
     before: tuple[Sums, ...] = ()                               # metrics of every device on what it holds out, if it was to measure them,
     after: tuple[Sums, ...] = ()                                # before its work and after
     age: int = 0                                                # of the weights that they began from, as in `Group`; it is not sent
+    statistics: Tensor | None = None                            # (k, ...) after the work, not differences; None: they are not sent
 
     def some(self, keep: Sequence[int]) -> Updates:
         """The updates of a few of them."""
@@ -109,7 +121,8 @@ class Updates:
         return Updates(tuple(self.names[one] for one in keep), self.rows[rows], self.counts[rows], self.losses[rows],
                        {name: value[rows] for name, value in self.extras.items()},
                        tuple(self.before[one] for one in keep) if self.before else (),
-                       tuple(self.after[one] for one in keep) if self.after else (), self.age)
+                       tuple(self.after[one] for one in keep) if self.after else (), self.age,
+                       None if self.statistics is None else self.statistics[rows])
 
 
 @dataclass(frozen=True)
@@ -121,8 +134,9 @@ class Sent:
 
     @property
     def bytes(self) -> int:
-        """That each of them sends: the payload, what techniques send along, and its count of samples and its loss."""
-        tensors = (*self.payload.values(), *self.told.extras.values(), self.told.counts, self.told.losses)
+        """That each of them sends: the payload, its statistics, what techniques send along, and its count of samples and its loss."""
+        beside = () if self.told.statistics is None else (self.told.statistics,)
+        tensors = (*self.payload.values(), *self.told.extras.values(), *beside, self.told.counts, self.told.losses)
         return sum(one[0].numel() * one.element_size() for one in tensors)
 
 
@@ -166,6 +180,7 @@ Encode = Callable[[Order, Sequence[Device], Updates], Sent]
 Decode = Callable[[Order, Sent], Updates]
 Combine = Callable[[Server, Iterable[Updates]], Combined]
 Advance = Callable[[Server, Combined], Server]
+Settle = Callable[[Layout, Tensor, Tensor], Tensor]             # statistics (k, s) of devices and their counts (k) -> the server's (s)
 Note = Callable[[Tensors, Updates, "Population"], Tensors]      # the server's state so far -> with one more chunk of updates
 
 
@@ -180,7 +195,7 @@ class Population:
 
 @dataclass(frozen=True)
 class Round:
-    layout: Layout
+    layout: Layout                                              # of the weights that are trained
     local: Local
     choose: Choose
     order: MakeOrder
@@ -195,6 +210,8 @@ class Round:
     answers: Callable[[Order, str], bool] = lambda order, name: True    # simulated devices: whether one answers at all,
     duration: Callable[[Order, str], float] = lambda order, name: 1.0   # and after how long, in units of the median device's time
     initial_weights: Tensor | None = None                       # (size): every device can make them itself, from the job and its seed
+    statistics: Layout = NONE                                   # those that devices are given and send
+    settle: Settle = mean_statistics
 
     def with_(self, **parts: Any) -> Round:
         return replace(self, **parts)
@@ -219,9 +236,9 @@ class Played:
     ordered: int = 0                                            # and that were given an order
 
 
-def play(parts: Round, server: Server, devices: Devices, population: Population, judges: bool = False) -> Played:
-    """One round."""
-    told, server = Telling(), parts.begin(server, population)
+def play(parts: Round, server: Server, devices: Devices, population: Population, judges: bool = False, strict: bool = True) -> Played:
+    """One round. `strict`: one in which every device's work fails is a Mistake; else it leaves the weights as they are."""
+    told, server = Telling(parts.statistics), parts.begin(server, population)
     state = server.state
 
     def arriving() -> Iterator[Updates]:
@@ -242,15 +259,21 @@ def play(parts: Round, server: Server, devices: Devices, population: Population,
                         yield updates
 
     combined = parts.combine(server, arriving())
-    told.check(server.round)
+    if strict:
+        told.check(server.round)
     after = replace(parts.advance(replace(server, state=state), combined), round=server.round + 1)
+    if told.statistics and combined.weight:
+        rows, counts = (torch.cat(some) for some in zip(*told.statistics, strict=True))
+        after = replace(after, statistics=parts.settle(parts.statistics, rows, counts))
     return told.played(after)
 
 
 class Telling:
     """What is told of a round, gathered while updates arrive."""
 
-    def __init__(self) -> None:
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout                                       # of the statistics that devices send
+        self.statistics: list[tuple[Tensor, Tensor]] = []          # of every chunk, with the devices' counts
         self.names: list[str] = []
         self.missing: list[str] = []
         self.rejected: list[Rejected] = []
@@ -269,11 +292,14 @@ class Telling:
 
     def accepted(self, updates: Updates, size: int) -> Updates:
         """The updates without those that can't be used, which are named and counted: the round goes on."""
-        wrong = wrong_with(updates, size)
+        wrong = [why or beside for why, beside in zip(
+            wrong_with(updates, size), wrong_statistics(self.layout, updates.statistics, len(updates.names)), strict=True)]
         self.rejected.extend(Rejected(name, why) for name, why in zip(updates.names, wrong, strict=True) if why)
         keep = [place for place, why in enumerate(wrong) if not why]
         good = updates if len(keep) == len(updates.names) else updates.some(keep)
         self.names.extend(good.names)
+        if good.statistics is not None and good.names:
+            self.statistics.append((good.statistics, good.counts))
         self.samples += float(good.counts.sum())
         self.loss += float((good.counts * good.losses).sum())
         for totals, found in ((self.before, good.before), (self.after, good.after)):

@@ -36,6 +36,7 @@ from shoestring.runs.saver import Saver, Snapshot
 from shoestring.validation import check_goal, validated
 
 PARTS = ("step", "server", "devices", "parts", "best")   # what a checkpoint's state must have to be gone on from
+FAILED = 3       # rounds in a row in which every device fails: then it is the job that does
 NAMED = 20       # missing devices of a round whose names are noted
 CLOCK, SKIPPED = ".clock", ".skipped"   # how techniques call, in the server's state, simulated time and rounds that they made nothing of
 BUDGET = "epsilon is spent"   # why a run is over whose next round would exceed it
@@ -70,6 +71,8 @@ class Runner:
         self.server: Server = self.given.server(self.parts)
         self.states: States = {}
         self.best: tuple[float, int] | None = None
+        self.answered = False            # somebody has, in this process's life
+        self.failed = 0                  # rounds in a row in which nobody did
         self.stop, self.signal = "", 0   # why to stop, and the signal that asked for it
         self.events = Events(self.folder.path)
         self.saver = Saver(self.folder.checkpoints, self.cadence, self.say)
@@ -113,7 +116,7 @@ class Runner:
                 raise Mistake(f"the checkpoint {checkpoint.path} has no weights {name!r} of the shape {tuple(view.shape)}: the model is "
                               f"not the one it was made of; give the flags it was begun with, another --run, or --fresh")
             view.copy_(weights[source])
-        self.server = Server(self.given.job.seed, state["step"], row, {name: value.clone() for name, value in state["server"].items()})
+        self.server = self.given.server_at(state["step"], row, {name: value.clone() for name, value in state["server"].items()})
         self.states = {name: {key: value.clone() for key, value in one.items()} for name, one in state["devices"].items()}
         self.best = state["best"] and tuple(state["best"])
         self.saver.saved_step, self.saver.best = self.round, None if self.given.job.validates else self.best
@@ -162,7 +165,9 @@ class Runner:
         last = self.round + 1 == self.given.rounds
         judges = bool(self.given.job.local.held_out) and (last or (self.round + 1) % self.every == 0)
         before = self.server.state
-        played = play(self.parts, self.server, devices, self.given.population, judges)
+        played = play(self.parts, self.server, devices, self.given.population, judges, self.strict)
+        self.failed = self.failed + 1 if played.ordered and not played.senders else 0
+        self.answered = self.answered or bool(played.senders)
         self.server = played.server
         self.note(played, time.perf_counter() - begun, grown(before, played.server.state, CLOCK))
         for rule in grown(before, played.server.state, SKIPPED):
@@ -172,6 +177,13 @@ class Runner:
             self.validate()
         if self.saver.due(self.round) or last or self.stop:
             self.saver.save(self.snapshot)
+
+    @property
+    def strict(self) -> bool:
+        """Whether a round in which all devices fail ends the run: the first one shows that the job fails, unless it has one device only.
+        Later ones, or one device, may be bad luck; several in a row are not, nor is a run in which nobody ever answered."""
+        last = self.round + 1 == self.given.rounds
+        return self.failed + 1 >= FAILED or not (self.answered or (self.given.population.per_round == 1 and not last))
 
     def note(self, played: Played, seconds: float, clocks: dict[str, float]) -> None:
         loss, simulated = played.loss, max(clocks.values(), default=played.seconds)
@@ -194,7 +206,7 @@ class Runner:
     def validate(self) -> None:
         """Try the global model on the job's held-out data."""
         begun, job = time.perf_counter(), self.given.job
-        self.given.layout.load(self.model, self.server.weights)
+        self.given.layout.load(self.model, self.server.row)
         found = validated(plain_run(job, self.model, {}), job)
         check_goal(job, found)
         goal = target(job.goal)
@@ -212,7 +224,7 @@ class Runner:
 
     def snapshot_of(self, state: dict[str, Any]) -> Snapshot:
         """The weights of now, and some state."""
-        self.given.layout.load(self.model, self.server.weights)
+        self.given.layout.load(self.model, self.server.row)
         weights, aliases = named_weights(self.model)
         course = {"course": {"best": self.best}} if self.given.job.validates else {}   # as a training has it: best weights are pruned by it
         return Snapshot(self.round, weights, aliases, {"step": self.round, "parts": course, "model": {}, "on_disk": [], **state})
@@ -240,7 +252,7 @@ class Runner:
         if why == BUDGET:
             self.say(Warned(f"epsilon {self.release and self.release.budget:g} is spent after round {self.round}: the next round would "
                             f"exceed it, so there is none"))
-        self.given.layout.load(self.model, self.server.weights)
+        self.given.layout.load(self.model, self.server.row)
         shown = self.shown()
         self.say(Finished(self.round, "steps" if why == "rounds" else why))
         return Ended(self.round, why, weights_sha256(self.model.state_dict()), shown=shown)

@@ -44,7 +44,8 @@ class RoundCost:
     wanted: float = inf          # the epsilon that was asked for
     device_bytes: int = 0        # that a device keeps between rounds
     evidence: Evidence | None = None
-    layout: Layout | None = None   # of the model's whole row
+    layout: Layout | None = None   # of the weights that are trained
+    statistics: int = 0          # numbers of norm layers that are sent each way beside them, as they are
 
     def numbers(self) -> Mapping[str, float]:
         round_seconds = self.per_round * self.device_seconds + self.server_seconds

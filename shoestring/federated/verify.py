@@ -76,7 +76,7 @@ def played(given: Prepared, techniques: Sequence[FederatedTechnique], rounds: in
             losses.append(found.loss)
     finally:
         devices.close()
-    return server.weights, losses
+    return server.row, losses
 
 
 def verdict(what: str, stated: Exactness, expected: Tensor, found: Tensor, begin: Tensor) -> Verdict:

@@ -1,6 +1,6 @@
 """Clip: no device's update is longer than a norm, so that what one device can change of a sum is limited.
 
-    u_i  <-  u_i min(1, C / |u_i|)          |u_i| over the whole row, buffers included
+    u_i  <-  u_i min(1, C / |u_i|)          |u_i| over all trained weights
 
 Clip does it on the server, to what was decoded; DeviceClip on the device, before anything leaves it, for who adds noise there.
 McMahan, Ramage, Talwar, Zhang 2018, Learning Differentially Private Recurrent Language Models, arXiv 1710.06963.

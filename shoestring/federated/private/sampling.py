@@ -46,6 +46,8 @@ def alike(arriving: Iterable[Updates]) -> Iterator[Updates]:
         if updates.extras:
             raise Mistake(f"devices send {', '.join(updates.extras)} beside their updates, which no noise covers: what epsilon promises "
                           f"would not hold; leave out the technique that sends it")
+        if updates.statistics is not None:
+            raise Mistake("devices send statistics of norm layers, which no noise covers: give --statistics frozen or local")
         yield replace(updates, counts=torch.ones_like(updates.counts))
 
 
@@ -76,6 +78,9 @@ def with_noise(cost: RoundCost, multiplier: float, added: float) -> RoundCost:
 
 
 def noise_refusal(cost: RoundCost, clip: str) -> str:
+    if cost.statistics:
+        return (f"devices send {cost.statistics:,} statistics of norm layers beside their updates, which no noise covers: give "
+                f"--statistics frozen or local")
     if not cost.clip:
         return f"an update can be arbitrarily long, so no noise is enough for any promise: add {clip}"
     if not cost.delta:
