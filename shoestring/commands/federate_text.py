@@ -137,7 +137,7 @@ def report_text(report: dict[str, Any], screen: Screen) -> str:
     lines += [f"  round {one['round']}, {one['name']}: {one['why']}" for one in report["turned_away"][-3:]]
     spent = f"; epsilon {report['epsilon']:.4g} spent" if report["epsilon"] is not None else ""
     lines.append(f"{bytes_text(report['bytes_up'])} up and {bytes_text(report['bytes_down'])} down in all{spent}")
-    losses = report["losses"]
+    losses = [loss for loss in report["losses"] if loss is not None]   # nobody took part: there is none
     lines.append((f"loss {losses[0]:.3f} -> {losses[-1]:.3f} in {report['rounds']} rounds, " if losses else "")
                  + f"{report['clients_per_second'] or 0:.0f} clients/s; weights {report['weights_sha256'][:12]}")
     return "\n".join([*lines, *([report["shown"]] if report["shown"] else [])])

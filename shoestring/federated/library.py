@@ -4,6 +4,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ class Federated:
     """What a federation came to."""
 
     model: nn.Module = field(repr=False)      # the job's, with the weights of the last round
-    losses: tuple[float, ...]                 # mean training loss of every round
+    losses: tuple[float, ...]                 # mean training loss of every round; not a number: nobody took part
     metrics: tuple[Mapping[str, Any], ...]    # of every validation on the job's held-out data
     before: tuple[Mapping[str, Any], ...]     # of devices on what they hold out, before their own work,
     after: tuple[Mapping[str, Any], ...]      # and after
@@ -102,7 +103,8 @@ def federate(job: Job | str | Path, rounds: int | None = None, per_round: int | 
         assert last is not None, "the last weights were saved"
         model, weights = fresh_model(made), last.weights()
         model.load_state_dict({name: weights[weights.metadata.get(f"alias {name}", name)] for name in model.state_dict()})
-    return Federated(model, tuple(report["losses"]), tuple(report["metrics"]), tuple(report["before"]), tuple(report["after"]), report)
+    losses = tuple(nan if loss is None else loss for loss in report["losses"])
+    return Federated(model, losses, tuple(report["metrics"]), tuple(report["before"]), tuple(report["after"]), report)
 
 
 def silent(event: Event) -> None:

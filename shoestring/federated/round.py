@@ -156,6 +156,7 @@ class Arrived:
     missing: tuple[str, ...] = ()                               # who did not answer,
     rejected: tuple[Rejected, ...] = ()                         # and whose work failed
     seconds: float = 0.0                                        # simulated: when the last of them had answered, since the round began
+    restored: tuple[str, ...] = ()                              # who keeps the state of before, because the new one is not finite
 
 
 class Devices(Protocol):
@@ -234,10 +235,11 @@ class Played:
     seconds: float = 0.0                                        # simulated
     senders: int = 0                                            # devices that sent something,
     ordered: int = 0                                            # and that were given an order
+    restored: tuple[str, ...] = ()                              # who keeps the state of before, because the new one is not finite
 
 
 def play(parts: Round, server: Server, devices: Devices, population: Population, judges: bool = False, strict: bool = True) -> Played:
-    """One round. `strict`: one in which every device's work fails is a Mistake; else it leaves the weights as they are."""
+    """One round. `strict`: one in which no device's work or update can be used is a Mistake; else the weights stay as they are."""
     told, server = Telling(parts.statistics), parts.begin(server, population)
     state = server.state
 
@@ -249,6 +251,7 @@ def play(parts: Round, server: Server, devices: Devices, population: Population,
             for arrived in devices.work(order, group.names):
                 told.missing.extend(arrived.missing)
                 told.rejected.extend(arrived.rejected)
+                told.restored.extend(arrived.restored)
                 told.seconds = max(told.seconds, arrived.seconds)
                 if arrived.sent is not None:
                     told.sent(arrived.sent)
@@ -277,6 +280,7 @@ class Telling:
         self.names: list[str] = []
         self.missing: list[str] = []
         self.rejected: list[Rejected] = []
+        self.restored: list[str] = []
         self.up = self.down = self.senders = self.given = 0
         self.loss = self.samples = self.seconds = 0.0
         self.before: dict[str, tuple[float, float]] = {}
@@ -309,14 +313,15 @@ class Telling:
 
     def check(self, number: int) -> None:
         """What fails on every device is no device's fault."""
-        if self.given and not self.senders and len(self.rejected) == self.given:
-            raise Mistake(f"the work of all {self.given} devices of round {number + 1} failed; the client {self.rejected[0].name!r}: "
-                          f"{self.rejected[0].why}")
+        if self.given and not self.names and len(self.rejected) == self.given:
+            what = "updates" if self.senders else "work"
+            raise Mistake(f"the {what} of all {self.given} devices of round {number + 1} failed; the client {self.rejected[0].name!r}: "
+                          f"{self.rejected[0].why}" + "; a lower rate (Local(lr=...)) may help" * bool(self.senders))
 
     def played(self, server: Server) -> Played:
         loss = self.loss / self.samples if self.samples else float("nan")
         return Played(server, tuple(self.names), tuple(self.missing), tuple(self.rejected), loss, self.up, self.down,
-                      self.before, self.after, self.samples, self.seconds, self.senders, self.given)
+                      self.before, self.after, self.samples, self.seconds, self.senders, self.given, tuple(self.restored))
 
 
 def add_sums(totals: dict[str, tuple[float, float]], sums: Sums) -> None:
@@ -329,12 +334,19 @@ def wrong_with(updates: Updates, size: int) -> list[str]:
     """Why the update of every device can't be used; empty if it can."""
     if updates.rows.shape[1:] != (size,):
         return [f"its update has the shape {tuple(updates.rows.shape[1:])}, not {(size,)}"] * len(updates.names)
+    counted = updates.counts.isfinite() & (updates.counts > 0)
+    return [why or ("" if good else "it says that it has no sample, or no finite number of them")
+            for why, good in zip(not_finite(updates), counted.tolist(), strict=True)]
+
+
+def not_finite(updates: Updates) -> list[str]:
+    """What of every device's update is not finite; empty if all of it is."""
     beside = [one.unsqueeze(-1).flatten(1) for one in updates.extras.values() if one.is_floating_point()]
     checks = (
         (finite(updates.rows), "its update has numbers that are not finite"),
         *((finite(one), "what it sends beside its update has numbers that are not finite") for one in beside),
+        *((finite(one), "its statistics have numbers that are not finite") for one in (updates.statistics,) if one is not None),
         (updates.losses.isfinite(), "its loss is not a finite number"),
-        (updates.counts.isfinite() & (updates.counts > 0), "it says that it has no sample, or no finite number of them"),
     )
     found = [""] * len(updates.names)
     for good, why in reversed(checks):

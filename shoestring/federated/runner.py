@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from shoestring.core.codec import finite_json
 from shoestring.core.errors import Mistake
 from shoestring.core.job import target
 from shoestring.core.run import plain_run
@@ -36,7 +37,8 @@ from shoestring.runs.saver import Saver, Snapshot
 from shoestring.validation import check_goal, validated
 
 PARTS = ("step", "server", "devices", "parts", "best")   # what a checkpoint's state must have to be gone on from
-FAILED = 3       # rounds in a row in which every device fails: then it is the job that does
+FAILED = 3       # rounds in a row in which no device's work can be used: then it is the job that fails, or it has diverged
+NAMED_IN_TEXT = 3
 NAMED = 20       # missing devices of a round whose names are noted
 CLOCK, SKIPPED = ".clock", ".skipped"   # how techniques call, in the server's state, simulated time and rounds that they made nothing of
 BUDGET = "epsilon is spent"   # why a run is over whose next round would exceed it
@@ -166,8 +168,11 @@ class Runner:
         judges = bool(self.given.job.local.held_out) and (last or (self.round + 1) % self.every == 0)
         before = self.server.state
         played = play(self.parts, self.server, devices, self.given.population, judges, self.strict)
-        self.failed = self.failed + 1 if played.ordered and not played.senders else 0
-        self.answered = self.answered or bool(played.senders)
+        self.failed = self.failed + 1 if played.rejected and not played.participants else 0
+        self.answered = self.answered or bool(played.participants)
+        if not bool(played.server.row.isfinite().all()):
+            raise Mistake(f"the weights after round {self.round + 1} are not finite: the federation diverged. A lower rate (Local(lr=...), "
+                          f"the server's rule) or shorter updates (NormBound) may help; what was saved before is in {self.folder.path}")
         self.server = played.server
         self.note(played, time.perf_counter() - begun, grown(before, played.server.state, CLOCK))
         for rule in grown(before, played.server.state, SKIPPED):
@@ -195,6 +200,9 @@ class Runner:
             rejected=tuple((one.name, one.why) for one in played.rejected), epsilon=self.epsilon(),
             before=means(played.before) or None, after=means(played.after) or None,
             simulated=simulated if simulated not in (0.0, 1.0) else None))
+        if played.restored:
+            self.say(Warned(f"in round {self.round} the work of {len(played.restored)} devices was not finite "
+                            f"({named(played.restored)}): what they keep is that of before the round"))
         if not played.participants:
             self.say(Warned(f"nobody's update is in round {self.round}: {len(played.missing)} devices did not answer, "
                             f"{len(played.rejected)} could not be used; the weights stay as they were"
@@ -214,7 +222,7 @@ class Runner:
         if best:
             self.best = (found[goal.metric], self.round)
             self.saver.save_best(lambda: self.snapshot_of({"metrics": dict(found)}))
-        self.say(Validated(self.round, 0, dict(found), time.perf_counter() - begun, best))
+        self.say(Validated(self.round, 0, finite_json(found), time.perf_counter() - begun, best))
 
     # Keeping
 
@@ -275,8 +283,14 @@ def grown(before: Tensors, after: Tensors, word: str) -> dict[str, float]:
     return {name: by for name, by in found.items() if by}
 
 
-def means(sums: Sums) -> dict[str, float]:
-    return {name: total / weight for name, (total, weight) in sums.items() if weight}
+def named(names: Sequence[str]) -> str:
+    return ", ".join(names[:NAMED_IN_TEXT]) + ", …" * (len(names) > NAMED_IN_TEXT)
+
+
+def means(sums: Sums) -> dict[str, float | None]:
+    """Means of metrics; None: it is not finite."""
+    found: dict[str, float | None] = finite_json({name: total / weight for name, (total, weight) in sums.items() if weight})
+    return found
 
 
 def named_weights(model: torch.nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
