@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from shoestring.core.budget import Budget
@@ -11,9 +11,10 @@ from shoestring.core.exactness import Exactness
 from shoestring.core.figures import Quantity
 from shoestring.core.technique import applied, described, in_order, parsed
 from shoestring.federated.catalogue import CATALOGUE, clash, lacking
+from shoestring.federated.evidence import Evidence, forget
 from shoestring.federated.prepare import Prepared, plain_cost
 from shoestring.federated.round import Device, Group, Objective, Order, Updates
-from shoestring.federated.technique import Evidence, FederatedTechnique, RoundCost
+from shoestring.federated.technique import FederatedTechnique, RoundCost
 from shoestring.planning.choose import Choice, Chooser, asked_for, conflict
 from shoestring.planning.room import Candidate, Room, named
 
@@ -84,7 +85,7 @@ def traffic(given: Prepared, techniques: Sequence[FederatedTechnique], evidence:
     def work(order: Order, devices: Sequence[Device], objective: Objective) -> Updates:
         import torch
 
-        whole = torch.cat([evidence.update, torch.zeros(given.layout.size - given.layout.trained)])
+        whole = torch.cat([evidence.exact[0], torch.zeros(given.layout.size - given.layout.trained)])
         rows = whole.repeat(len(devices), 1)
         return Updates(tuple(one.name for one in devices), rows, torch.ones(len(devices), dtype=torch.float64),
                        torch.ones(len(devices), dtype=torch.float64))
@@ -118,7 +119,14 @@ class FederatedOutcome:
 
 def planned(given: Prepared, budget: Budget, use: Sequence[str] | None = None) -> FederatedOutcome:
     """The plan with the least error within the budget, or exactly the techniques that are asked for."""
-    cost = plain_cost(given)
+    try:
+        return chosen_plan(given, budget, use)
+    finally:
+        forget()
+
+
+def chosen_plan(given: Prepared, budget: Budget, use: Sequence[str] | None) -> FederatedOutcome:
+    cost = replace(plain_cost(given), upload=budget.up or 0)
     room = FederatedRoom(given, cost)
     plain = room.confirmed(asked_for((), cost))
     if use is None:

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoestring.core.errors import Mistake
+from shoestring.federated.evidence import Evidence
 from shoestring.federated.plain import VALUES
 from shoestring.federated.round import Objective, Order, Sent, play
-from shoestring.federated.technique import Evidence
 from shoestring.federated.work.ditto import Ditto
 from shoestring.federated.work.fedper import PERSONAL, FedPer, divided
 from tests.federated.work import toy
@@ -40,10 +40,10 @@ def test_three_rounds_share_the_body_and_every_device_has_a_head_of_its_own() ->
 
 def test_the_bytes_are_those_that_are_predicted() -> None:
     technique = FedPer("head.*")
-    run, cost = Run((technique,)), technique.cost(replace(COST, evidence=Evidence(START, 1.0)))
+    run, cost = Run((technique,)), technique.cost(replace(COST, evidence=Evidence.of(START[None])))
     played = run.round()
     assert (played.up, played.down) == (3 * cost.up, 3 * cost.down) and (cost.size, cost.values) == (4, 4)
-    assert cost.evidence is not None and torch.equal(cost.evidence.update, START[BODY])
+    assert cost.evidence is not None and torch.equal(cost.evidence.exact[0], START[BODY])
     assert cost.device_bytes == 4 * run.devices.states[played.participants[0]][PERSONAL].numel()
 
 
