@@ -41,6 +41,8 @@ def flags(parser: ArgumentParser) -> None:
     parser.add_argument("--time", metavar="TIME", help="most time for all rounds, such as 10m")
     parser.add_argument("--epsilon", metavar="E", help="most privacy loss of all rounds; noise is calibrated to it")
     parser.add_argument("--delta", metavar="D", help="the chance at which the privacy loss may be greater, such as 1e-6")
+    parser.add_argument("--statistics", metavar="RULE", help="running statistics of norm layers: averaged, local or frozen (default: as "
+                        "the job's Local says, else averaged, with --epsilon frozen)")
     parser.add_argument("--use", action="append", metavar="TECHNIQUE",
                         help='exactly these techniques instead of choosing, such as "FedAdam(lr=0.01)"; may be repeated')
     parser.add_argument("--every", metavar="N", help="judge the model every so many rounds (default: ten times in all)")
@@ -107,7 +109,7 @@ def wanted_of(options: Namespace) -> dict[str, Any]:
         if written is not None and not (str(written).isdecimal() and int(written)):
             raise Mistake(f"--{flag.replace('_', '-')} {written}: give a whole number, 1 or more")
     wholes = {flag: None if vars(options)[flag] is None else int(vars(options)[flag]) for flag in WHOLE}
-    return wholes | {flag: vars(options)[flag] for flag in ("upload", "download", "time", "epsilon", "delta")}
+    return wholes | {flag: vars(options)[flag] for flag in ("upload", "download", "time", "epsilon", "delta", "statistics")}
 
 
 def checked_job(options: Namespace) -> tuple[Any, dict[str, Any]]:
@@ -131,16 +133,17 @@ def without_folder(options: Namespace, job: Job, wanted: dict[str, Any]) -> int:
     import json
 
     from shoestring.commands.federate_text import outcome_text, verdict_text
+    from shoestring.core.codec import finite_json
     from shoestring.federated.session import chosen
     from shoestring.federated.verify import verified
 
     say(options, LOOKING)
     outcome = chosen(job, wanted, options.use)
     if not options.verify:
-        print(json.dumps(outcome.as_json()) if options.json else outcome_text(outcome, screen(sys.stdout)))
+        print(json.dumps(finite_json(outcome.as_json())) if options.json else outcome_text(outcome, screen(sys.stdout)))
         return DONE
     found = verified(outcome.given, outcome.chosen)
-    print(json.dumps(found.as_json()) if options.json else verdict_text(found, screen(sys.stdout)))
+    print(json.dumps(finite_json(found.as_json())) if options.json else verdict_text(found, screen(sys.stdout)))
     return DONE if found.kept else NOT_KEPT
 
 

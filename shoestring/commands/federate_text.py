@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from shoestring.commands.moving_line import MovingLine
+    from shoestring.federated.prepare import Prepared
     from shoestring.federated.room import FederatedOutcome, FederatedPlan
     from shoestring.federated.verify import Verified
     from shoestring.runs.event import Event, Rounded, Stepped
@@ -38,10 +39,22 @@ def outcome_text(outcome: FederatedOutcome, screen: Screen) -> str:
     lines += [f"note: what comes out of a round is expected to be off by {error:.2g} times what devices find (squared), so little may be "
               f"learned: more devices a round, fewer rounds or larger budgets would help"] * (error >= MUCH)
     lines.append(f"{given.population.count:,} clients, {given.population.per_round:,} a round, {given.rounds:,} rounds; "
-                 f"{given.layout.size:,} numbers are sent each way")
+                 f"{given.layout.trained:,} weights are sent each way")
+    lines += [statistics_text(given)] * bool(given.layout.statistics.size)
     lines.append(f"devices: {given.how.kind}, {given.how.chunk} at once in {given.processes} process{'es' * (given.processes > 1)}: "
                  f"{given.how.why}")
     return "\n".join(lines)
+
+
+def statistics_text(given: Prepared) -> str:
+    """What becomes of the running statistics of norm layers."""
+    from shoestring.core.statistics import Statistics
+
+    count, private = given.layout.statistics.size, given.asked.epsilon is not None
+    told = {Statistics.AVERAGED: f"averaged: they are sent beside the weights as they are, {4 * count:,} bytes",
+            Statistics.LOCAL: "local: every device keeps its own, and the common model's stay as it began",
+            Statistics.FROZEN: "frozen: norm layers use those that the model begins with"}[given.statistics]
+    return f"{count:,} statistics of norm layers are {told}" + ", because epsilon does not cover them" * private
 
 
 def plan_row(plan: FederatedPlan, why: str) -> list[str]:
@@ -124,7 +137,7 @@ def report_text(report: dict[str, Any], screen: Screen) -> str:
     lines += [f"  round {one['round']}, {one['name']}: {one['why']}" for one in report["turned_away"][-3:]]
     spent = f"; epsilon {report['epsilon']:.4g} spent" if report["epsilon"] is not None else ""
     lines.append(f"{bytes_text(report['bytes_up'])} up and {bytes_text(report['bytes_down'])} down in all{spent}")
-    losses = report["losses"]
+    losses = [loss for loss in report["losses"] if loss is not None]   # nobody took part: there is none
     lines.append((f"loss {losses[0]:.3f} -> {losses[-1]:.3f} in {report['rounds']} rounds, " if losses else "")
                  + f"{report['clients_per_second'] or 0:.0f} clients/s; weights {report['weights_sha256'][:12]}")
     return "\n".join([*lines, *([report["shown"]] if report["shown"] else [])])

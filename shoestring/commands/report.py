@@ -67,7 +67,7 @@ def show(report: dict[str, Any], page: Path) -> None:
         print("", cut_text(cut, screen(sys.stdout)), "", sep="\n")
     if report["shown"]:
         print(report["shown"], "", sep="\n")
-    losses = report["losses"]
+    losses = [loss for loss in report["losses"] if loss is not None]
     if report.get("ended", "steps") != "steps":
         print(ended_text(report["ended"], report["steps"], report.get("epochs", 0), report.get("asked", {})))
     if report.get("best"):

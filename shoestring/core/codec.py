@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from functools import cache
+from math import isfinite
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints, runtime_checkable
@@ -35,6 +36,19 @@ class Written(Protocol):
     def as_json(self) -> Json: ...
     @classmethod
     def from_json(cls, data: Json) -> Any: ...
+
+
+def finite_json(value: Json) -> Json:
+    """The same JSON with null for numbers that are not finite: JSON has none, and `NaN` is an error to most who read it.
+
+    >>> finite_json({"losses": [1.5, float("nan")], "best": (float("inf"), 2)})
+    {'losses': [1.5, None], 'best': [None, 2]}
+    """
+    if isinstance(value, float):
+        return value if isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {name: finite_json(one) for name, one in value.items()}
+    return [finite_json(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def to_json(value: object) -> Json:

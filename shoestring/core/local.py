@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from shoestring.core.errors import Mistake
+from shoestring.core.statistics import Statistics
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,8 @@ class Local:
     batch           records of a step; the last batch of an epoch has what is left. 0: all of them
     lr, optimizer   plain SGD with this rate, or whatever `optimizer(parameters)` makes; its moments begin anew in every round
     held_out        the share of a device's records that it is judged by and never trains on
+    statistics      what becomes of a batch norm's running statistics: "averaged" (by records), "local" (every device keeps its own) or
+                    "frozen" (normalisation uses the statistics that the model begins with). "": averaged, or frozen with an epsilon
     """
 
     epochs: int = 1
@@ -26,6 +29,7 @@ class Local:
     optimizer: Callable[..., torch.optim.Optimizer] | None = None
     steps: int = 0
     held_out: float = 0.0
+    statistics: str = ""
 
     def __post_init__(self) -> None:
         for name, least in (("epochs", 1), ("batch", 0), ("steps", 0), ("held_out", 0)):
@@ -35,6 +39,8 @@ class Local:
             raise Mistake(f"lr={self.lr} in Local: give a rate above 0")
         if self.held_out >= 1:
             raise Mistake(f"held_out={self.held_out} in Local: it is a share of a device's records, give less than 1")
+        if self.statistics not in ("", *Statistics):
+            raise Mistake(f"statistics={self.statistics!r} in Local: there are {', '.join(Statistics)}")
 
 
 class Partition(Protocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ class Federated:
     """What a federation came to."""
 
     model: nn.Module = field(repr=False)      # the job's, with the weights of the last round
-    losses: tuple[float, ...]                 # mean training loss of every round
+    losses: tuple[float, ...]                 # mean training loss of every round; not a number: nobody took part
     metrics: tuple[Mapping[str, Any], ...]    # of every validation on the job's held-out data
     before: tuple[Mapping[str, Any], ...]     # of devices on what they hold out, before their own work,
     after: tuple[Mapping[str, Any], ...]      # and after
@@ -57,8 +58,9 @@ def threads_kept() -> Iterator[None]:
 @threads_kept()
 def federate(job: Job | str | Path, rounds: int | None = None, per_round: int | None = None, clients: int | None = None, *,
              upload: str | int | None = None, download: str | int | None = None, epsilon: float | None = None, delta: float | None = None,
-             time: str | float | None = None, use: Iterable[FederatedTechnique | str] | None = None, every: int | None = None,
-             processes: int | None = None, run: str | Path | None = None, fresh: bool = False, adopt: bool = False, seed: int | None = None,
+             time: str | float | None = None, statistics: str | None = None,
+             use: Iterable[FederatedTechnique | str] | None = None, every: int | None = None, processes: int | None = None,
+             run: str | Path | None = None, fresh: bool = False, adopt: bool = False, seed: int | None = None,
              tell: Callable[[Event], None] | None = None, **flags: Any) -> Federated:
     """Train a job where its records lie, on simulated devices.
 
@@ -68,6 +70,7 @@ def federate(job: Job | str | Path, rounds: int | None = None, per_round: int | 
     job         a Job with `clients`, the path of a job file, or the name of a built-in one ("digits"); `flags` are the file's own
     rounds, per_round, clients    rounds, devices that take part in one, and devices that there are
     upload, download, time, epsilon, delta    budgets: bytes of a device in a round, time of all rounds, privacy loss of all rounds
+    statistics  of norm layers: "averaged", "local" (every device keeps its own) or "frozen"; the job's Local says so, too
     use         exactly these techniques instead of choosing: ["FedAdam(lr=0.01)", TopK(share=0.01)]
     every       judge the model every so many rounds
     processes   that simulate devices; the result is the same bits with any number
@@ -78,7 +81,8 @@ def federate(job: Job | str | Path, rounds: int | None = None, per_round: int | 
     Raises Mistake if something can't work, and OverBudget if nothing fits.
     """
     wanted = checked({"clients": clients, "per_round": per_round, "rounds": rounds, "processes": processes, "every": every,
-                      "upload": upload, "download": download, "time": time, "epsilon": epsilon, "delta": delta})
+                      "upload": upload, "download": download, "time": time, "epsilon": epsilon, "delta": delta,
+                      "statistics": statistics})
     made = job if isinstance(job, Job) else loaded_job(job_path(str(job)), flags)
     made = made if seed is None else with_course(made, {"seed": seed})
     names = None if use is None else tuple(one if isinstance(one, str) else text(one) for one in use)
@@ -99,7 +103,8 @@ def federate(job: Job | str | Path, rounds: int | None = None, per_round: int | 
         assert last is not None, "the last weights were saved"
         model, weights = fresh_model(made), last.weights()
         model.load_state_dict({name: weights[weights.metadata.get(f"alias {name}", name)] for name in model.state_dict()})
-    return Federated(model, tuple(report["losses"]), tuple(report["metrics"]), tuple(report["before"]), tuple(report["after"]), report)
+    losses = tuple(nan if loss is None else loss for loss in report["losses"])
+    return Federated(model, losses, tuple(report["metrics"]), tuple(report["before"]), tuple(report["after"]), report)
 
 
 def silent(event: Event) -> None:

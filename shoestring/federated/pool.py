@@ -47,7 +47,7 @@ class Process:
 
 class Pool:
     def __init__(self, workshop: Workshop, count: int, chunk: int) -> None:
-        row = workshop.parts.layout.size * 4
+        row = (workshop.parts.layout.size + workshop.parts.statistics.size) * 4
         size = chunk * row * ROWS + SLACK
         slots = min(max(2, MOST // (size * count)), 64)
         self.workshop, self.board = workshop, Buffer(row * ROWS + SLACK)
@@ -161,6 +161,7 @@ def own_memory(found: Done, copied: bool) -> Done:
         return replace(found, states=states)
     sent = tuple(replace(one, payload={name: value.clone() for name, value in one.payload.items()},
                          told=replace(one.told, counts=one.told.counts.clone(), losses=one.told.losses.clone(),
+                                      statistics=None if one.told.statistics is None else one.told.statistics.clone(),
                                       extras={name: value.clone() for name, value in one.told.extras.items()}))
                  for one in found.sent)
     return replace(found, sent=sent, states=states)

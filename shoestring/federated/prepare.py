@@ -4,6 +4,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -13,22 +14,29 @@ from torch import Tensor, nn
 
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
+from shoestring.core.statistics import Statistics
 from shoestring.core.technique import applied
 from shoestring.data.clients import clients_of
 from shoestring.federated.cohort import Engine, How, how_to_work, work_of
+from shoestring.federated.cohort.sequential import Sequential, made_model, sequential
+from shoestring.federated.evidence import Evidence
 from shoestring.federated.layout import Layout, layout_of
 from shoestring.federated.plain import plain_round
-from shoestring.federated.records import records_of
-from shoestring.federated.round import Device, Group, Population, Round, Server
+from shoestring.federated.records import Records, records_of
+from shoestring.federated.round import Device, Group, Objective, Population, Round, Server, Tensors, Work
 from shoestring.federated.simulate import SimulatedDevices, States, Workshop
-from shoestring.federated.technique import Evidence, FederatedTechnique, RoundCost
+from shoestring.federated.statistics import statistics_rule, with_statistics
+from shoestring.federated.technique import FederatedTechnique, RoundCost
 from shoestring.runs.initial_weights import fresh_model
 
 ROUNDS = 20         # if nobody says how many
 PER_ROUND = 10
 SAMPLE = 3          # devices on which ways to work are tried
 TIMED = 2           # chunks a process that are timed
+MEASURED = 10       # devices whose updates say how far devices agree,
+UPDATES = 32 << 20  # as many as are together no more bytes than that; of one alone, others are taken to be like it
 PARTS = 4           # chunks of a round, at least
+STEPS = 3           # that a device of the sample takes to show that it can
 TRIES = 20          # clients that are looked at to find such a sample: some may be empty or broken
 
 
@@ -42,6 +50,7 @@ class Asked:
     epsilon: float | None = None
     delta: float | None = None
     processes: int | None = None    # that simulate devices here
+    statistics: str = ""            # what becomes of norm layers' statistics; "": what the job's Local says
 
 
 @dataclass(frozen=True)
@@ -56,15 +65,24 @@ class Prepared:
     processes: int
     sample: tuple[Device, ...]
     asked: Asked
+    statistics: Statistics          # what becomes of norm layers' statistics
 
     @property
     def plain(self) -> Round:
         """The round without techniques, as it is simulated here."""
-        return plain_round(self.layout, self.job.local, work_of(Engine(self.job, self.layout, self.how))).with_(initial_weights=self.row)
+        return self.round(work_of(Engine(self.job, self.layout, self.how)))
+
+    def round(self, work: Work) -> Round:
+        """The round without techniques whose devices work like this, with whole rows."""
+        return with_statistics(plain_round(self.layout, self.job.local, work), self.layout, self.statistics, self.row)
 
     def server(self, parts: Round) -> Server:
         """The server before the first round."""
-        return parts.initial(Server(self.job.seed, 0, self.row))
+        return parts.initial(self.server_at(0, self.row, {}))
+
+    def server_at(self, round: int, row: Tensor, state: Tensors) -> Server:
+        """The server after so many rounds, of the model's whole row."""
+        return Server(self.job.seed, round, row[:self.layout.trained], state, row[self.layout.trained:])
 
     def devices(self, parts: Round, states: States | None = None) -> SimulatedDevices:
         return SimulatedDevices(Workshop(parts, self.job, self.clients, self.job.seed), self.how.chunk, self.processes, states)
@@ -79,11 +97,12 @@ def prepared(job: Job, asked: Asked, model: nn.Module | None = None, how: How | 
     if rounds < 1:
         raise Mistake(f"--rounds {rounds}: give 1 or more")
     model = fresh_model(job) if model is None else model
-    layout = layout_of(model)
-    sample = sample_of(job, clients, population)
-    how = how or several(how_to_work(job, layout, [device.records for device in sample]), population.per_round)
+    layout, statistics = layout_of(model), statistics_rule(asked.statistics or job.local.statistics, asked.epsilon is not None)
+    sample = sample_of(job, clients, population, None if how else sequential(job, layout, made_model(job)))
+    how = how or several(usual_way(job, layout, [device.records for device in sample]), population.per_round)
     processes = min(asked.processes or len(os.sched_getaffinity(0)), -(-population.per_round // how.chunk))
-    return Prepared(job, clients, population, rounds, layout, layout.row(model).cpu(), how, max(processes, 1), sample, asked)
+    return Prepared(job, clients, population, rounds, layout, layout.row(model).cpu(), how, max(processes, 1), sample, asked,
+                    statistics)
 
 
 def several(how: How, per_round: int) -> How:
@@ -103,46 +122,86 @@ def population_of(clients: Mapping[str, Any], per_round: int | None) -> Populati
     return Population(count, named, min(wanted, count))
 
 
-def sample_of(job: Job, clients: Mapping[str, Any], population: Population) -> tuple[Device, ...]:
-    """A few devices that have records. Others are named when their turn comes, and the round goes on without them."""
-    found, wrong = [], ""
+def sample_of(job: Job, clients: Mapping[str, Any], population: Population, plain: Sequential | None) -> tuple[Device, ...]:
+    """A few devices that have records on which `plain` can take some steps. Others are named when their turn comes, and the round goes on
+    without them."""
+    found: list[Device] = []
+    first: Exception | None = None
     for name in islice(map(population.name, range(population.count)), TRIES):
         try:
-            found.append(Device(records_of(job, name, clients[name], job.seed)))
-        except Mistake as error:
-            wrong = wrong or str(error)
+            device = Device(records_of(job, name, clients[name], job.seed))
+            if plain is not None:
+                objective = Objective(replace(job.local, epochs=1, steps=min(job.local.steps or STEPS, STEPS)))
+                plain.moved(plain.layout.row(plain.model)[None], [device.records], objective, [0])
+            found.append(device)
+        except Exception as error:
+            first = first or error
         if len(found) == SAMPLE:
             break
-    if not found:
-        raise Mistake(f"none of the first {min(TRIES, population.count)} clients can be used: {wrong}")
-    return tuple(found)
+    if found:
+        return tuple(found)
+    assert first is not None, "a population has a client"
+    if isinstance(first, Mistake):
+        raise Mistake(f"none of the first {min(TRIES, population.count)} clients can be used: {first}") from first
+    raise first
+
+
+def usual_way(job: Job, layout: Layout, sample: Sequence[Records]) -> How:
+    """How devices work; those of the sample that fail while that is tried are left out, unless all of them do."""
+    try:
+        return how_to_work(job, layout, sample)
+    except Exception:
+        good = []
+        for records in sample:
+            with suppress(Exception):
+                how_to_work(job, layout, [records])
+                good.append(records)
+        if not good or len(good) == len(sample):
+            raise
+    return how_to_work(job, layout, good)
 
 
 def plain_cost(given: Prepared) -> RoundCost:
-    """What a round costs without techniques: bytes by formula, seconds and an update from devices that really work."""
+    """What a round costs without techniques: bytes by formula, seconds and updates from devices of the first round that really work."""
     parts = given.plain
     server, devices = given.server(parts), given.devices(parts)
-    names = tuple(map(given.population.name, range(min(given.population.count, TIMED * given.how.chunk * given.processes))))
+    names = measured_names(given, parts, server)
     order = parts.order(server, Group(names))
     try:
         list(devices.work(order, names[:given.how.chunk * given.processes]))   # what is made once is made now
         begun = time.perf_counter()
-        updates = [parts.decode(order, one.sent) for one in devices.work(order, names) if one.sent is not None]
+        arrived = list(devices.work(order, names))
+        updates = [parts.decode(order, one.sent) for one in arrived if one.sent is not None]
         worked = time.perf_counter() - begun
         combined = parts.advance(server, parts.combine(server, updates))
         whole = time.perf_counter() - begun
     finally:
         devices.close()
     del combined
+    if not updates:
+        failed = [one for some in arrived for one in some.rejected]
+        raise Mistake(f"the work of all {len(names)} clients that were tried failed; the client {failed[0].name!r}: {failed[0].why}")
     rows = torch.cat([one.rows for one in updates])
-    norms = rows.norm(dim=1)
-    usual = rows[int(norms.argsort()[len(norms) // 2])].clone()
-    size = given.layout.size
+    seconds, finite = worked / len(rows), rows.isfinite().all(1)
+    if not bool(finite.any()):
+        raise Mistake(f"the updates of all {len(rows)} clients that were tried are not finite: give Local a lower rate")
+    kept = finite.nonzero().flatten()[:max(UPDATES // (4 * rows.shape[1]), 1)]
+    evidence = Evidence.of(rows[kept], seconds, torch.cat([one.counts for one in updates])[kept])
+    size, statistics = parts.layout.size, parts.statistics.size
     return RoundCost(
-        size, size, up=4 * size + TOLD, down=4 * size, clients=given.population.count, per_round=given.population.per_round,
-        rounds=given.rounds, device_seconds=worked / len(rows), server_seconds=(whole - worked) / len(rows) * given.population.per_round,
-        delta=given.asked.delta or 0.0, wanted=float("inf") if given.asked.epsilon is None else given.asked.epsilon,
-        evidence=Evidence(usual, worked / len(rows)), layout=given.layout)
+        size, size, up=4 * (size + statistics) + TOLD, down=4 * (size + statistics), clients=given.population.count,
+        per_round=given.population.per_round, rounds=given.rounds, device_seconds=seconds,
+        server_seconds=(whole - worked) / len(rows) * given.population.per_round, delta=given.asked.delta or 0.0,
+        wanted=float("inf") if given.asked.epsilon is None else given.asked.epsilon, evidence=evidence, layout=parts.layout,
+        statistics=statistics)
+
+
+def measured_names(given: Prepared, parts: Round, server: Server) -> tuple[str, ...]:
+    """Devices of the first round, evenly of all of them: enough for every process, and as many as tell how far devices agree."""
+    names = [name for group in parts.choose(server, given.population) for name in group.names]
+    wanted = min(MEASURED, UPDATES // (4 * parts.layout.size))
+    count = min(len(names), max(TIMED * given.how.chunk * given.processes, wanted))
+    return tuple(names[place * len(names) // count] for place in range(count))
 
 
 TOLD = 16   # bytes that every device sends beside its update: how many samples it trained on, and its loss

@@ -12,10 +12,10 @@ from shoestring.core.figures import Quantity
 from shoestring.core.technique import applied, described, in_order, parsed
 from shoestring.federated.catalogue import CATALOGUE, clash, lacking
 from shoestring.federated.cohort import Differs, plainly
-from shoestring.federated.plain import plain_round
+from shoestring.federated.evidence import Evidence, forget
 from shoestring.federated.prepare import Prepared, plain_cost
-from shoestring.federated.round import Device, Group, Objective, Order, Server, Updates
-from shoestring.federated.technique import Evidence, FederatedTechnique, RoundCost
+from shoestring.federated.round import Device, Group, Objective, Order, Updates
+from shoestring.federated.technique import FederatedTechnique, RoundCost
 from shoestring.planning.choose import Choice, Chooser, asked_for, conflict
 from shoestring.planning.room import Candidate, Room, named
 
@@ -86,12 +86,13 @@ def traffic(given: Prepared, techniques: Sequence[FederatedTechnique], evidence:
     def work(order: Order, devices: Sequence[Device], objective: Objective) -> Updates:
         import torch
 
-        rows = evidence.update.repeat(len(devices), 1)
+        whole = torch.cat([evidence.exact[0], torch.zeros(given.layout.size - given.layout.trained)])
+        rows = whole.repeat(len(devices), 1)
         return Updates(tuple(one.name for one in devices), rows, torch.ones(len(devices), dtype=torch.float64),
                        torch.ones(len(devices), dtype=torch.float64))
 
-    parts = applied(techniques, plain_round(given.layout, given.job.local, work).with_(initial_weights=given.row))
-    server = parts.begin(parts.initial(Server(given.job.seed, 0, given.row)), given.population)
+    parts = applied(techniques, given.round(work))
+    server = parts.begin(given.server(parts), given.population)
     device = Device(given.sample[0].records)
     order = parts.order(server, Group((device.name,)))
     sent = parts.encode(order, (device,), parts.work(order, (device,), Objective(given.job.local)))
@@ -108,7 +109,7 @@ class FederatedOutcome:
     def as_json(self) -> dict[str, Any]:
         told: dict[str, Any] = {"chosen": self.chosen.as_json(), "plain": self.plain.as_json(), "how": vars(self.given.how) | {
             "processes": self.given.processes}, "clients": self.given.population.count, "per_round": self.given.population.per_round,
-            "rounds": self.given.rounds}
+            "rounds": self.given.rounds, "statistics": self.given.statistics.value if self.given.layout.statistics.size else None}
         if self.choice is not None:
             told |= {"tried": self.choice.tried, "fitting": self.choice.fitting,
                      "runners_up": [plan.as_json() | {"lost": why, "text": str(plan)} for plan, why in self.choice.runners_up],
@@ -120,10 +121,18 @@ class FederatedOutcome:
 def planned(given: Prepared, budget: Budget, use: Sequence[str] | None = None) -> FederatedOutcome:
     """The plan with the least error within the budget, or exactly the techniques that are asked for."""
     try:
+        return chosen_plan(given, budget, use)
+    finally:
+        forget()
+
+
+def chosen_plan(given: Prepared, budget: Budget, use: Sequence[str] | None) -> FederatedOutcome:
+    try:
         cost = plain_cost(given)
     except Differs as why:   # they work in earnest for the first time
         given = replace(given, how=plainly(given.how, str(why)))
         cost = plain_cost(given)
+    cost = replace(cost, upload=budget.up or 0)
     room = FederatedRoom(given, cost)
     plain = room.confirmed(asked_for((), cost))
     if use is None:

@@ -22,10 +22,12 @@ from torch import Tensor
 
 from shoestring.core.errors import Mistake
 from shoestring.core.local import Local
+from shoestring.federated.combined_statistics import mean_statistics, wrong_statistics
 from shoestring.federated.layout import Layout
 from shoestring.federated.records import Records
 
 Tensors = Mapping[str, Tensor]
+NONE = Layout(())
 
 
 @dataclass(frozen=True)
@@ -34,8 +36,14 @@ class Server:
 
     seed: int
     round: int                                                  # rounds that are done
-    weights: Tensor                                             # (size)
+    weights: Tensor                                             # (size) that are trained
     state: Tensors = field(default_factory=dict)                # of techniques, by name: moments, control variates, a clipping norm
+    statistics: Tensor = field(default_factory=lambda: torch.empty(0))   # of norm layers: federated/statistics.py says what becomes of them
+
+    @property
+    def row(self) -> Tensor:
+        """All numbers of the model."""
+        return torch.cat([self.weights, self.statistics])
 
 
 class Group(NamedTuple):
@@ -54,11 +62,13 @@ class Order:
     weights: Tensor                                             # (size) that it begins from
     extras: Tensors = field(default_factory=dict)               # what techniques give along
     judges: bool = False                                        # the device is to measure its metrics before and after, too
+    statistics: Tensor | None = None                            # that it begins with; None: its own, or the job's initial ones
 
     @property
     def bytes(self) -> int:
         """That a device is given."""
-        return sum(one.numel() * one.element_size() for one in (self.weights, *self.extras.values()))
+        beside = () if self.statistics is None else (self.statistics,)
+        return sum(one.numel() * one.element_size() for one in (self.weights, *self.extras.values(), *beside))
 
 
 @dataclass(frozen=True)
@@ -85,6 +95,7 @@ class Objective:
     pull: float = 0.0
     anchor: Tensor | None = None                                # (size)
     correction: Tensor | None = None                            # (k, trained)
+    model: str = ""                                             # a further model of the devices, whose statistics are kept by this name
 
 
 Sums = Mapping[str, tuple[float, float]]   # of a metric: the sum over samples of value x weight, and the sum of weights
@@ -102,6 +113,7 @@ class Updates:
     before: tuple[Sums, ...] = ()                               # metrics of every device on what it holds out, if it was to measure them,
     after: tuple[Sums, ...] = ()                                # before its work and after
     age: int = 0                                                # of the weights that they began from, as in `Group`; it is not sent
+    statistics: Tensor | None = None                            # (k, ...) after the work, not differences; None: they are not sent
 
     def some(self, keep: Sequence[int]) -> Updates:
         """The updates of a few of them."""
@@ -109,7 +121,8 @@ class Updates:
         return Updates(tuple(self.names[one] for one in keep), self.rows[rows], self.counts[rows], self.losses[rows],
                        {name: value[rows] for name, value in self.extras.items()},
                        tuple(self.before[one] for one in keep) if self.before else (),
-                       tuple(self.after[one] for one in keep) if self.after else (), self.age)
+                       tuple(self.after[one] for one in keep) if self.after else (), self.age,
+                       None if self.statistics is None else self.statistics[rows])
 
 
 @dataclass(frozen=True)
@@ -121,8 +134,9 @@ class Sent:
 
     @property
     def bytes(self) -> int:
-        """That each of them sends: the payload, what techniques send along, and its count of samples and its loss."""
-        tensors = (*self.payload.values(), *self.told.extras.values(), self.told.counts, self.told.losses)
+        """That each of them sends: the payload, its statistics, what techniques send along, and its count of samples and its loss."""
+        beside = () if self.told.statistics is None else (self.told.statistics,)
+        tensors = (*self.payload.values(), *self.told.extras.values(), *beside, self.told.counts, self.told.losses)
         return sum(one[0].numel() * one.element_size() for one in tensors)
 
 
@@ -142,6 +156,7 @@ class Arrived:
     missing: tuple[str, ...] = ()                               # who did not answer,
     rejected: tuple[Rejected, ...] = ()                         # and whose work failed
     seconds: float = 0.0                                        # simulated: when the last of them had answered, since the round began
+    restored: tuple[str, ...] = ()                              # who keeps the state of before, because the new one is not finite
 
 
 class Devices(Protocol):
@@ -166,6 +181,7 @@ Encode = Callable[[Order, Sequence[Device], Updates], Sent]
 Decode = Callable[[Order, Sent], Updates]
 Combine = Callable[[Server, Iterable[Updates]], Combined]
 Advance = Callable[[Server, Combined], Server]
+Settle = Callable[[Layout, Tensor, Tensor], Tensor]             # statistics (k, s) of devices and their counts (k) -> the server's (s)
 Note = Callable[[Tensors, Updates, "Population"], Tensors]      # the server's state so far -> with one more chunk of updates
 
 
@@ -180,7 +196,7 @@ class Population:
 
 @dataclass(frozen=True)
 class Round:
-    layout: Layout
+    layout: Layout                                              # of the weights that are trained
     local: Local
     choose: Choose
     order: MakeOrder
@@ -195,6 +211,8 @@ class Round:
     answers: Callable[[Order, str], bool] = lambda order, name: True    # simulated devices: whether one answers at all,
     duration: Callable[[Order, str], float] = lambda order, name: 1.0   # and after how long, in units of the median device's time
     initial_weights: Tensor | None = None                       # (size): every device can make them itself, from the job and its seed
+    statistics: Layout = NONE                                   # those that devices are given and send
+    settle: Settle = mean_statistics
 
     def with_(self, **parts: Any) -> Round:
         return replace(self, **parts)
@@ -217,11 +235,12 @@ class Played:
     seconds: float = 0.0                                        # simulated
     senders: int = 0                                            # devices that sent something,
     ordered: int = 0                                            # and that were given an order
+    restored: tuple[str, ...] = ()                              # who keeps the state of before, because the new one is not finite
 
 
-def play(parts: Round, server: Server, devices: Devices, population: Population, judges: bool = False) -> Played:
-    """One round."""
-    told, server = Telling(), parts.begin(server, population)
+def play(parts: Round, server: Server, devices: Devices, population: Population, judges: bool = False, strict: bool = True) -> Played:
+    """One round. `strict`: one in which no device's work or update can be used is a Mistake; else the weights stay as they are."""
+    told, server = Telling(parts.statistics), parts.begin(server, population)
     state = server.state
 
     def arriving() -> Iterator[Updates]:
@@ -232,6 +251,7 @@ def play(parts: Round, server: Server, devices: Devices, population: Population,
             for arrived in devices.work(order, group.names):
                 told.missing.extend(arrived.missing)
                 told.rejected.extend(arrived.rejected)
+                told.restored.extend(arrived.restored)
                 told.seconds = max(told.seconds, arrived.seconds)
                 if arrived.sent is not None:
                     told.sent(arrived.sent)
@@ -242,18 +262,25 @@ def play(parts: Round, server: Server, devices: Devices, population: Population,
                         yield updates
 
     combined = parts.combine(server, arriving())
-    told.check(server.round)
+    if strict:
+        told.check(server.round)
     after = replace(parts.advance(replace(server, state=state), combined), round=server.round + 1)
+    if told.statistics and combined.weight:
+        rows, counts = (torch.cat(some) for some in zip(*told.statistics, strict=True))
+        after = replace(after, statistics=parts.settle(parts.statistics, rows, counts))
     return told.played(after)
 
 
 class Telling:
     """What is told of a round, gathered while updates arrive."""
 
-    def __init__(self) -> None:
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout                                       # of the statistics that devices send
+        self.statistics: list[tuple[Tensor, Tensor]] = []          # of every chunk, with the devices' counts
         self.names: list[str] = []
         self.missing: list[str] = []
         self.rejected: list[Rejected] = []
+        self.restored: list[str] = []
         self.up = self.down = self.senders = self.given = 0
         self.loss = self.samples = self.seconds = 0.0
         self.before: dict[str, tuple[float, float]] = {}
@@ -269,11 +296,14 @@ class Telling:
 
     def accepted(self, updates: Updates, size: int) -> Updates:
         """The updates without those that can't be used, which are named and counted: the round goes on."""
-        wrong = wrong_with(updates, size)
+        wrong = [why or beside for why, beside in zip(
+            wrong_with(updates, size), wrong_statistics(self.layout, updates.statistics, len(updates.names)), strict=True)]
         self.rejected.extend(Rejected(name, why) for name, why in zip(updates.names, wrong, strict=True) if why)
         keep = [place for place, why in enumerate(wrong) if not why]
         good = updates if len(keep) == len(updates.names) else updates.some(keep)
         self.names.extend(good.names)
+        if good.statistics is not None and good.names:
+            self.statistics.append((good.statistics, good.counts))
         self.samples += float(good.counts.sum())
         self.loss += float((good.counts * good.losses).sum())
         for totals, found in ((self.before, good.before), (self.after, good.after)):
@@ -283,14 +313,15 @@ class Telling:
 
     def check(self, number: int) -> None:
         """What fails on every device is no device's fault."""
-        if self.given and not self.senders and len(self.rejected) == self.given:
-            raise Mistake(f"the work of all {self.given} devices of round {number + 1} failed; the client {self.rejected[0].name!r}: "
-                          f"{self.rejected[0].why}")
+        if self.given and not self.names and len(self.rejected) == self.given:
+            what = "updates" if self.senders else "work"
+            raise Mistake(f"the {what} of all {self.given} devices of round {number + 1} failed; the client {self.rejected[0].name!r}: "
+                          f"{self.rejected[0].why}" + "; a lower rate (Local(lr=...)) may help" * bool(self.senders))
 
     def played(self, server: Server) -> Played:
         loss = self.loss / self.samples if self.samples else float("nan")
         return Played(server, tuple(self.names), tuple(self.missing), tuple(self.rejected), loss, self.up, self.down,
-                      self.before, self.after, self.samples, self.seconds, self.senders, self.given)
+                      self.before, self.after, self.samples, self.seconds, self.senders, self.given, tuple(self.restored))
 
 
 def add_sums(totals: dict[str, tuple[float, float]], sums: Sums) -> None:
@@ -303,12 +334,19 @@ def wrong_with(updates: Updates, size: int) -> list[str]:
     """Why the update of every device can't be used; empty if it can."""
     if updates.rows.shape[1:] != (size,):
         return [f"its update has the shape {tuple(updates.rows.shape[1:])}, not {(size,)}"] * len(updates.names)
+    counted = updates.counts.isfinite() & (updates.counts > 0)
+    return [why or ("" if good else "it says that it has no sample, or no finite number of them")
+            for why, good in zip(not_finite(updates), counted.tolist(), strict=True)]
+
+
+def not_finite(updates: Updates) -> list[str]:
+    """What of every device's update is not finite; empty if all of it is."""
     beside = [one.unsqueeze(-1).flatten(1) for one in updates.extras.values() if one.is_floating_point()]
     checks = (
         (finite(updates.rows), "its update has numbers that are not finite"),
         *((finite(one), "what it sends beside its update has numbers that are not finite") for one in beside),
+        *((finite(one), "its statistics have numbers that are not finite") for one in (updates.statistics,) if one is not None),
         (updates.losses.isfinite(), "its loss is not a finite number"),
-        (updates.counts.isfinite() & (updates.counts > 0), "it says that it has no sample, or no finite number of them"),
     )
     found = [""] * len(updates.names)
     for good, why in reversed(checks):

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from shoestring.core.codec import finite_json
 from shoestring.core.errors import Mistake
 from shoestring.core.job import target
 from shoestring.core.run import plain_run
@@ -36,6 +37,8 @@ from shoestring.runs.saver import Saver, Snapshot
 from shoestring.validation import check_goal, validated
 
 PARTS = ("step", "server", "devices", "parts", "best")   # what a checkpoint's state must have to be gone on from
+FAILED = 3       # rounds in a row in which no device's work can be used: then it is the job that fails, or it has diverged
+NAMED_IN_TEXT = 3
 NAMED = 20       # missing devices of a round whose names are noted
 CLOCK, SKIPPED = ".clock", ".skipped"   # how techniques call, in the server's state, simulated time and rounds that they made nothing of
 BUDGET = "epsilon is spent"   # why a run is over whose next round would exceed it
@@ -69,6 +72,8 @@ class Runner:
         self.model = fresh_model(self.given.job)
         self.server: Server = self.given.server(self.simulation.parts)
         self.best: tuple[float, int] | None = None
+        self.answered = False            # somebody has, in this process's life
+        self.failed = 0                  # rounds in a row in which nobody did
         self.stop, self.signal = "", 0   # why to stop, and the signal that asked for it
         self.events = Events(self.folder.path)
         self.saver = Saver(self.folder.checkpoints, self.cadence, self.say)
@@ -112,7 +117,7 @@ class Runner:
                 raise Mistake(f"the checkpoint {checkpoint.path} has no weights {name!r} of the shape {tuple(view.shape)}: the model is "
                               f"not the one it was made of; give the flags it was begun with, another --run, or --fresh")
             view.copy_(weights[source])
-        self.server = Server(self.given.job.seed, state["step"], row, {name: value.clone() for name, value in state["server"].items()})
+        self.server = self.given.server_at(state["step"], row, {name: value.clone() for name, value in state["server"].items()})
         self.simulation.states.update({name: {key: value.clone() for key, value in one.items()} for name, one in state["devices"].items()})
         if state.get("plainly"):
             self.simulation.work_plainly(state["plainly"])
@@ -163,7 +168,12 @@ class Runner:
         last = self.round + 1 == self.given.rounds
         judges = bool(self.given.job.local.held_out) and (last or (self.round + 1) % self.every == 0)
         before = self.server.state
-        played = self.simulation.play(self.server, judges)
+        played = self.simulation.play(self.server, judges, self.strict)
+        self.failed = self.failed + 1 if played.rejected and not played.participants else 0
+        self.answered = self.answered or bool(played.participants)
+        if not bool(played.server.row.isfinite().all()):
+            raise Mistake(f"the weights after round {self.round + 1} are not finite: the federation diverged. A lower rate (Local(lr=...), "
+                          f"the server's rule) or shorter updates (NormBound) may help; what was saved before is in {self.folder.path}")
         self.server = played.server
         self.note(played, time.perf_counter() - begun, grown(before, played.server.state, CLOCK))
         for rule in grown(before, played.server.state, SKIPPED):
@@ -173,6 +183,13 @@ class Runner:
             self.validate()
         if self.saver.due(self.round) or last or self.stop:
             self.saver.save(self.snapshot)
+
+    @property
+    def strict(self) -> bool:
+        """Whether a round in which all devices fail ends the run: the first one shows that the job fails, unless it has one device only.
+        Later ones, or one device, may be bad luck; several in a row are not, nor is a run in which nobody ever answered."""
+        last = self.round + 1 == self.given.rounds
+        return self.failed + 1 >= FAILED or not (self.answered or (self.given.population.per_round == 1 and not last))
 
     def note(self, played: Played, seconds: float, clocks: dict[str, float]) -> None:
         loss, simulated = played.loss, max(clocks.values(), default=played.seconds)
@@ -184,6 +201,9 @@ class Runner:
             rejected=tuple((one.name, one.why) for one in played.rejected), epsilon=self.epsilon(),
             before=means(played.before) or None, after=means(played.after) or None,
             simulated=simulated if simulated not in (0.0, 1.0) else None))
+        if played.restored:
+            self.say(Warned(f"in round {self.round} the work of {len(played.restored)} devices was not finite "
+                            f"({named(played.restored)}): what they keep is that of before the round"))
         if not played.participants:
             self.say(Warned(f"nobody's update is in round {self.round}: {len(played.missing)} devices did not answer, "
                             f"{len(played.rejected)} could not be used; the weights stay as they were"
@@ -195,7 +215,7 @@ class Runner:
     def validate(self) -> None:
         """Try the global model on the job's held-out data."""
         begun, job = time.perf_counter(), self.given.job
-        self.given.layout.load(self.model, self.server.weights)
+        self.given.layout.load(self.model, self.server.row)
         found = validated(plain_run(job, self.model, {}), job)
         check_goal(job, found)
         goal = target(job.goal)
@@ -203,7 +223,7 @@ class Runner:
         if best:
             self.best = (found[goal.metric], self.round)
             self.saver.save_best(lambda: self.snapshot_of({"metrics": dict(found)}))
-        self.say(Validated(self.round, 0, dict(found), time.perf_counter() - begun, best))
+        self.say(Validated(self.round, 0, finite_json(found), time.perf_counter() - begun, best))
 
     # Keeping
 
@@ -213,7 +233,7 @@ class Runner:
 
     def snapshot_of(self, state: dict[str, Any]) -> Snapshot:
         """The weights of now, and some state."""
-        self.given.layout.load(self.model, self.server.weights)
+        self.given.layout.load(self.model, self.server.row)
         weights, aliases = named_weights(self.model)
         course = {"course": {"best": self.best}} if self.given.job.validates else {}   # as a training has it: best weights are pruned by it
         return Snapshot(self.round, weights, aliases, {"step": self.round, "parts": course, "model": {}, "on_disk": [], **state})
@@ -241,7 +261,7 @@ class Runner:
         if why == BUDGET:
             self.say(Warned(f"epsilon {self.release and self.release.budget:g} is spent after round {self.round}: the next round would "
                             f"exceed it, so there is none"))
-        self.given.layout.load(self.model, self.server.weights)
+        self.given.layout.load(self.model, self.server.row)
         shown = self.shown()
         self.say(Finished(self.round, "steps" if why == "rounds" else why))
         return Ended(self.round, why, weights_sha256(self.model.state_dict()), shown=shown)
@@ -264,8 +284,14 @@ def grown(before: Tensors, after: Tensors, word: str) -> dict[str, float]:
     return {name: by for name, by in found.items() if by}
 
 
-def means(sums: Sums) -> dict[str, float]:
-    return {name: total / weight for name, (total, weight) in sums.items() if weight}
+def named(names: Sequence[str]) -> str:
+    return ", ".join(names[:NAMED_IN_TEXT]) + ", …" * (len(names) > NAMED_IN_TEXT)
+
+
+def means(sums: Sums) -> dict[str, float | None]:
+    """Means of metrics; None: it is not finite."""
+    found: dict[str, float | None] = finite_json({name: total / weight for name, (total, weight) in sums.items() if weight})
+    return found
 
 
 def named_weights(model: torch.nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, str]]:

@@ -28,7 +28,8 @@ VERSION = 2   # of plan.json
 
 
 def asked_of(wanted: Wanted) -> Asked:
-    return Asked(wanted["clients"], wanted["per_round"], wanted["rounds"], wanted["epsilon"], wanted["delta"], wanted["processes"])
+    return Asked(wanted["clients"], wanted["per_round"], wanted["rounds"], wanted["epsilon"], wanted["delta"], wanted["processes"],
+                 wanted["statistics"] or "")
 
 
 def budget_of(wanted: Wanted) -> Budget:

@@ -19,7 +19,7 @@ from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.federated.cohort import Differs
 from shoestring.federated.records import Records, records_of
-from shoestring.federated.round import Arrived, Device, Objective, Order, Rejected, Round, Sent
+from shoestring.federated.round import Arrived, Device, Objective, Order, Rejected, Round, Sent, not_finite
 
 KEPT = 256 << 20   # bytes of records that a process keeps as tensors
 
@@ -33,6 +33,7 @@ class Done:
     sent: tuple[Sent, ...]                # several where a device failed and the others worked alone
     states: States                        # of its devices, afterwards
     rejected: tuple[Rejected, ...] = ()
+    restored: tuple[str, ...] = ()        # devices that keep the state of before, because what they would keep now is not finite
     differs: str = ""                     # why the way in which devices work here is wrong: nothing of this round can be used
 
 
@@ -57,8 +58,9 @@ class Workshop:
                 rejected.append(Rejected(name, str(error)))
             except Exception as error:
                 rejected.append(Rejected(name, failure(error)))
+        restored: list[str] = []
         try:
-            sent = (self.worked(order, devices),) if devices else ()
+            sent = (self.worked(order, devices, restored),) if devices else ()
         except Differs as why:
             return Done((), {}, differs=str(why))
         except Exception as error:
@@ -67,12 +69,20 @@ class Workshop:
             alone = [self.done(order, (device.name,), states) for device in devices]
             kept = {name: state for one in alone for name, state in one.states.items()}
             failed = (some for one in alone for some in one.rejected)
-            differs = next((one.differs for one in alone if one.differs), "")
-            return Done(tuple(sent for one in alone for sent in one.sent), kept, (*rejected, *failed), differs)
-        return Done(sent, {device.name: device.state for device in devices if device.state}, tuple(rejected))
+            return Done(tuple(sent for one in alone for sent in one.sent), kept, (*rejected, *failed),
+                        tuple(name for one in alone for name in one.restored), next((one.differs for one in alone if one.differs), ""))
+        return Done(sent, {device.name: device.state for device in devices if device.state}, tuple(rejected), tuple(restored))
 
-    def worked(self, order: Order, devices: Sequence[Device]) -> Sent:
+    def worked(self, order: Order, devices: Sequence[Device], restored: list[str]) -> Sent:
+        """What devices send. One whose update, or what it would keep, is not finite keeps what it kept before, and is named in `restored`:
+        else every later round of it would be spoilt, too."""
+        before = [dict(device.state) for device in devices]
         updates = self.parts.work(order, devices, Objective(self.parts.local))
+        for device, state, why in zip(devices, before, not_finite(updates), strict=True):
+            if device.state and (why or not finite_state(device)):
+                device.state.clear()
+                device.state.update(state)
+                restored.append(device.name)
         return self.parts.encode(order, devices, updates)
 
     def records(self, name: str) -> Records:
@@ -88,6 +98,11 @@ class Workshop:
         return found
 
 
+def finite_state(device: Device) -> bool:
+    """Whether a device can go on from what techniques keep on it."""
+    return all(bool(value.isfinite().all()) for value in device.state.values() if value.is_floating_point())
+
+
 def bytes_of(records: Records) -> int:
     """About what a device's records take as tensors, with what is made of them: products of all pairs of samples, at most."""
     if records.whole is None:
@@ -96,10 +111,8 @@ def bytes_of(records: Records) -> int:
 
 
 def failure(error: Exception) -> str:
-    """Why a device's work failed, with the line of the job where it did."""
-    place = blamed(error).place
-    said = (str(error).strip().splitlines() or [""])[0]
-    return str(error) if isinstance(error, Mistake) else f"its work failed in {place}: {type(error).__name__}: {said}"
+    """Why a device's work failed: the kind of the error and the line of the job. Its text may have records in it, and stays here."""
+    return str(error) if isinstance(error, Mistake) else f"its work failed in {blamed(error).place}: {type(error).__name__}"
 
 
 class SimulatedDevices:
@@ -129,6 +142,8 @@ class SimulatedDevices:
                 seconds = max(parts.duration(order, name) for name in chunk)
                 if one.rejected:
                     yield Arrived(None, rejected=one.rejected)
+                if one.restored:
+                    yield Arrived(None, restored=one.restored)
                 for sent in one.sent:
                     yield Arrived(sent, seconds=seconds)
 

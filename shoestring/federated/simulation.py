@@ -28,10 +28,10 @@ class Simulation:
         self.parts = parts_of(self.given, self.techniques)
         self.devices: SimulatedDevices | None = None
 
-    def play(self, server: Server, judges: bool = False) -> Played:
+    def play(self, server: Server, judges: bool = False, strict: bool = True) -> Played:
         before, differs = dict(self.states), ""
         try:
-            return play(self.parts, server, self.working(), self.given.population, judges)
+            return play(self.parts, server, self.working(), self.given.population, judges, strict)
         except Differs as why:
             differs = str(why)
         self.states.clear()
@@ -39,7 +39,7 @@ class Simulation:
         self.work_plainly(differs)
         self.warn(f"devices work one after the other from round {server.round + 1} on, which is slower: {differs}"
                   + "; of the rounds before, some were compared and no difference was found" * bool(server.round))
-        return play(self.parts, server, self.working(), self.given.population, judges)
+        return play(self.parts, server, self.working(), self.given.population, judges, strict)
 
     def working(self) -> SimulatedDevices:
         """The devices; they are there from the first round on."""

@@ -7,19 +7,10 @@ from dataclasses import dataclass
 from math import inf
 from typing import ClassVar
 
-from torch import Tensor
-
 from shoestring.core.technique import Technique
+from shoestring.federated.evidence import Evidence
 from shoestring.federated.layout import Layout
 from shoestring.federated.round import Round
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """One device's real work, as the room tried it."""
-
-    update: Tensor               # (size): what it found
-    seconds: float               # that it took, here, as many devices at once as will be
 
 
 @dataclass(frozen=True)
@@ -35,7 +26,7 @@ class RoundCost:
     rounds: int
     device_seconds: float = 0.0  # of one device's work, here
     server_seconds: float = 0.0  # of a round's combination, here
-    error: float = 0.0           # expected |combined - exact|^2 / |exact|^2 of a round, by formula: what coding and noise do to it
+    error: float = 0.0           # expected |combined - exact|^2 / |exact|^2 of the first round: what coding and noise do to it
     clip: float = 0.0            # largest norm of a device's update; 0: it is not limited
     noise: float = 0.0           # noise multiplier: standard deviation of the sum's noise, in units of the clipping norm
     counted: float = 0.0         # standard deviation of the noise on how many updates are within the clip; 0: nobody counts them
@@ -44,7 +35,9 @@ class RoundCost:
     wanted: float = inf          # the epsilon that was asked for
     device_bytes: int = 0        # that a device keeps between rounds
     evidence: Evidence | None = None
-    layout: Layout | None = None   # of the model's whole row
+    upload: int = 0              # bytes that a device may send, if that is limited; 0: it is not
+    layout: Layout | None = None   # of the weights that are trained
+    statistics: int = 0          # numbers of norm layers that are sent each way beside them, as they are
 
     def numbers(self) -> Mapping[str, float]:
         round_seconds = self.per_round * self.device_seconds + self.server_seconds

@@ -98,8 +98,8 @@ def beside_plain(given: Prepared, techniques: Sequence[FederatedTechnique], roun
         for _ in range(rounds):
             plain.states.clear()
             plain.states.update(ours.states)
-            right, found = plain.play(server).server.weights, ours.play(server)
-            verdicts.append(verdict(what, given.how.exactness, right, found.server.weights, server.weights))
+            right, found = plain.play(server).server.row, ours.play(server)
+            verdicts.append(verdict(what, given.how.exactness, right, found.server.row, server.row))
             server = found.server
             losses.append(found.loss)
     finally:
@@ -108,7 +108,7 @@ def beside_plain(given: Prepared, techniques: Sequence[FederatedTechnique], roun
     worst = max(verdicts, key=lambda one: (one.kept is False, one.difference))
     if ours.plainly:
         worst = replace(worst, what=f"{what}: they do not, so they work one after the other ({ours.plainly})")
-    return Beside(worst, server.weights, losses)
+    return Beside(worst, server.row, losses)
 
 
 def played(given: Prepared, techniques: Sequence[FederatedTechnique], rounds: int) -> tuple[Tensor, list[float]]:
@@ -122,7 +122,7 @@ def played(given: Prepared, techniques: Sequence[FederatedTechnique], rounds: in
             losses.append(found.loss)
     finally:
         simulation.close()
-    return server.weights, losses
+    return server.row, losses
 
 
 def verdict(what: str, stated: Exactness, expected: Tensor, found: Tensor, begin: Tensor) -> Verdict:

@@ -14,10 +14,11 @@ import time
 import weakref
 from binascii import crc32
 from dataclasses import fields, replace
+from math import nan
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from shoestring.core.codec import Unreadable, from_json
+from shoestring.core.codec import Unreadable, finite_json, from_json
 from shoestring.core.regular import regular
 from shoestring.runs.event import KINDS, Event, Other, Stepped
 
@@ -90,7 +91,10 @@ def event_of(record: dict[str, Any]) -> Event | None:
 
 def line_of(record: dict[str, Any]) -> bytes:
     """A record as a line, without its end."""
-    head = json.dumps(record, separators=(",", ":")).encode()[:-1]
+    try:
+        head = json.dumps(record, separators=(",", ":"), allow_nan=False).encode()[:-1]
+    except ValueError:   # the loss of a federated round that nobody took part in
+        head = json.dumps(finite_json(record), separators=(",", ":")).encode()[:-1]
     return head + b',"crc":"%08x"}' % crc32(head)
 
 
@@ -127,6 +131,8 @@ def usable(record: Any) -> Event | StepRecord | None:
     if type(record) is not dict or type(record.get("time")) not in NUMBER or type(record.get("event")) is not str:
         return None
     if record["event"] == Stepped.kind:
+        if "loss" in record and record["loss"] is None:
+            record["loss"] = nan
         for name, kinds, default in NEEDED:
             value = record.get(name, default)
             if type(value) not in kinds or (type(value) is int and not -MOST <= value < MOST):

@@ -48,6 +48,7 @@ from pathlib import Path
 from typing import Any
 
 from shoestring.core.budget import Budget
+from shoestring.core.codec import finite_json
 from shoestring.core.exactness import Exactness, stated_in
 from shoestring.core.figures import Figures
 from shoestring.core.units import seconds_text
@@ -198,7 +199,7 @@ class Report:
             "name": self.name, "run": self.run, "job": self.job, "flags": dict(self.flags), "arguments": dict(self.arguments),
             "budget": {"memory": self.budget.memory},
             "state": self.state, "pid": self.pid, "text": self.text, "step": self.step, "steps": self.steps,
-            "losses": list(self.losses), "seconds": list(self.seconds), "samples_process": list(self.samples_process),
+            "losses": finite_json(list(self.losses)), "seconds": list(self.seconds), "samples_process": list(self.samples_process),
             "checkpoints": [record_of(one) | {"kept": one.checkpoint in self.kept} for one in self.checkpoints],
             "damage": list(self.damage),
             "metrics": self.metrics, "best": self.best, "epochs": self.epochs, "ended": self.why_ended,

@@ -73,8 +73,8 @@ def test_a_row_has_weights_first_and_statistics_after_them_and_nothing_frozen() 
     model[2].weight.requires_grad_(False)
     layout = layout_of(model)
     assert [entry.name for entry in layout.entries] == [
-        "0.weight", "0.bias", "1.weight", "1.bias", "2.bias", "1.running_mean", "1.running_var"]
-    assert layout.trained == 12 + 4 + 4 + 4 + 2 and layout.size == layout.trained + 8
+        "0.weight", "0.bias", "1.weight", "1.bias", "2.bias", "1.running_mean", "1.running_var", "1.num_batches_tracked"]
+    assert layout.trained == 12 + 4 + 4 + 4 + 2 and layout.size == layout.trained + 9
     row = layout.row(model)
     other = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
     layout.load(other, row * 2)

@@ -1,6 +1,8 @@
 """A federation that runs: what is told of it while it does, and what comes out."""
 from __future__ import annotations
 
+import json
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,10 @@ import torch
 from torch.utils.data import TensorDataset
 
 import shoestring
+from shoestring.core.local import Local
 from shoestring.runs.event import Event, Rounded, Validated, Warned
+from shoestring.runs.report import report_of
+from tests.federated.test_kill import JOB
 from tests.federated.toys import records, toy_job
 
 
@@ -74,3 +79,51 @@ def test_a_show_that_fails_does_not_cost_the_report() -> None:
     done, events = told(job=toy_job(show=show), rounds=1, per_round=3)
     assert len(done.losses) == 1 and done.report["shown"] == ""
     assert any(isinstance(one, Warned) and "show` failed: RuntimeError: probability" in one.text for one in events)
+
+
+class Bare(ValueError):
+    """JSON has a number that is not finite."""
+
+
+def strict(text: str) -> Any:
+    def refuse(word: str) -> Any:
+        raise Bare(word)
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def test_a_round_that_nobody_took_part_in_has_no_loss_and_no_bare_nan(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(JOB)
+    done = shoestring.federate(tmp_path / "job.py", rounds=2, per_round=2, processes=1, use=["DropOut(rate=0.99)"], run=tmp_path / "run")
+    assert done.report["losses"] == [None, None] and all(isnan(loss) for loss in done.losses)
+    written = {file: (tmp_path / "run" / file).read_text() for file in ("events.jsonl", "report.json", "plan.json")}
+    for text in (*written.pop("events.jsonl").splitlines(), *written.values()):
+        strict(text)
+    strict(json.dumps(report_of(tmp_path / "run").as_json()))
+
+
+def test_a_federation_whose_updates_are_not_finite_ends_with_a_mistake() -> None:
+    with pytest.raises(shoestring.Mistake, match="not finite"):
+        told(job=toy_job(local=Local(lr=1e30, epochs=3)), rounds=5)
+
+
+def test_weights_that_overflow_when_they_are_combined_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(shoestring.Mistake, match="after round 1 are not finite"):
+        told(use=["FedAvgM(lr=3e38)", "Malicious(share=1.0, attack='sign-flip', strength=1e20)"], rounds=3)
+
+
+def test_clients_that_fail_are_named_and_counted_and_the_federation_goes_on_round_by_round() -> None:
+    """Also where a round has one device only, and that one fails."""
+    odd = [(torch.zeros(2), torch.tensor(0))] * 6
+    job = toy_job(clients=lambda: {"odd": odd, **{f"d{number}": records(number) for number in range(3)}})
+    done, events = told(job=job, rounds=8, per_round=1)
+    rounds = [one for one in events if isinstance(one, Rounded)]
+    failed = [one for one in rounds if one.rejected]
+    assert 0 < len(failed) < 8 and {name for one in failed for name, _ in one.rejected} == {"odd"}
+    assert done.report["rejected"] == [int(bool(one.rejected)) for one in rounds]
+
+
+def test_a_job_that_fails_on_every_client_says_so_with_the_first_cause() -> None:
+    odd = [(torch.zeros(2), torch.tensor(0))] * 6
+    with pytest.raises(shoestring.Mistake, match="RuntimeError"):
+        told(job=toy_job(clients=lambda: {"a": odd, "b": odd}), per_round=2)

@@ -8,7 +8,7 @@
 
     d: the combined update; m begins at 0, v at tau^2; there is no correction of the moments' bias, as in the paper
 
-A round into which nothing came leaves w, m and v alone. Buffers (a batch norm's statistics) move by d.
+A round into which nothing came leaves w, m and v alone.
 Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan 2021, Adaptive Federated Optimization, arXiv 2003.00295, algorithm 2.
 """
 from __future__ import annotations

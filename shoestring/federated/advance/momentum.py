@@ -3,8 +3,7 @@
     v  <-  momentum v + d
     w  <-  w + lr v            d: the combined update; v begins at 0
 
-momentum=0, lr=1 is plain averaging, to the bit. A round into which nothing came leaves w and v alone. Buffers (a batch norm's statistics)
-move by d.
+momentum=0, lr=1 is plain averaging, to the bit. A round into which nothing came leaves w and v alone.
 Hsu, Qi, Brown 2019, Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification, arXiv 1909.06335.
 """
 from __future__ import annotations

@@ -1,38 +1,33 @@
 """What optimizers on the server share: they make a step of the combined update and of what they keep in the server's state.
 
-Only weights that are trained are stepped; buffers (a batch norm's statistics) move by the combined update itself. A round into which
-nothing came (its combined weight is 0) is no step: weights and moments stay as they are.
+A round into which nothing came (its combined weight is 0) is no step: weights and moments stay as they are.
 """
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
 from shoestring.core.errors import Mistake
 from shoestring.federated.round import Combined, Round, Server
 
-Moments = Mapping[str, Tensor]                                          # (trained) each, by the paper's letter
-Step = Callable[[Tensor, Moments], tuple[Tensor, Moments]]              # combined update (trained), moments -> step, moments after it
+Moments = Mapping[str, Tensor]                                          # (size) each, by   the paper's letter
+Step = Callable[[Tensor, Moments], tuple[Tensor, Moments]]              # combined update (size), moments -> step, moments after it
 
 
 def stepping(round: Round, name: str, step: Step, start: Callable[[Tensor], Moments]) -> Round:
     """The round with an optimizer on the server; `start`: its moments before the first step, of the weights."""
-    trained = round.layout.trained
-
     def initial(server: Server) -> Server:
         made = round.initial(server)
-        return replace(made, state={**made.state, **named(start(made.weights[:trained]))})
+        return replace(made, state={**made.state, **named(start(made.weights))})
 
     def advance(server: Server, combined: Combined) -> Server:
         if not combined.weight:
             return round.advance(server, combined)
         before = {letter: server.state[f"{name}.{letter}"] for letter in start(server.weights[:0])}
-        moved, after = step(combined.update[:trained], before)
-        return round.advance(server, replace(combined, update=torch.cat([moved, combined.update[trained:]]),
-                                             state={**combined.state, **named(after)}))
+        moved, after = step(combined.update, before)
+        return round.advance(server, replace(combined, update=moved, state={**combined.state, **named(after)}))
 
     def named(moments: Moments) -> dict[str, Tensor]:
         return {f"{name}.{letter}": value for letter, value in moments.items()}

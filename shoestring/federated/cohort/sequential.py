@@ -21,6 +21,7 @@ from shoestring.federated.cohort.way import Moved
 from shoestring.federated.layout import Layout, tensors_of
 from shoestring.federated.records import Records
 from shoestring.federated.round import Objective
+from shoestring.federated.statistics import train_mode
 from shoestring.memory.block_state import BlockState, Frozen, put_back
 from shoestring.runs.initial_weights import fresh_model
 
@@ -54,7 +55,7 @@ class Sequential:
 
     def worked(self, records: Records, local: Local, pulled: Callable[[], None], seed: int) -> tuple[float, int]:
         """The work of one device on the model as it is: its mean loss and its steps."""
-        self.model.train()
+        train_mode(self.model, local)
         optimizer = local_optimizer(self.job, local, self.model)
         total, samples, steps = 0.0, 0, 0
         for places in batches(records.count, local, seed):

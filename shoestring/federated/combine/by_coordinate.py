@@ -7,7 +7,7 @@
 
 Devices count alike, however many samples they have: with weights, a malicious device could say that it has a million. b is rounded up, so
 that never less is cut than was asked for. Both resist while fewer than half (median), or than `share` (trimmed mean), are malicious.
-Buffers (a batch norm's statistics) are treated like weights. With too few devices the round makes no update: see gathered.py.
+With too few devices the round makes no update: see gathered.py.
 Yin, Chen, Ramchandran, Bartlett 2018, Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates, arXiv 1803.01498.
 """
 from __future__ import annotations

@@ -5,8 +5,8 @@
 
 `concurrency` devices are at work at any time. One that is done is replaced by another, drawn anew, which begins from the newest weights.
 The paper takes devices alike; here they weigh n_i, their samples, as in FedAvg. As in the paper, s_i shrinks an update and not the sum that
-it is divided by. Any other rule of combination is given the updates s_i d_i. Buffers (a batch norm's statistics) become the mean of what
-devices have, whatever their age: differences from older ones, added to newer ones, could make a variance negative.
+it is divided by. Any other rule of combination is given the updates s_i d_i. Statistics of norm layers become the mean of what devices
+have, whatever their age.
 
 Time is simulated: device i takes exp(spread z_i) seconds, z_i ~ N(0, 1), the same in all rounds, times what `Slow` says: their spreads
 add. Who works, since when and until when is in the server's state, and so are the weights of the last `oldest` rounds; "FedBuff.clock" has
@@ -81,7 +81,7 @@ class FedBuff(FederatedTechnique):
 
         def initial(server: Server) -> Server:
             made = round.initial(server)
-            return with_state(made, {"FedBuff.versions": made.weights.repeat(self.oldest + 1, 1),
+            return with_state(made, {"FedBuff.versions": made.row.repeat(self.oldest + 1, 1),
                                      **written(Flown((), (), 0.0, 0), dropped=0)})
 
         def begin(server: Server, population: Population) -> Server:
@@ -93,7 +93,7 @@ class FedBuff(FederatedTechnique):
                           self.concurrency or population.per_round, self.buffer, lambda busy: drawn(population.count, busy, generator),
                           lambda number: duration(order, population.name(number)))
             versions = server.state["FedBuff.versions"].clone()
-            versions[server.round % (self.oldest + 1)] = server.weights
+            versions[server.round % (self.oldest + 1)] = server.row
             return with_state(server, {"FedBuff.versions": versions, **written(found, int(server.state["FedBuff.dropped"]))})
 
         def choose(server: Server, population: Population) -> Sequence[Group]:
@@ -106,24 +106,21 @@ class FedBuff(FederatedTechnique):
             """As it was given when the device began: of the weights, and with the random numbers, of that round."""
             if not group.age:
                 return round.order(server, group)
-            begun = server.round - group.age
-            return round.order(replace(server, round=begun, weights=self.weights(server, group.age)), group)
+            begun, row = server.round - group.age, self.row(server, group.age)
+            size = len(server.weights)
+            return round.order(replace(server, round=begun, weights=row[:size], statistics=row[size:]), group)
 
         def combine(server: Server, arriving: Iterable[Updates]) -> Combined:
-            return round.combine(server, (self.faded(server, updates, round.layout.trained) for updates in arriving))
+            return round.combine(server, map(self.faded, arriving))
 
         return round.with_(initial=initial, begin=begin, choose=choose, order=order, combine=combine, duration=duration)
 
-    def weights(self, server: Server, age: int) -> Tensor:
-        """Those that were the newest `age` rounds ago."""
+    def row(self, server: Server, age: int) -> Tensor:
+        """The model that was the newest `age` rounds ago."""
         return server.state["FedBuff.versions"][(server.round - age) % (self.oldest + 1)].clone()
 
-    def faded(self, server: Server, updates: Updates, trained: int) -> Updates:
-        if not updates.age:
-            return updates
-        share, since = STALENESS[self.staleness](updates.age), self.weights(server, updates.age) - server.weights
-        rows = torch.cat([share * updates.rows[:, :trained], updates.rows[:, trained:] + since[trained:]], dim=1)
-        return replace(updates, rows=rows)
+    def faded(self, updates: Updates) -> Updates:
+        return replace(updates, rows=STALENESS[self.staleness](updates.age) * updates.rows) if updates.age else updates
 
 
 def written(found: Flown, dropped: int) -> dict[str, Tensor]:

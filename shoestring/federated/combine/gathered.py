@@ -1,7 +1,8 @@
 """What robust rules share: they need all rows of a round at once, and enough of them.
 
 A rule that finds too few (devices dropped out or were rejected; nobody answered) makes no update: the weights stay as they are, the
-combined weight is 0, and the rounds in which that happened are counted in the server's state under "<rule>.skipped".
+combined weight is 0, and the rounds in which that happened are counted in the server's state under "<rule>.skipped". Statistics of norm
+layers become the median of devices under all of them: a rule for weights says nothing of who lies about those.
 """
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from shoestring.federated.combined_statistics import median_statistics
 from shoestring.federated.round import Combine, Combined, Round, Server, Updates
 from shoestring.federated.technique import RoundCost
 
@@ -26,7 +28,7 @@ def robust(round: Round, name: str, rule: Rule, too_few: Callable[[int], str]) -
     def initial(server: Server) -> Server:
         return with_state(round.initial(server), {skipped: torch.zeros((), dtype=torch.int64)})
 
-    return round.with_(combine=combined_by(rule, too_few, skipped), initial=initial)
+    return round.with_(combine=combined_by(rule, too_few, skipped), initial=initial, settle=median_statistics)
 
 
 def combined_by(rule: Rule, too_few: Callable[[int], str], skipped: str) -> Combine:

@@ -7,8 +7,8 @@
     x_i: update of device i, of k devices, of which f are malicious
 
 Krum's proof needs k >= 2 f + 3; Multi-Krum's is for m <= k - f - 2 (El Mhamdi, Guerraoui, Rouault 2018, The Hidden Vulnerability of
-Distributed Learning in Byzantium, arXiv 1802.07927). Devices count alike, however many samples they have. Distances are of whole rows,
-buffers included. With fewer than 2 f + 3 devices, or than m, the round makes no update: see gathered.py.
+Distributed Learning in Byzantium, arXiv 1802.07927). Devices count alike, however many samples they have. With fewer than 2 f + 3
+devices, or than m, the round makes no update: see gathered.py.
 Blanchard, El Mhamdi, Guerraoui, Stainer 2017, Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent, arXiv 1703.02757.
 """
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     x_i  <-  x_i min(1, norm / |x_i|)
 
-The server does this to what arrives, before whatever rule combines it; an update that is not longer keeps its bits. The norm is that of the
-whole row, buffers (a batch norm's statistics) included: they could be forged as well.
+The server does this to what arrives, before whatever rule combines it; an update that is not longer keeps its bits. A norm
+layer's statistics are no part of it; they could be forged as well, so the server takes their median.
 Sun, Kairouz, Suresh, McMahan 2019, Can You Really Backdoor Federated Learning?, arXiv 1911.07963.
 """
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from shoestring.core.errors import Mistake
+from shoestring.federated.combined_statistics import median_statistics
 from shoestring.federated.round import Combined, Round, Server, Updates
 from shoestring.federated.technique import FederatedTechnique, RoundCost
 
@@ -43,7 +44,7 @@ class NormBound(FederatedTechnique):
         def combine(server: Server, arriving: Iterable[Updates]) -> Combined:
             return round.combine(server, (replace(updates, rows=bounded(updates.rows, self.norm)) for updates in arriving))
 
-        return round.with_(combine=combine)
+        return round.with_(combine=combine, settle=median_statistics)
 
 
 def bounded(rows: Tensor, norm: float) -> Tensor:

@@ -12,7 +12,7 @@
     p_i     its samples
 
 The paper draws device i with a chance that goes with p_i and then takes devices alike; here all are drawn alike and weigh p_i, which has
-the same expectation. q = 0 is FedAvg, to rounding. Buffers (a batch norm's statistics) are averaged by samples.
+the same expectation. q = 0 is FedAvg, to rounding.
 F_i is measured before the work, as the loss of one step with all samples that is then thrown away: another pass over a device's records
 (at most twice the work: with epochs=1), and 8 bytes more to send. It is the loss while training, dropout included. 0 counts as 1e-10.
 Li, Sanjabi, Beirami, Smith 2020, Fair Resource Allocation in Federated Learning, arXiv 1905.10497, algorithm 2.
@@ -69,7 +69,7 @@ class QFedAvg(FederatedTechnique):
         if round.local.optimizer is not None and not self.lipschitz:
             raise Mistake("QFedAvg takes 1 / (rate of the device's SGD) for the Lipschitz constant, and the job's Local has an optimizer "
                           "of its own: give QFedAvg(lipschitz=...), or Local(lr=...) without an optimizer")
-        constant, trained = self.lipschitz or 1.0 / round.local.lr, round.layout.trained
+        constant = self.lipschitz or 1.0 / round.local.lr
 
         def work(order: Order, devices: Sequence[Device], objective: Objective) -> Updates:
             found = loss_before(round, order, devices, objective)
@@ -77,7 +77,7 @@ class QFedAvg(FederatedTechnique):
             return replace(updates, extras={**updates.extras, LOSS: found})
 
         def combine(server: Server, arriving: Iterable[Updates]) -> Combined:
-            totals = Totals(trained)
+            totals = Totals()
             for updates in arriving:
                 totals.add(updates, self.q, constant)
             return totals.combined(server, self.q)
@@ -95,24 +95,21 @@ def loss_before(round: Round, order: Order, devices: Sequence[Device], objective
 class Totals:
     """Of what arrived so far, in 64 bits: powers of losses differ by more than 32 bits hold."""
 
-    def __init__(self, trained: int) -> None:
-        self.trained = trained
-        self.moved = self.buffers = torch.zeros(0, dtype=torch.float64)   # sum of p F^q g (trained), and of p buffers
-        self.curved = self.samples = 0.0                                  # sum of p h, and of p
+    def __init__(self) -> None:
+        self.moved = torch.zeros(0, dtype=torch.float64)   # sum of p F^q g (size)
+        self.curved = self.samples = 0.0                   # sum of p h, and of p
 
     def add(self, updates: Updates, q: float, constant: float) -> None:
         losses, counts = checked(updates).clamp(min=LEAST), updates.counts
-        moves, buffers = updates.rows[:, :self.trained], updates.rows[:, self.trained:]
-        length = torch.linalg.vector_norm(moves, dim=1, dtype=torch.float64).square() * constant ** 2   # |g|^2
-        self.moved = plus(self.moved, weighted_sum(-constant * counts * losses ** q, moves))
-        self.buffers = plus(self.buffers, weighted_sum(counts, buffers))
+        length = torch.linalg.vector_norm(updates.rows, dim=1, dtype=torch.float64).square() * constant ** 2   # |g|^2
+        self.moved = plus(self.moved, weighted_sum(-constant * counts * losses ** q, updates.rows))
         self.curved += float((counts * (q * losses ** (q - 1) * length + constant * losses ** q)).sum())
         self.samples += float(counts.sum())
 
     def combined(self, server: Server, q: float) -> Combined:
         if not self.samples:
             return Combined(torch.zeros_like(server.weights))
-        update = torch.cat([-self.moved / self.curved, self.buffers / self.samples])
+        update = -self.moved / self.curved
         if not bool(torch.isfinite(update).all()):
             raise Mistake(f"QFedAvg(q={q:g}): losses of round {server.round + 1} to this power are too large or too small for 64 bits; "
                           f"give a smaller q")

@@ -1,6 +1,6 @@
 """Clip: no device's update is longer than a norm, so that what one device can change of a sum is limited.
 
-    u_i  <-  u_i min(1, C / |u_i|)          |u_i| over the whole row, buffers included
+    u_i  <-  u_i min(1, C / |u_i|)          |u_i| over all trained weights
 
 Clip does it on the server, to what was decoded; DeviceClip on the device, before anything leaves it, for who adds noise there.
 McMahan, Ramage, Talwar, Zhang 2018, Learning Differentially Private Recurrent Language Models, arXiv 1710.06963.
@@ -15,8 +15,10 @@ from typing import ClassVar
 import torch
 
 from shoestring.core.errors import Mistake
+from shoestring.federated.evidence import remembered
 from shoestring.federated.private.norms import clipped, norms
 from shoestring.federated.round import Combined, Device, Group, Objective, Order, Round, Server, Updates
+from shoestring.federated.send.coding import recoded
 from shoestring.federated.technique import FederatedTechnique, RoundCost
 
 NORM = "Clip.norm"   # of the server: the largest norm of an update in its last round; of an order of DeviceClip: the one to keep to
@@ -39,11 +41,11 @@ class Clip(FederatedTechnique):
         """The usual length of an update, if noise is wanted; to four digits, or where noise is large the luck of rounding would choose."""
         if cost.wanted == inf or cost.evidence is None or cost.clip:
             return ()
-        found = float(f"{float(norms(cost.evidence.update[None])[0]):.4g}")
+        found = float(f"{float(norms(cost.evidence.decoded).median()):.4g}")
         return (cls(found),) if 0 < found < inf else ()
 
     def drift(self, cost: RoundCost, /) -> float:
-        return shortening(cost, self.norm)
+        return within(cost, self.norm).error - cost.error
 
     def cost(self, cost: RoundCost, /) -> RoundCost:
         return within(cost, self.norm)
@@ -73,11 +75,12 @@ class DeviceClip(FederatedTechnique):
         return ()
 
     def drift(self, cost: RoundCost, /) -> float:
-        return shortening(cost, self.norm)
+        return within(cost, self.norm).error - cost.error
 
     def cost(self, cost: RoundCost, /) -> RoundCost:
-        evidence = cost.evidence and replace(cost.evidence, update=clipped(cost.evidence.update[None], self.norm)[0][0])
-        return replace(within(cost, self.norm), down=cost.down + as_tensor(self.norm).element_size(), evidence=evidence)
+        shorter = within(cost, self.norm)
+        evidence = shorter.evidence and replace(shorter.evidence, values=shortened(shorter.evidence.values, self.norm))
+        return replace(shorter, down=cost.down + as_tensor(self.norm).element_size(), evidence=evidence)
 
     def apply(self, subject: Round, /) -> Round:
         def order(server: Server, group: Group) -> Order:
@@ -105,13 +108,14 @@ def as_tensor(norm: float) -> torch.Tensor:
 
 
 def within(cost: RoundCost, norm: float) -> RoundCost:
-    """A cost whose updates are no longer than a norm."""
-    return replace(cost, clip=min(norm, cost.clip or inf), error=cost.error + max(1 - cost.error, 0.0) * shortening(cost, norm))
-
-
-def shortening(cost: RoundCost, norm: float) -> float:
-    """|error|^2 / |update|^2 = (1 - C / |u|)^2 of a longer update; without one to look at it may be all of it."""
+    """A cost whose updates are no longer than a norm; if none is known, all of them may be cut off."""
+    clip = min(norm, cost.clip or inf)
     if cost.evidence is None:
-        return 1.0
-    found = float(norms(cost.evidence.update[None])[0])
-    return (1 - norm / found) ** 2 if found > norm else 0.0
+        return replace(cost, clip=clip, error=max(cost.error, 1.0))
+    return replace(recoded(cost, replace(cost.evidence, decoded=shortened(cost.evidence.decoded, norm))), clip=clip)
+
+
+@remembered
+def shortened(rows: torch.Tensor, norm: float) -> torch.Tensor:
+    """Updates (m, size), clipped."""
+    return clipped(rows, norm)[0]

@@ -46,6 +46,8 @@ def alike(arriving: Iterable[Updates]) -> Iterator[Updates]:
         if updates.extras:
             raise Mistake(f"devices send {', '.join(updates.extras)} beside their updates, which no noise covers: what epsilon promises "
                           f"would not hold; leave out the technique that sends it")
+        if updates.statistics is not None:
+            raise Mistake("devices send statistics of norm layers, which no noise covers: give --statistics frozen or local")
         yield replace(updates, counts=torch.ones_like(updates.counts))
 
 
@@ -66,16 +68,19 @@ def norm_of(found: Combined) -> float:
 def with_noise(cost: RoundCost, multiplier: float, added: float) -> RoundCost:
     """The cost with noise; `added`: the multiplier of the updates' own noise, which is more where a count has noise, too.
 
-        error  =  d (z C)^2 / m^2 / |u|^2          d numbers, m devices
+        error  =  d (z C)^2 / m^2 / |u|^2          d numbers, m devices, u: the round's update
     """
     error = inf
-    if cost.evidence is not None and (square := float(cost.evidence.update.double().square().sum())):
+    if cost.evidence is not None and (square := cost.evidence.square(cost.per_round)):
         error = cost.size * (added * cost.clip / cost.per_round) ** 2 / square
     epsilon = epsilon_of(multiplier, cost.per_round / cost.clients, cost.rounds, cost.delta)
     return replace(cost, noise=multiplier, epsilon=epsilon, error=cost.error + error)
 
 
 def noise_refusal(cost: RoundCost, clip: str) -> str:
+    if cost.statistics:
+        return (f"devices send {cost.statistics:,} statistics of norm layers beside their updates, which no noise covers: give "
+                f"--statistics frozen or local")
     if not cost.clip:
         return f"an update can be arbitrarily long, so no noise is enough for any promise: add {clip}"
     if not cost.delta:

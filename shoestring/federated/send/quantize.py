@@ -10,17 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from shoestring.core.errors import Mistake
+from shoestring.federated.evidence import remembered
 from shoestring.federated.plain import VALUES
 from shoestring.federated.round import Device, Order, Round, Sent, Updates
 from shoestring.federated.seeds import generator_of
-from shoestring.federated.send.coding import coded, device_noise
+from shoestring.federated.send.coding import coded, device_noise, recoded, unlimited
 from shoestring.federated.send.levels import SHIFTS, expected_error, levels, levels_bytes, packed, ranges, restored, unpacked, worst_error
 from shoestring.federated.technique import FederatedTechnique, RoundCost
 
@@ -47,18 +47,16 @@ class Quantize(FederatedTechnique):
     def refusal(self, cost: RoundCost, /) -> str:
         return device_noise(cost)
 
-    def share(self, cost: RoundCost) -> float:
-        """|error|^2 / |what is coded|^2 of one device."""
-        if cost.evidence is None:
-            return worst_error(cost.values, self.bits, self.block)
-        return error_of(cost.evidence.update, self.bits, self.block)
-
     def drift(self, cost: RoundCost, /) -> float:
-        return self.share(cost) / max(cost.per_round, 1)
+        return self.cost(cost).error - cost.error
 
     def cost(self, cost: RoundCost, /) -> RoundCost:
         saved = 4 * cost.values - levels_bytes(cost.values, self.bits, self.block)
-        return coded(replace(cost, up=cost.up - saved), self.drift(cost))
+        less = replace(cost, up=cost.up - saved)
+        if cost.evidence is None:
+            return coded(less, worst_error(cost.values, self.bits, self.block) / max(cost.per_round, 1))
+        variance = cost.evidence.variance(squared_errors(cost.evidence.values, self.bits, self.block), cost.per_round)
+        return unlimited(recoded(less, cost.evidence, variance))
 
     def apply(self, subject: Round, /) -> Round:
         def encode(order: Order, devices: Sequence[Device], updates: Updates) -> Sent:
@@ -87,7 +85,7 @@ def check(bits: int, block: int, name: str) -> None:
         raise Mistake(f"block={block!r} in {name}: a block of one number has no range; give 2 or more")
 
 
-@lru_cache(maxsize=32)
-def error_of(update: Tensor, bits: int, block: int) -> float:
-    """`expected_error`, once for a tensor: the chooser asks for the same one in every combination."""
-    return expected_error(update, bits, block)
+@remembered
+def squared_errors(values: Tensor, bits: int, block: int) -> Tensor:
+    """E|error|^2 of every row (m)."""
+    return torch.tensor([expected_error(row, bits, block) * float(row.double().square().sum()) for row in values], dtype=torch.float64)

@@ -12,18 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from math import sqrt
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from shoestring.federated.evidence import remembered
 from shoestring.federated.plain import VALUES
 from shoestring.federated.round import Device, Order, Round, Sent, Updates
 from shoestring.federated.seeds import generator_of
-from shoestring.federated.send.coding import device_noise
-from shoestring.federated.send.levels import expected_error
+from shoestring.federated.send.coding import device_noise, unlimited
+from shoestring.federated.send.quantize import squared_errors
 from shoestring.federated.technique import FederatedTechnique, RoundCost
 
 BLOCK = 1024
@@ -40,7 +40,7 @@ class Rotate(FederatedTechnique):
 
     @classmethod
     def choices(cls, cost: RoundCost, /) -> tuple[Rotate, ...]:
-        return (cls(),) if cost.evidence is None or gain(cost.evidence.update) <= GAIN else ()
+        return (cls(),) if cost.evidence is None or gain(cost.evidence.values) <= GAIN else ()
 
     def refusal(self, cost: RoundCost, /) -> str:
         return device_noise(cost)
@@ -49,7 +49,7 @@ class Rotate(FederatedTechnique):
         return 0.0   # but for rounding
 
     def cost(self, cost: RoundCost, /) -> RoundCost:
-        return replace(cost, clip=0.0, evidence=cost.evidence and replace(cost.evidence, update=turned(cost.evidence.update)))
+        return unlimited(replace(cost, evidence=cost.evidence and replace(cost.evidence, values=turned(cost.evidence.values))))
 
     def apply(self, subject: Round, /) -> Round:
         def encode(order: Order, devices: Sequence[Device], updates: Updates) -> Sent:
@@ -110,14 +110,14 @@ def hadamard(values: Tensor, block: int) -> Tensor:
     return (found / sqrt(block)).view(values.shape)
 
 
-@lru_cache(maxsize=32)
-def turned(update: Tensor) -> Tensor:
-    """An update as some round would turn it."""
-    return rotated(update[None], *signs(0, 0, len(update)))[0]
+@remembered
+def turned(values: Tensor) -> Tensor:
+    """Rows (m, n) as some round would turn them."""
+    return rotated(values, *signs(0, 0, values.shape[1]))
 
 
-@lru_cache(maxsize=32)
-def gain(update: Tensor) -> float:
+@remembered
+def gain(values: Tensor) -> float:
     """What is left of the error of 4 bits; 1 if there is none."""
-    plain = expected_error(update, 4, BLOCK)
-    return expected_error(turned(update), 4, BLOCK) / plain if plain else 1.0
+    plain = float(squared_errors(values, 4, BLOCK).sum())
+    return float(squared_errors(turned(values), 4, BLOCK).sum()) / plain if plain else 1.0

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from math import sqrt
 from typing import ClassVar
 
@@ -24,10 +23,11 @@ import torch
 from torch import Tensor
 
 from shoestring.core.errors import Mistake
+from shoestring.federated.evidence import remembered
 from shoestring.federated.plain import VALUES
 from shoestring.federated.round import Device, Order, Round, Sent, Updates
 from shoestring.federated.seeds import generator_of
-from shoestring.federated.send.coding import coded, device_noise
+from shoestring.federated.send.coding import coded, device_noise, recoded, unlimited
 from shoestring.federated.technique import FederatedTechnique, RoundCost
 
 HEAVY = 3.0   # times |x| / sqrt(columns): what is read is larger
@@ -63,13 +63,16 @@ class Sketch(FederatedTechnique):
         return max(int(self.share * size / self.rows), 1)
 
     def drift(self, cost: RoundCost, /) -> float:
-        return 1.25 if cost.evidence is None else read_error(self, cost.evidence.update)   # nothing is read, or a little that is wrong
+        return self.cost(cost).error - cost.error
 
     def cost(self, cost: RoundCost, /) -> RoundCost:
         numbers = self.rows * self.columns(cost.values)
-        table = cost.evidence and replace(cost.evidence, update=self.table(cost.evidence.update, *self.drawn(0, 0, cost.values)).flatten())
-        return coded(replace(cost, values=numbers, up=cost.up + 4 * (numbers - cost.values), evidence=table,
-                             device_bytes=cost.device_bytes + 4 * cost.values), self.drift(cost))
+        less = replace(cost, values=numbers, up=cost.up + 4 * (numbers - cost.values), device_bytes=cost.device_bytes + 4 * cost.values)
+        if cost.evidence is None:
+            return coded(less, 1.25)   # nothing is read, or a little that is wrong
+        tables = torch.stack([self.table(row, *self.drawn(0, 0, cost.values)).flatten() for row in cost.evidence.decoded])
+        found = (replace(cost.evidence, decoded=rows, values=tables) for rows in read_rows(self, cost.evidence.decoded))
+        return unlimited(recoded(less, max(found, key=lambda one: one.bias(cost.per_round))))
 
     def drawn(self, seed: int, round: int, size: int) -> tuple[Tensor, Tensor]:
         """h and s of the formula, (rows, size) each: the same for all devices of a round."""
@@ -111,11 +114,8 @@ class Sketch(FederatedTechnique):
         return subject.with_(encode=encode, decode=decode)
 
 
-@lru_cache(maxsize=32)
-def read_error(sketch: Sketch, update: Tensor) -> float:
-    """|error|^2 / |update|^2, of an update as some rounds would send it."""
-    found, whole = [], float(update.double().square().sum())
-    for number in range(DRAWS):
-        drawn = sketch.drawn(0, number, len(update))
-        found.append(float((sketch.read(sketch.table(update, *drawn), *drawn) - update).double().square().sum()))
-    return max(found) / whole if whole else 0.0
+@remembered
+def read_rows(sketch: Sketch, rows: Tensor) -> tuple[Tensor, ...]:
+    """What is read of updates (m, size), as some rounds would send them."""
+    drawn = [sketch.drawn(0, number, rows.shape[1]) for number in range(DRAWS)]
+    return tuple(torch.stack([sketch.read(sketch.table(row, *one), *one) for row in rows]) for one in drawn)

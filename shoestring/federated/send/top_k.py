@@ -9,22 +9,25 @@ SignSGD, arXiv 1901.09847.
 """
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from shoestring.core.errors import Mistake
+from shoestring.federated.evidence import remembered
 from shoestring.federated.plain import VALUES
 from shoestring.federated.round import Device, Order, Round, Sent, Updates
-from shoestring.federated.send.coding import coded, device_noise
+from shoestring.federated.send.coding import coded, device_noise, recoded, unlimited
+from shoestring.federated.send.levels import levels_bytes
 from shoestring.federated.send.places import Placed, marks, placed, shortest
 from shoestring.federated.technique import FederatedTechnique, RoundCost
 
 SHARES = (0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
+BITS, BLOCK = (8, 4, 2), 1024   # of Quantize, that the chooser tries after it
 PLACES, COUNTS, LEFT = "TopK.places", "TopK.counts", "TopK.left"
 
 
@@ -43,7 +46,9 @@ class TopK(FederatedTechnique):
 
     @classmethod
     def choices(cls, cost: RoundCost, /) -> tuple[TopK, ...]:
-        return tuple(one for one in map(cls, SHARES) if one.share * cost.values >= 1 and one.bytes(cost.values) < 4 * cost.values)
+        """Usual shares, and those that fill the bytes that a device may send, as they are or quantized."""
+        shares = dict.fromkeys((*SHARES, *(share for bits in (32, *BITS) if (share := filling(cost, bits)))))
+        return tuple(one for one in map(cls, shares) if one.share * cost.values >= 0.99 and one.bytes(cost.values) < 4 * cost.values)
 
     def refusal(self, cost: RoundCost, /) -> str:
         return device_noise(cost)
@@ -57,16 +62,16 @@ class TopK(FederatedTechnique):
         return 4 * self.count(size) + shortest(self.count(size), size)[0]
 
     def drift(self, cost: RoundCost, /) -> float:
-        count = self.count(cost.values)
-        if cost.evidence is None:
-            return 1 - count / cost.values   # all numbers alike: the worst there is
-        return left_out(cost.evidence.update, count)
+        return self.cost(cost).error - cost.error
 
     def cost(self, cost: RoundCost, /) -> RoundCost:
         count = self.count(cost.values)
-        evidence = cost.evidence and replace(cost.evidence, update=largest(cost.evidence.update, count))
-        return coded(replace(cost, values=count, up=cost.up - 4 * cost.values + self.bytes(cost.values), evidence=evidence,
-                             device_bytes=cost.device_bytes + 4 * cost.values), self.drift(cost))
+        less = replace(cost, values=count, up=cost.up - 4 * cost.values + self.bytes(cost.values),
+                       device_bytes=cost.device_bytes + 4 * cost.values)
+        if cost.evidence is None:
+            return coded(less, 1 - count / cost.values)   # all numbers alike: the worst there is
+        decoded, values = largest(cost.evidence.decoded, count)
+        return unlimited(recoded(less, replace(cost.evidence, decoded=decoded, values=values)))
 
     def apply(self, subject: Round, /) -> Round:
         def encode(order: Order, devices: Sequence[Device], updates: Updates) -> Sent:
@@ -96,6 +101,20 @@ class TopK(FederatedTechnique):
         return subject.with_(encode=encode, decode=decode)
 
 
+def filling(cost: RoundCost, bits: int) -> float:
+    """The largest share whose numbers, of so many bits, and places fit what a device may send; 0 if nothing is limited or nothing fits."""
+    size, room = cost.values, cost.upload - (cost.up - 4 * cost.values)
+
+    def taken(count: int) -> int:
+        return shortest(count, size)[0] + (4 * count if bits == 32 else levels_bytes(count, bits, BLOCK))
+
+    count = bisect_right(range(1, size), room, key=taken) if cost.upload else 0   # `taken` never falls
+    digits = 3
+    while count and round((share := float(f"{count / size:.{digits}g}")) * size) != count:
+        digits += 1   # as few as name this count
+    return share if count else 0.0
+
+
 def top(row: Tensor, count: int) -> Tensor:
     """Marks of the `count` largest magnitudes, the first ones of equals; of a row that is not finite the first ones."""
     if not bool(row.isfinite().all()):
@@ -107,13 +126,8 @@ def top(row: Tensor, count: int) -> Tensor:
     return kept
 
 
-@lru_cache(maxsize=32)
-def largest(update: Tensor, count: int) -> Tensor:
-    """What is sent of an update, in its order; once for a tensor."""
-    return update[top(update, count)]
-
-
-def left_out(update: Tensor, count: int) -> float:
-    """|error|^2 / |update|^2."""
-    whole = float(update.double().square().sum())
-    return max(1 - float(largest(update, count).double().square().sum()) / whole, 0.0) if whole else 0.0
+@remembered
+def largest(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Rows (m, size) of which only the largest numbers are left, and those alone (m, count), in their order."""
+    kept = torch.stack([top(row, count) for row in rows])
+    return rows * kept, rows[kept].view(len(rows), count)

@@ -49,10 +49,11 @@ class Ditto(FederatedTechnique):
             if objective.start is not None:
                 return found
             start = torch.stack([device.state.get(PERSONAL, order.weights) for device in devices])
-            near = Objective(objective.local, start, self.strength, order.weights)
-            personal = subject.work(order, without_traces(devices), near)
-            for device, own in zip(devices, start + personal.rows, strict=True):
+            near, apart = Objective(objective.local, start, self.strength, order.weights, model=PERSONAL), without_traces(devices)
+            personal = subject.work(order, apart, near)
+            for device, other, own in zip(devices, apart, start + personal.rows, strict=True):
                 device.state[PERSONAL] = own.clone()
+                device.state.update({name: value for name, value in other.state.items() if name.startswith(f"{PERSONAL}.")})   # statistics
             return replace(found, after=personal.after) if order.judges else found
 
         return subject.with_(work=work)

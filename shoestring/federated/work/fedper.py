@@ -44,7 +44,7 @@ class FedPer(FederatedTechnique):
         assert cost.layout is not None, "the room says what the row of the model is"
         shared, personal = divided(cost.layout, self.layers)
         fewer = len(personal)
-        evidence = cost.evidence and replace(cost.evidence, update=cost.evidence.update[shared])
+        evidence = cost.evidence and cost.evidence.some(shared)
         return replace(cost, size=cost.size - fewer, values=cost.values - fewer, up=cost.up - 4 * fewer, down=cost.down - 4 * fewer,
                        device_bytes=cost.device_bytes + 4 * fewer, evidence=evidence)
 

@@ -6,7 +6,7 @@
                 c  <-  c + 1/N sum_i (c_i+ - c_i)                    over those that took part, of N devices that there are
 
 The mean over devices is that of the round (by samples, if nothing else combines); the paper's is the one over devices of equal weight.
-Control variates are of the trained weights; buffers have none. They are sent as they are, both ways, whatever codes the weights, and
+Control variates are sent as they are, both ways, whatever codes the weights, and
 rules that leave out devices from the mean do not leave them out of c.
 Karimireddy, Kale, Mohri, Reddi, Stich, Suresh 2020, SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, arXiv 1910.06378.
 """
@@ -25,7 +25,7 @@ from shoestring.federated.cohort.schedule import step_sizes
 from shoestring.federated.round import Combined, Device, Group, Objective, Order, Population, Round, Server, Tensors, Updates
 from shoestring.federated.technique import FederatedTechnique, RoundCost
 
-CONTROL = "Scaffold.control"   # (trained): c of the server, c_i of a device; (k, trained) on the way up: by how much each c_i changed
+CONTROL = "Scaffold.control"   # (size): c of the server, c_i of a device; (k, size) on the way up: by how much each c_i changed
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Scaffold(FederatedTechnique):
 
     def cost(self, cost: RoundCost, /) -> RoundCost:
         assert cost.layout is not None, "the room says what the row of the model is"
-        control = 4 * cost.layout.trained
+        control = 4 * cost.layout.size
         return replace(cost, up=cost.up + control, down=cost.down + control, device_bytes=cost.device_bytes + control)
 
     @classmethod
@@ -54,11 +54,11 @@ class Scaffold(FederatedTechnique):
         if subject.local.optimizer is not None:
             raise Mistake("Scaffold, and Local has an optimizer: its rule needs the size of a step, which plain SGD alone has; leave out "
                           "Local's optimizer and give lr, or leave out Scaffold")
-        trained = subject.layout.trained
+        size = subject.layout.size
 
         def initial(server: Server) -> Server:
             server = subject.initial(server)
-            return replace(server, state={**server.state, CONTROL: torch.zeros(trained)})
+            return replace(server, state={**server.state, CONTROL: torch.zeros(size)})
 
         def order(server: Server, group: Group) -> Order:
             made = subject.order(server, group)
@@ -68,9 +68,9 @@ class Scaffold(FederatedTechnique):
             if objective.start is not None:
                 return subject.work(order, devices, objective)
             common = order.extras[CONTROL]
-            own = torch.stack([device.state.get(CONTROL, torch.zeros(trained)) for device in devices])
+            own = torch.stack([device.state.get(CONTROL, torch.zeros(size)) for device in devices])
             found = subject.work(order, devices, replace(objective, correction=common - own))
-            change = -found.rows[:, :trained] / step_lengths(devices, objective) - common   # (k, trained)
+            change = -found.rows / step_lengths(devices, objective) - common   # (k, size)
             for device, control in zip(devices, own + change, strict=True):
                 device.state[CONTROL] = control.clone()
             return replace(found, extras={**found.extras, CONTROL: change})
@@ -80,8 +80,7 @@ class Scaffold(FederatedTechnique):
             return {**state, CONTROL: state[CONTROL] + updates.extras[CONTROL].sum(0) / population.count}
 
         def advance(server: Server, combined: Combined) -> Server:
-            update = torch.cat([self.lr * combined.update[:trained], combined.update[trained:]])
-            return subject.advance(server, replace(combined, update=update))
+            return subject.advance(server, replace(combined, update=self.lr * combined.update))
 
         return subject.with_(initial=initial, order=order, work=work, note=note, advance=subject.advance if self.lr == 1 else advance)
 

@@ -12,12 +12,14 @@ from torch.utils.data import TensorDataset
 
 from shoestring.core.job import Job
 from shoestring.core.local import Local
+from shoestring.core.statistics import Statistics
 from shoestring.federated.cohort import Engine, How, work_of
 from shoestring.federated.layout import Layout, layout_of
 from shoestring.federated.plain import plain_round
-from shoestring.federated.round import Played, Population, Round, Server, play
+from shoestring.federated.round import Order, Played, Population, Round, Server, play
 from shoestring.federated.seeds import generator_of
 from shoestring.federated.simulate import SimulatedDevices, Workshop
+from shoestring.federated.statistics import with_statistics
 from shoestring.federated.technique import FederatedTechnique
 
 SEED, CLASSES = 3, 4
@@ -54,10 +56,11 @@ class Small:
         self.layout: Layout = layout_of(made)
         self.start = self.layout.row(made)
         engine = Engine(self.job, self.layout, How("sequential", 1, "one after the other"))
-        self.parts: Round = plain_round(self.layout, self.job.local, work_of(engine)).with_(initial_weights=self.start)
+        plain = plain_round(self.layout, self.job.local, work_of(engine))
+        self.parts: Round = with_statistics(plain, self.layout, Statistics.AVERAGED, self.start)
         for technique in self.techniques:
             self.parts = technique.apply(self.parts)
-        self.server = self.parts.initial(Server(SEED, 0, self.start))
+        self.server = self.parts.initial(Server(SEED, 0, self.start[:self.layout.trained], statistics=self.start[self.layout.trained:]))
         self.devices = SimulatedDevices(Workshop(self.parts, self.job, self.records or clients(), SEED), self.chunk)
 
     def round(self, judges: bool = False) -> Played:
@@ -65,3 +68,8 @@ class Small:
         played = play(self.parts, self.server, self.devices, Population(len(names), names.__getitem__, self.per_round), judges)
         self.server = played.server
         return played
+
+    def order(self, number: int = 0, judges: bool = False) -> Order:
+        """What devices are given in a round that begins from the model as it was made."""
+        trained = self.layout.trained
+        return Order(SEED, number, self.start[:trained], judges=judges, statistics=self.start[trained:])

@@ -23,7 +23,7 @@ HARMFUL = [is_malicious(SHARE, SEED, name) for name in COUNTS]
 def found(*techniques: Malicious, number: int = 0, names: tuple[str, ...] = tuple(COUNTS)) -> Updates:
     small = Small(techniques)
     devices = [Device(records_of(small.job, name, clients()[name], SEED)) for name in names]
-    return small.parts.work(Order(SEED, number, small.start, judges=True), devices, Objective(small.job.local))
+    return small.parts.work(small.order(number, judges=True), devices, Objective(small.job.local))
 
 
 def test_the_devices_of_these_tests_are_of_both_kinds() -> None:
@@ -73,7 +73,7 @@ def trained_on_flipped(name: str) -> Tensor:
     for place in records.trained.tolist():
         targets[place] = CLASSES - 1 - targets[place]
     device = Device(replace(records, data=TensorDataset(inputs, targets)))
-    return small.parts.work(Order(SEED, 0, small.start), [device], Objective(small.job.local)).rows[0]
+    return small.parts.work(small.order(), [device], Objective(small.job.local)).rows[0]
 
 
 def test_flipped_classes_and_replacement_are_training_on_flipped_classes() -> None:

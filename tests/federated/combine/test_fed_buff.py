@@ -19,7 +19,7 @@ from shoestring.federated.round import Objective, Order, Round, Server, play
 from shoestring.federated.seeds import generator_of
 from tests.federated.combine.toy import (
     COST,
-    TRAINED,
+    SIZE,
     ToyDevices,
     device,
     in_chunks,
@@ -45,7 +45,7 @@ def reference(seed: int, rounds: int, slots: int, buffer: int, start: torch.Tens
     """Nguyen et al. 2022, algorithm 1, one event after the other."""
     weights, clock, at_work, found = [start], 0.0, [], []
     for now in range(rounds):
-        generator, buffered, total, samples = generator_of(seed, "FedBuff", now), [], torch.zeros(TRAINED), 0.0
+        generator, buffered, total, samples = generator_of(seed, "FedBuff", now), [], torch.zeros(SIZE), 0.0
         while len(buffered) < buffer:
             while len(at_work) < slots:
                 busy = {number for _, number, _ in at_work} | {number for number, _ in buffered}
@@ -56,10 +56,10 @@ def reference(seed: int, rounds: int, slots: int, buffer: int, start: torch.Tens
             buffered.append((number, now - begun))
         for number, age in buffered:
             updates = work(Order(seed, 0, weights[now - age]), [device(number)], Objective(round_with().local))
-            total += float(updates.counts[0]) / sqrt(1 + age) * updates.rows[0, :TRAINED]
+            total += float(updates.counts[0]) / sqrt(1 + age) * updates.rows[0]
             samples += float(updates.counts[0])
-        weights.append(torch.cat([weights[-1][:TRAINED] + total / samples, torch.zeros(3)]))
-        found.append((weights[-1][:TRAINED], clock, sorted(buffered)))
+        weights.append(weights[-1] + total / samples)
+        found.append((weights[-1], clock, sorted(buffered)))
     return found
 
 
@@ -82,7 +82,7 @@ def test_weights_time_and_who_takes_part_are_those_of_the_paper_s_algorithm() ->
     for server, (weights, clock, taking_part) in zip(servers[1:], expected, strict=True):
         assert ages_of(server) == taking_part
         assert float(server.state["FedBuff.clock"]) == clock
-        assert torch.allclose(server.weights[:TRAINED], weights, atol=1e-5)
+        assert torch.allclose(server.weights, weights, atol=1e-5)
     assert max(age for server in servers[1:] for _, age in ages_of(server)) >= 3
 
 
@@ -97,16 +97,12 @@ def test_chunks_do_not_matter_beyond_rounding() -> None:
 
 
 @pytest.mark.parametrize(("staleness", "share"), [("sqrt", 0.5), ("none", 1.0)])
-def test_an_older_update_weighs_less_and_its_buffers_are_what_the_device_has(staleness: str, share: float) -> None:
+def test_an_older_update_weighs_less(staleness: str, share: float) -> None:
     parts = round_with(FedBuff(buffer=2, staleness=staleness, oldest=5))
     server = replace(new_server(parts), round=9)
-    versions = server.state["FedBuff.versions"].clone()
-    versions[6 % 6] = 7.0   # the weights of round 6, three rounds old
-    server = replace(server, state={**server.state, "FedBuff.versions": versions})
     fresh, stale = in_chunks(updates_of(random_rows(3), [1.0, 5.0, 2.0]), 2, 1)
     update = parts.combine(server, [fresh, replace(stale, age=3)]).update
     rows = torch.cat([fresh.rows, share * stale.rows])
-    rows[2, TRAINED:] = stale.rows[0, TRAINED:] + 7.0 - server.weights[TRAINED:]
     assert torch.allclose(update, torch.tensor([1.0, 5.0, 2.0]) @ rows / 8.0, atol=1e-5)
 
 
@@ -121,14 +117,6 @@ def test_a_device_is_given_the_weights_that_were_the_newest_when_it_began() -> N
             assert torch.equal(order.weights, servers[-1 - group.age].weights) and order.round == begun.round - group.age
             assert not order.extras
         server = play(parts, server, ToyDevices(parts), PEOPLE).server
-
-
-def test_buffers_stay_between_those_of_devices() -> None:
-    """A variance that devices have above 0 stays above 0, however old their updates are."""
-    parts = round_with(FedBuff(buffer=2))
-    own = torch.stack([device(number).records.data[:, TRAINED:].mean(0) for number in range(PEOPLE.count)])
-    for server in rounds_of(parts, 15)[1:]:
-        assert bool((server.weights[TRAINED:] <= own.amax(0) + 1e-4).all() and (server.weights[TRAINED:] >= own.amin(0) - 1e-4).all())
 
 
 def test_devices_that_would_be_too_old_are_given_up_and_counted() -> None:
@@ -165,7 +153,7 @@ def test_other_rules_are_given_the_faded_updates() -> None:
     server = replace(new_server(parts), round=4)
     rows = random_rows(3)
     update = parts.combine(server, [replace(updates_of(rows), age=3)]).update
-    assert torch.allclose(update[:TRAINED], 0.5 * rows[:, :TRAINED].median(0).values)
+    assert torch.allclose(update, 0.5 * rows.median(0).values)
 
 
 def test_bytes_are_those_of_the_buffer_s_devices() -> None:

@@ -17,7 +17,7 @@ from shoestring.federated.plain import mean
 from shoestring.federated.round import Device, Objective, Order, Updates, play
 from tests.federated.combine.toy import (
     COST,
-    TRAINED,
+    SIZE,
     ToyDevices,
     device,
     in_chunks,
@@ -36,14 +36,13 @@ LOSSES = torch.tensor([0.3, 2.5, 1.0, 0.01, 4.0, 0.7], dtype=torch.float64)
 
 
 def reference(rows: Tensor, counts: Sequence[float], losses: Tensor, q: float, lipschitz: float) -> Tensor:
-    """Li et al. 2020, algorithm 2, with the samples as weights of the two sums; buffers by samples."""
-    above, below = torch.zeros(TRAINED, dtype=torch.float64), 0.0
+    """Li et al. 2020, algorithm 2, with the samples as weights of the two sums."""
+    above, below = torch.zeros(SIZE, dtype=torch.float64), 0.0
     for row, p, loss in zip(rows.double(), counts, losses.tolist(), strict=True):
-        g = lipschitz * -row[:TRAINED]   # L (w - w_i)
+        g = lipschitz * -row   # L (w - w_i)
         above += p * loss ** q * g
         below += p * (q * loss ** (q - 1) * float(g @ g) + lipschitz * loss ** q)
-    weights = torch.tensor(counts, dtype=torch.float64)
-    return torch.cat([-above / below, weights @ rows[:, TRAINED:].double() / weights.sum()])
+    return -above / below
 
 
 def combined(technique: QFedAvg, *chunks: Updates) -> Tensor:
@@ -106,7 +105,7 @@ def test_the_loss_that_is_sent_is_that_of_the_given_weights_before_the_work() ->
     parts, devices = round_with(QFedAvg(), local=Local(epochs=4, lr=0.3)), [device(number) for number in range(5)]
     order = Order(0, 0, torch.linspace(-1, 1, 10))
     updates = parts.work(order, devices, Objective(parts.local))
-    expected = [0.5 * float((order.weights[:TRAINED] - one.records.data[:, :TRAINED]).square().sum(1).mean()) for one in devices]
+    expected = [0.5 * float((order.weights - one.records.data).square().sum(1).mean()) for one in devices]
     assert updates.extras[LOSS].tolist() == pytest.approx(expected, rel=1e-6)
     plain = work(order, devices, Objective(parts.local))
     assert torch.equal(updates.rows, plain.rows) and torch.equal(updates.losses, plain.losses)
@@ -152,13 +151,13 @@ def test_with_fedsgd_it_is_q_fedsgd() -> None:
     parts = round_with(QFedAvg(1.0), FedSGD(), local=Local(epochs=3, lr=0.2))
     server = new_server(parts)
     played = play(parts, server, ToyDevices(parts), population())
-    above, below = torch.zeros(TRAINED), 0.0
+    above, below = torch.zeros(SIZE), 0.0
     for one in map(device, map(int, played.participants)):
-        apart = server.weights[:TRAINED] - one.records.data[:, :TRAINED]
+        apart = server.weights - one.records.data
         p, loss, gradient = one.records.count, 0.5 * float(apart.square().sum(1).mean()), apart.mean(0)
         above += p * loss * gradient
         below += p * (float(gradient @ gradient) + loss / 0.2)
-    assert torch.allclose(played.server.weights[:TRAINED], server.weights[:TRAINED] - above / below, atol=1e-5)
+    assert torch.allclose(played.server.weights, server.weights - above / below, atol=1e-5)
 
 
 def test_what_can_not_work_is_told() -> None:

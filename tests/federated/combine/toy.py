@@ -17,21 +17,20 @@ from shoestring.federated.round import Arrived, Device, Objective, Order, Popula
 from shoestring.federated.seeds import generator_of
 from shoestring.federated.technique import FederatedTechnique, RoundCost
 
-TRAINED, SIZE = 7, 10
-LAYOUT = Layout((Entry("weight", (5,), 0, True), Entry("bias", (2,), 5, True), Entry("statistics", (3,), 7, False)))
+SIZE = 10
+LAYOUT = Layout((Entry("weight", (5,), 0, True), Entry("bias", (2,), 5, True), Entry("scale", (3,), 7, True)))
 COST = RoundCost(SIZE, SIZE, up=4 * SIZE + 16, down=4 * SIZE, clients=100, per_round=12, rounds=5)
 
 
 def work(order: Order, devices: Sequence[Device], objective: Objective) -> Updates:
-    """Steps of SGD on 1/2 |w - x|^2, averaged over a device's samples x; buffers become the mean of a device's own."""
+    """Steps of SGD on 1/2 |w - x|^2, averaged over a device's samples x."""
     rows, losses = [], []
     for device in devices:
         now, found = order.weights.clone(), []
         samples = device.records.data[device.records.trained]
         for _ in range(objective.local.steps or objective.local.epochs):
-            found.append(0.5 * float((now[:TRAINED] - samples[:, :TRAINED]).square().sum(1).mean()))
-            now[:TRAINED] -= objective.local.lr * (now[:TRAINED] - samples[:, :TRAINED].mean(0))
-        now[TRAINED:] = samples[:, TRAINED:].mean(0)
+            found.append(0.5 * float((now - samples).square().sum(1).mean()))
+            now -= objective.local.lr * (now - samples.mean(0))
         rows.append(now - order.weights)
         losses.append(sum(found) / len(found))
     counts = [float(device.records.count) for device in devices]

@@ -9,11 +9,12 @@ from torch import Tensor
 
 from shoestring.core.local import Local
 from shoestring.core.technique import applied, in_order
+from shoestring.federated.evidence import Evidence
 from shoestring.federated.layout import Entry, Layout
 from shoestring.federated.plain import plain_round
 from shoestring.federated.records import Records
 from shoestring.federated.round import Device, Group, Objective, Order, Round, Sent, Server, Updates
-from shoestring.federated.technique import Evidence, FederatedTechnique, RoundCost
+from shoestring.federated.technique import FederatedTechnique, RoundCost
 
 SEED = 5
 
@@ -77,7 +78,7 @@ def kinds(size: int = 5000) -> dict[str, Tensor]:
 def plain_cost(row: Tensor, per_round: int = 1, evidence: bool = True) -> RoundCost:
     size = len(row)
     return RoundCost(size, size, up=4 * size + 16, down=4 * size, clients=100, per_round=per_round, rounds=10,
-                     evidence=Evidence(row.float(), 0.1) if evidence else None)
+                     evidence=Evidence.of(row.float()[None], 0.1) if evidence else None)
 
 
 def total(techniques: Sequence[FederatedTechnique], cost: RoundCost) -> RoundCost:

@@ -18,8 +18,6 @@ from shoestring.federated.work.finetune import FineTune
 from shoestring.federated.work.scaffold import Scaffold
 from tests.federated.work.toy import COST, COUNTS, LAYOUT, LOCAL, SEED, START, Run, device_of, distance, means, plain, quadratic
 
-T = LAYOUT.trained
-
 
 def test_dittos_personal_models_are_those_of_the_paper_and_devices_are_judged_by_them() -> None:
     run, personal = Run((Ditto(0.4),), per_round=4), {name: START.clone() for name in COUNTS}
@@ -29,8 +27,7 @@ def test_dittos_personal_models_are_those_of_the_paper_and_devices_are_judged_by
         for name in COUNTS:
             v = personal[name].clone()
             for mean in means(name, number):
-                v[:T] = v[:T] - LOCAL.lr * (v[:T] - mean + 0.4 * (v[:T] - given[:T]))
-            v[T:] += 0.5
+                v = v - LOCAL.lr * (v - mean + 0.4 * (v - given))
             personal[name] = v
             assert torch.allclose(run.devices.states[name][PERSONAL], v, atol=1e-5)
         assert played.before["distance"][0] == pytest.approx(sum(distance(given, name) for name in COUNTS), rel=1e-5)
@@ -45,7 +42,7 @@ def test_fine_tuning_judges_the_given_weights_after_so_many_epochs() -> None:
         for name in COUNTS:
             w = given.clone()
             for mean in means(name, number, Local(epochs=5, batch=LOCAL.batch, lr=LOCAL.lr)):
-                w[:T] -= LOCAL.lr * (w[:T] - mean)
+                w -= LOCAL.lr * (w - mean)
             expected += distance(w, name)
         assert played.after["distance"][0] == pytest.approx(expected, rel=1e-5)
         assert played.before["distance"][0] == pytest.approx(sum(distance(given, name) for name in COUNTS), rel=1e-5)

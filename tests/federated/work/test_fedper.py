@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoestring.core.errors import Mistake
+from shoestring.federated.evidence import Evidence
 from shoestring.federated.plain import VALUES
 from shoestring.federated.round import Objective, Order, Sent, play
-from shoestring.federated.technique import Evidence
 from shoestring.federated.work.ditto import Ditto
 from shoestring.federated.work.fedper import PERSONAL, FedPer, divided
 from tests.federated.work import toy
@@ -29,7 +29,7 @@ def test_three_rounds_share_the_body_and_every_device_has_a_head_of_its_own() ->
             for mean in means(name, number):
                 w = w - LOCAL.lr * (w - mean)
             heads[name] = w[HEAD]
-            found[name] = torch.cat([w[BODY] - server[BODY], torch.zeros(3), torch.full((2,), 0.5)])
+            found[name] = torch.cat([w[BODY] - server[BODY], torch.zeros(3)])
         server = server + mean_of(found)
         assert torch.allclose(run.server.weights, server, atol=1e-6)
         assert torch.equal(run.server.weights[HEAD], START[HEAD])
@@ -40,10 +40,10 @@ def test_three_rounds_share_the_body_and_every_device_has_a_head_of_its_own() ->
 
 def test_the_bytes_are_those_that_are_predicted() -> None:
     technique = FedPer("head.*")
-    run, cost = Run((technique,)), technique.cost(replace(COST, evidence=Evidence(START, 1.0)))
+    run, cost = Run((technique,)), technique.cost(replace(COST, evidence=Evidence.of(START[None])))
     played = run.round()
-    assert (played.up, played.down) == (3 * cost.up, 3 * cost.down) and (cost.size, cost.values) == (6, 6)
-    assert cost.evidence is not None and torch.equal(cost.evidence.update, START[[0, 1, 2, 3, 7, 8]])
+    assert (played.up, played.down) == (3 * cost.up, 3 * cost.down) and (cost.size, cost.values) == (4, 4)
+    assert cost.evidence is not None and torch.equal(cost.evidence.exact[0], START[BODY])
     assert cost.device_bytes == 4 * run.devices.states[played.participants[0]][PERSONAL].numel()
 
 
@@ -64,7 +64,6 @@ def test_devices_are_judged_with_their_own_heads() -> None:
 
 def test_nothing_said_is_the_last_layer_that_has_weights() -> None:
     assert divided(LAYOUT, "").personal.tolist() == [4, 5, 6] == divided(LAYOUT, "head.weight, head.b*").personal.tolist()
-    assert divided(LAYOUT, "body.mean").personal.tolist() == [7, 8]
 
 
 @given(st.sets(st.sampled_from([entry.name for entry in LAYOUT.entries]), min_size=1))

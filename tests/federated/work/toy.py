@@ -1,4 +1,4 @@
-"""Devices whose local loss is |w - sample|^2 / 2, in a model of a body, a head and a buffer; counts of samples are uneven."""
+"""Devices whose local loss is |w - sample|^2 / 2, in a model of a body and a head; counts of samples are uneven."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,8 +16,7 @@ from shoestring.federated.round import Arrived, Device, Objective, Order, Played
 from shoestring.federated.seeds import seed_of
 from shoestring.federated.technique import FederatedTechnique, RoundCost
 
-LAYOUT = Layout((Entry("body.weight", (2, 2), 0, True), Entry("head.weight", (2,), 4, True), Entry("head.bias", (1,), 6, True),
-                 Entry("body.mean", (2,), 7, False)))
+LAYOUT = Layout((Entry("body.weight", (2, 2), 0, True), Entry("head.weight", (2,), 4, True), Entry("head.bias", (1,), 6, True)))
 LOCAL = Local(epochs=2, batch=3, lr=0.1)
 COUNTS = {"ada": 1, "bob": 4, "cyd": 9, "dan": 7}
 SEED = 5
@@ -27,7 +26,7 @@ COST = RoundCost(size=LAYOUT.size, values=LAYOUT.size, up=4 * LAYOUT.size + 16, 
 
 
 def samples_of(name: str) -> Tensor:
-    return torch.randn(COUNTS[name] + 2, LAYOUT.trained, generator=torch.Generator().manual_seed(seed_of(name)))
+    return torch.randn(COUNTS[name] + 2, LAYOUT.size, generator=torch.Generator().manual_seed(seed_of(name)))
 
 
 def records_of(name: str) -> Records:
@@ -48,18 +47,17 @@ def means(name: str, number: int, local: Local = LOCAL) -> Iterator[Tensor]:
 
 def quadratic(order: Order, devices: Sequence[Device], objective: Objective) -> Updates:
     """The work of a plain round."""
-    trained, ends = LAYOUT.trained, []
+    ends = []
     starts = order.weights.expand(len(devices), -1) if objective.start is None else objective.start
     for place, device in enumerate(devices):
         now = starts[place].clone()
         for mean in means(device.name, order.round, objective.local):
-            gradient = now[:trained] - mean
+            gradient = now - mean
             if objective.pull and objective.anchor is not None:
-                gradient = gradient + objective.pull * (now[:trained] - objective.anchor[:trained])
+                gradient = gradient + objective.pull * (now - objective.anchor)
             if objective.correction is not None:
                 gradient = gradient + objective.correction[place]
-            now[:trained] -= objective.local.lr * gradient
-        now[trained:] += 0.5
+            now -= objective.local.lr * gradient
         ends.append(now)
     rows = torch.stack(ends) - starts
     counts = torch.tensor([device.records.count for device in devices], dtype=torch.float64)
@@ -72,7 +70,7 @@ def judged(rows: Tensor, devices: Sequence[Device]) -> tuple[dict[str, tuple[flo
 
 
 def distance(row: Tensor, name: str) -> float:
-    return float((row[:LAYOUT.trained] - samples_of(name)[COUNTS[name]:]).norm())
+    return float((row - samples_of(name)[COUNTS[name]:]).norm())
 
 
 @dataclass

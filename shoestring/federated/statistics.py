@@ -1,0 +1,86 @@
+"""What becomes of a model's statistics (a batch norm's running mean and variance), which no gradient trains.
+
+    averaged   devices are given the server's and send theirs; the server's become their mean by samples          never negative variances
+    local      every device keeps its own, and nothing is sent; the server's stay as the model began
+    frozen     nobody's change: normalisation uses those that the model began with, in training as in evaluation
+
+They are no part of the row that techniques see: codecs, clipping, robust rules, noise and the server's optimizer act on trained weights.
+Statistics are sent as they are, 4 bytes a number. Under a robust rule the server takes their median, number by number, because a mean
+would be whatever one device wants. Where an epsilon is asked for nothing covers them, so they are never sent. `local` with the norm layers'
+own weights personal, FedPer(layers="*norm*"), is FedBN: Li, Jiang, Zhang, Kamp, Dou 2021, FedBN: Federated Learning on Non-IID Features
+via Local Batch Normalization, arXiv 2102.07623.
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from shoestring.core.errors import Mistake
+from shoestring.core.local import Local
+from shoestring.core.statistics import Statistics
+from shoestring.federated.layout import Layout, is_running_norm
+from shoestring.federated.round import Device, Group, Objective, Order, Round, Server, Updates
+
+KEPT = "statistics"   # of a device: its own, in the order of the row; further models of it keep theirs under f"{name}.statistics"
+
+
+def statistics_rule(asked: str, private: bool) -> Statistics:
+    """The rule that is asked for; if none is, the usual one. `private`: an epsilon is asked for, which does not cover statistics."""
+    if asked == Statistics.AVERAGED and private:
+        raise Mistake("statistics averaged, and an epsilon is asked for: running statistics are sums over a device's records, and no noise "
+                      "covers them; give --statistics frozen or local, or leave out --epsilon and --delta")
+    return Statistics(asked) if asked else Statistics.FROZEN if private else Statistics.AVERAGED
+
+
+def with_statistics(subject: Round, layout: Layout, rule: Statistics, initial: Tensor) -> Round:
+    """A round whose techniques see trained weights alone, of one whose work is with whole rows.
+
+    `layout` and `initial`: the model's whole row; every device can make its initial numbers itself, from the job and its seed.
+    """
+    trained, own = layout.trained, initial[layout.trained:]
+    parts = subject.with_(layout=layout.weights, initial_weights=initial[:trained])
+    if layout.size == trained:
+        return parts
+
+    def order(server: Server, group: Group) -> Order:
+        return replace(subject.order(server, group), statistics=server.statistics if rule is Statistics.AVERAGED else None)
+
+    def work(order: Order, devices: Sequence[Device], objective: Objective) -> Updates:
+        given = own if order.statistics is None else order.statistics
+        whole = replace(order, weights=torch.cat([order.weights, given]), statistics=None)
+        keeps = rule is not Statistics.FROZEN and (rule is Statistics.LOCAL or bool(objective.model))
+        key, begun = f"{objective.model}.{KEPT}" if objective.model else KEPT, given.expand(len(devices), -1)
+        if keeps:
+            begun = torch.stack([device.state.get(key, given) for device in devices])
+        found = subject.work(whole, devices, whole_objective(order, objective, begun, rule, keeps))
+        after = begun + found.rows[:, trained:]
+        if keeps:
+            for device, kept in zip(devices, after, strict=True):
+                device.state[key] = kept.clone()
+        sent = after if rule is Statistics.AVERAGED else None
+        return replace(found, rows=found.rows[:, :trained].contiguous(), statistics=sent)
+
+    sends = layout.statistics if rule is Statistics.AVERAGED else Layout(())
+    return parts.with_(order=order, work=work, statistics=sends)
+
+
+def whole_objective(order: Order, objective: Objective, begun: Tensor, rule: Statistics, keeps: bool) -> Objective:
+    """An objective of trained weights as one of whole rows; `begun`: the statistics that devices begin with."""
+    start, anchor = objective.start, objective.anchor
+    if start is not None or keeps:
+        start = torch.cat([order.weights.expand(len(begun), -1) if start is None else start, begun], 1)
+    if anchor is not None:
+        anchor = torch.cat([anchor, torch.zeros(begun.shape[1])])   # statistics are pulled nowhere
+    return replace(objective, local=replace(objective.local, statistics=rule.value), start=start, anchor=anchor)
+
+
+def train_mode(model: nn.Module, local: Local) -> None:
+    """Put a model into the mode in which devices train it: with frozen statistics, norm layers use those they have and keep them."""
+    model.train()
+    if local.statistics == Statistics.FROZEN:
+        for module in model.modules():
+            if is_running_norm(module):
+                module.eval()
