@@ -159,7 +159,7 @@ class Session:
                 "asked": {one.name: one.value for one in self.asked.budget.limits()}
                          | ({"metric": str(self.asked.floor)} if self.asked.floor is not None else {}),
                 "missed": self.missed(measured),
-                "notes": [*self.source.notes, *self.given.notes, *self.plan.cost.study.notes, *measured.notes],
+                "notes": [*self.source.notes, *self.given.notes, *self.plan.cost.study.told, *measured.notes],
                 "files": [TENSORS, MANIFEST]}
 
 

@@ -24,7 +24,7 @@ from shoestring.compression.forms.grid import Grid, matrix_shape
 from shoestring.compression.forms.sparse import Sparse
 from shoestring.compression.manifest import Stored
 from shoestring.compression.place import inside
-from shoestring.compression.rounding import Rounded, Setting, rounded
+from shoestring.compression.rounding import LARGEST, Rounded, Setting, rounded
 from shoestring.compression.timing import Clock, clock_of
 from shoestring.compression.weights import Usage, Weight, looking_at, weights_of
 from shoestring.core.batch import Batch, samples, split
@@ -78,6 +78,18 @@ class Study:
     @cached_property
     def values(self) -> dict[str, Tensor]:
         return dict(self.model.named_parameters(remove_duplicate=False))
+
+    @cached_property
+    def too_large(self) -> dict[str, float]:
+        """The largest number of every weight that has some which float16, the type of all scales and tables, does not hold."""
+        largest = {weight.name: float(self.values[weight.name].abs().max()) for weight in self.weights if weight.count}
+        return {name: value for name, value in largest.items() if value > LARGEST}
+
+    @property
+    def told(self) -> tuple[str, ...]:
+        """What the user should know: what techniques left alone, and why."""
+        return (*self.notes, *(f"{name} has numbers up to {value:.3g}, and float16 holds {LARGEST:,.0f} at most: it is stored as it is"
+                               for name, value in self.too_large.items()))
 
     @cached_property
     def usage(self) -> dict[str, Usage]:

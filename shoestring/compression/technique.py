@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Self
 
 from torch import Tensor, nn
 
-from shoestring.compression.allocate import Allocation, Option, fewest_bytes, frontier, least_damage, total
+from shoestring.compression.allocate import Allocation, Option, fewest_bytes, frontier, least_damage, smallest_bytes, total
 from shoestring.compression.forms.form import Form
 from shoestring.compression.manifest import Stored, fixed_bytes, folder_bytes, numbers_bytes, stored_bytes
 from shoestring.compression.study import Study, Way
@@ -108,8 +108,9 @@ class ModelCost:
             if found is not None:
                 return found
         found = least_damage(self.options, most, seconds)
-        if found is None and budget.size is not None:   # the nearest: the smallest there is
-            found = least_damage(self.options, sum(min(one.bytes for one in some) for some in self.options.values()), seconds)
+        smallest = smallest_bytes(self.options)
+        if found is None and most < smallest:   # the nearest: the smallest there is, in time if that can be
+            found = least_damage(self.options, smallest, seconds) or least_damage(self.options, smallest)
         return found or {name: min(some, key=lambda one: (one.seconds, one.bytes)) for name, some in self.options.items()}
 
     def measure(self, allocation: Allocation[Offer]) -> bool:
@@ -193,7 +194,7 @@ class Storage(CompressTechnique, ABC):
     def cost(self, cost: ModelCost, /) -> ModelCost:
         name, ways = type(self).__name__, cost.study.ways
         found = {weight.name: [Offer(name, label, ways[weight.name, label]) for label in labels]
-                 for weight in cost.study.weights if (labels := self.labels(cost, weight))}
+                 for weight in cost.study.weights if weight.name not in cost.study.too_large and (labels := self.labels(cost, weight))}
         return cost.with_offers(found, self.only(cost))
 
     def apply(self, subject: Compressed, /) -> Compressed:
