@@ -2,8 +2,8 @@
 
 Damages, bytes and seconds of single weights add up, so this is a knapsack in which one option of every weight is taken. It is solved by
 dynamic programming over the bytes above the smallest option of every weight, in units small enough that rounding up wastes less than a
-hundredth of them; so the smallest of all is found whatever the unit. Seconds are priced into the damage, and the price is found by bisection
-(Lagrange; Everett 1963, doi 10.1287/opre.11.3.399).
+hundredth of them; so the smallest of all is found whatever the unit. Seconds are priced into the damage, and the price is found by
+bisection (Lagrange; Everett 1963, doi 10.1287/opre.11.3.399).
 """
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ class Option(Generic[What]):
     damage: float
     seconds: float = 0.0    # that it takes more than the plain weight, in every call
     memory: int = 0         # bytes when the model is loaded
+    damages: tuple[float, ...] = ()   # of every output of the model; `damage` is what is made of them
 
 
 Options = Mapping[str, Sequence[Option[What]]]

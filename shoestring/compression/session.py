@@ -11,13 +11,15 @@ from typing import Any
 from torch import nn
 
 from shoestring.compression.edits import edited
-from shoestring.compression.fidelity import MEASURES, Fidelity, fidelity, outputs
+from shoestring.compression.fidelity import MEASURES, Fidelity
 from shoestring.compression.manifest import MANIFEST, TENSORS
 from shoestring.compression.metric import Floor, Metric, metrics
+from shoestring.compression.output_kinds import AUTO
 from shoestring.compression.pack import Packed, write_folder
 from shoestring.compression.place import memory_of
 from shoestring.compression.room import CompressOutcome, CompressPlan, plain_cost, planned
 from shoestring.compression.source import Samples, Source, samples_of
+from shoestring.compression.study import same
 from shoestring.compression.technique import CompressTechnique, ModelCost
 from shoestring.compression.timing import Latency, latency, one_sample
 from shoestring.core import random_state
@@ -39,12 +41,14 @@ class Asked:
     budget: Budget
     floor: Floor | None = None
     use: tuple[str | CompressTechnique, ...] | None = None
-    measure: str = "cosine"
+    measure: str = AUTO                # of all outputs; auto: what suits each
     unseen: int = 1024
+    outputs: tuple[str, ...] = ()      # that are compared; none: all
+    axis: int | None = None            # of classes or vectors; None: found
 
     def __post_init__(self) -> None:
-        if self.measure not in MEASURES:
-            raise Mistake(f"fidelity is measured as {' or '.join(MEASURES)}, not as {self.measure!r}")
+        if self.measure not in (AUTO, *MEASURES):
+            raise Mistake(f"fidelity is measured as {', '.join((AUTO, *MEASURES))}, not as {self.measure!r}")
         if not self.budget.limits() and self.floor is None and self.use is None:
             raise Mistake("nothing says how small or how fast: give --size 16MB, --latency 5ms or --keep 0.998 (or techniques by --use)")
 
@@ -81,19 +85,18 @@ class Session:
         made = plan.made()
         size = write_folder(target, plan.cost.about, plan.cost.specs(plan.allocation), made.forms, plan.cost.buffers, self.job_copy())
         loaded = self.loaded(target, made.model)
-        wanted = outputs(self.source.model, job.forward, self.given.unseen)
-        found = outputs(loaded, job.forward, self.given.unseen)
+        study = self.plan.cost.study
+        wanted, found = (study.said(self.given.unseen, model) for model in (self.source.model, loaded))
         notes: list[str] = []
         return Measured(size, memory_of(loaded), latency(loaded, job.forward, one_sample(self.given.unseen[0])),
-                        fidelity(found, wanted, self.asked.measure), metrics(job, loaded, self.given.unseen, notes),
+                        study.compared(found, wanted), metrics(job, loaded, self.given.unseen, notes),
                         metrics(job, self.source.model, self.given.unseen), tuple(notes))
 
     def loaded(self, target: Path, made: nn.Module) -> nn.Module:
         """The folder as a user will load it; it must answer as the model in memory does, to the bit."""
         loaded = self.loaded_model(target)
-        sample = self.given.unseen[:1]
-        if not all(bool((one == other).all()) for one, other in zip(outputs(loaded, self.source.job.forward, sample),
-                                                                     outputs(made, self.source.job.forward, sample), strict=True)):
+        study, sample = self.plan.cost.study, self.given.unseen[:1]
+        if not same(study.said(sample, loaded)[0], study.said(sample, made)[0]):
             raise Mistake(f"the model that was written to {target} answers otherwise than the one in memory: it has state that is neither "
                           f"a weight nor a buffer (or its factory draws numbers); keep such tensors in buffers")
         return loaded
@@ -112,7 +115,7 @@ class Session:
         budget = self.asked.budget
         tail = measured.latency.p99 if budget.percentile > 0.5 else measured.latency.p50
         found = [f"measured on unseen data, {one}" for one in budget.broken({
-            "size_bytes": measured.size, "latency_seconds": tail, "quality": measured.fidelity.mean})]
+            "size_bytes": measured.size, "latency_seconds": tail, "quality": max(measured.fidelity.mean, 0.0)})]
         floor = self.asked.floor
         if floor is not None and not floor.keeps(measured.metrics[floor.name].value):
             found.append(f"measured on unseen data, {floor.name} is {measured.metrics[floor.name].value:.4g}, and {floor} was asked for")
@@ -132,9 +135,21 @@ class Session:
         return told.measured({"size_bytes": measured.size, "memory_bytes": measured.memory, "p50_seconds": measured.latency.p50,
                               "p99_seconds": measured.latency.p99, "damage": measured.fidelity.damage})
 
+    def outputs(self, measured: Measured) -> list[dict[str, Any]]:
+        """Every output: how it is compared, and why so; predicted on the samples for confirming, and measured."""
+        checked = self.plan.checked.outputs if self.plan.checked is not None else ()
+        predicted = {one.name: one for one in checked if one.count}
+        return [{"name": one.name, "by": how.measure, "axis": how.axis, "why": how.why, "n": one.count, "samples": one.samples,
+                 "standard_error": one.standard_error,
+                 "mean": {"predicted": predicted[one.name].mean if one.name in predicted else None, "measured": one.mean},
+                 "worst": {"predicted": predicted[one.name].worst if one.name in predicted else None, "measured": one.worst}}
+                for one, how in zip(measured.fidelity.outputs, self.plan.cost.study.measures, strict=True)]
+
     def report(self, measured: Measured, folder: Path) -> dict[str, Any]:
         """Everything, as `compress --json` prints it."""
         told = self.figures(measured)
+        leading = measured.fidelity.leading
+        assert leading is not None, "what was measured has outputs"
 
         def both(name: str, times: float = 1.0) -> dict[str, float | None]:
             one = told[name]
@@ -143,7 +158,8 @@ class Session:
 
         return {"folder": str(folder), "size_bytes": both("size_bytes"), "memory_bytes": both("memory_bytes"),
                 "latency_ms": {"p50": both("p50_seconds", 1e3), "p99": both("p99_seconds", 1e3)},
-                "fidelity": {"by": self.asked.measure, "n": measured.fidelity.count,
+                "fidelity": {"by": leading.measure, "output": leading.name, "n": leading.count, "samples": leading.samples,
+                             "standard_error": leading.standard_error, "outputs": self.outputs(measured),
                              "mean": {"predicted": None if (lost := told["damage"].predicted) is None else 1 - lost,
                                       "measured": measured.fidelity.mean},
                              "worst": {"predicted": None if self.plan.checked is None or self.healed else self.plan.checked.worst,
@@ -170,9 +186,13 @@ def number(value: float) -> float | None:
 def begun(source: Source, asked: Asked, cost: ModelCost | None = None, given: Samples | None = None) -> Session:
     """Look at a model and choose how to compress it. Raises OverBudget if nothing keeps the budget."""
     given = given or samples_of(source.job, asked.unseen)
-    cost = replace(cost, wanted=asked.budget) if cost is not None else plain_cost(source, given, asked.budget, asked.measure)
+    cost = replace(cost, wanted=asked.budget) if cost is not None else cost_of(source, given, asked, asked.budget)
     outcome = planned(cost, source.model, given.checked, asked.use) if asked.floor is None else for_metric(source, asked, given, cost)
     return Session(source, asked, given, outcome, cost.clock.plain)
+
+
+def cost_of(source: Source, given: Samples, asked: Asked, budget: Budget) -> ModelCost:
+    return plain_cost(source, given, budget, asked.measure, asked.outputs, asked.axis)
 
 
 def nearest_session(source: Source, asked: Asked, error: OverBudget) -> Session | None:
@@ -181,7 +201,7 @@ def nearest_session(source: Source, asked: Asked, error: OverBudget) -> Session 
     if not isinstance(plan, CompressPlan) or any(one.limit.name != "quality" for one in asked.budget.broken(plan.numbers())):
         return None
     given = samples_of(source.job, asked.unseen)
-    cost = plain_cost(source, given, Budget(), asked.measure)
+    cost = cost_of(source, given, asked, Budget())
     plain = CompressPlan((), Exactness.BITS, cost.known, cost, cost.study)
     return Session(source, asked, given, CompressOutcome(plan, plain, None), cost.clock.plain)
 
