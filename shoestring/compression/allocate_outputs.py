@@ -52,7 +52,7 @@ class Sums:
             now = self.damages(found)
             if (single or max(now) <= most_damage) and (best is None or total(found)[0] < total(best)[0]):
                 best = found
-            limit *= max(min(most_damage / max(max(now), 1e-300), 2.0), 0.5)
+            limit *= max(min(most_damage / max(*now, 1e-300), 2.0), 0.5)
             self.learn(weights, now)
         return best
 
@@ -62,8 +62,8 @@ class Sums:
 
     def learn(self, weights: list[float], found: Sequence[float]) -> None:
         """Weigh outputs by how bad they came out; the largest weighs 1."""
-        raised = [weight * (one / max(max(found), 1e-300)) ** 0.5 for weight, one in zip(weights, found, strict=True)]
-        weights[:] = [one / max(max(raised), 1e-300) for one in raised]
+        raised = [weight * (one / max(*found, 1e-300)) ** 0.5 for weight, one in zip(weights, found, strict=True)]
+        weights[:] = [one / max(*raised, 1e-300) for one in raised]
 
 
 def weighted(options: Options[What], weights: Sequence[float]) -> dict[str, list[Option[What]]]:

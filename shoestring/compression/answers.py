@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 from torch import Tensor
 
@@ -41,7 +41,7 @@ def parts(output: Any) -> Iterator[tuple[str, Any]]:
     elif is_dataclass(output) and not isinstance(output, type):
         yield from ((one.name, vars(output).get(one.name)) for one in fields(output))
     elif isinstance(output, tuple) and hasattr(type(output), "_fields"):
-        yield from output._asdict().items()
+        yield from cast(NamedTuple, output)._asdict().items()
     elif isinstance(output, (tuple, list)):
         yield from ((str(number), value) for number, value in enumerate(output))
 

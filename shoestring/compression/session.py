@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
@@ -13,7 +13,7 @@ from torch import nn
 from shoestring.compression.edits import edited
 from shoestring.compression.fidelity import MEASURES, Fidelity
 from shoestring.compression.manifest import MANIFEST, TENSORS
-from shoestring.compression.metric import Floor, Metric, metrics
+from shoestring.compression.metric import Floor, Metric, metrics, moved_by
 from shoestring.compression.output_kinds import AUTO
 from shoestring.compression.pack import Packed, write_folder
 from shoestring.compression.place import memory_of
@@ -63,6 +63,7 @@ class Measured:
     fidelity: Fidelity
     metrics: Mapping[str, Metric]
     original: Mapping[str, Metric]
+    predicted: Mapping[str, Metric]     # the original's, moved by what the samples for confirming show; those that can be predicted
     notes: tuple[str, ...] = ()
 
 
@@ -88,9 +89,18 @@ class Session:
         study = self.plan.cost.study
         wanted, found = (study.said(self.given.unseen, model) for model in (self.source.model, loaded))
         notes: list[str] = []
+        now, original = metrics(job, loaded, self.given.unseen, notes), metrics(job, self.source.model, self.given.unseen)
         return Measured(size, memory_of(loaded), latency(loaded, job.forward, one_sample(self.given.unseen[0])),
-                        study.compared(found, wanted), metrics(job, loaded, self.given.unseen, notes),
-                        metrics(job, self.source.model, self.given.unseen), tuple(notes))
+                        study.compared(found, wanted), now, original, self.predicted(made.model, original), tuple(notes))
+
+    def predicted(self, made: nn.Module, original: Mapping[str, Metric]) -> dict[str, Metric]:
+        """The metrics on unseen samples: the original's there, moved by what the samples for deciding show. A job that validates by itself
+        has no samples to predict from."""
+        job, batches = self.source.job, self.given.deciding or self.given.checked
+        if job.validate is not None:
+            return {}
+        before, after = (metrics(job, model, batches) for model in (self.source.model, made))
+        return {name: moved_by(original[name], before[name], after[name]) for name in original if name in before and name in after}
 
     def loaded(self, target: Path, made: nn.Module) -> nn.Module:
         """The folder as a user will load it; it must answer as the model in memory does, to the bit."""
@@ -117,8 +127,9 @@ class Session:
         found = [f"measured on unseen data, {one}" for one in budget.broken({
             "size_bytes": measured.size, "latency_seconds": tail, "quality": max(measured.fidelity.mean, 0.0)})]
         floor = self.asked.floor
-        if floor is not None and not floor.keeps(measured.metrics[floor.name].value):
-            found.append(f"measured on unseen data, {floor.name} is {measured.metrics[floor.name].value:.4g}, and {floor} was asked for")
+        if floor is not None and not floor.keeps((metric := measured.metrics[floor.name]).value):
+            found.append(f"measured on unseen data, {floor.name} is {metric}, and {floor} was asked for"
+                         + (f": {few}" if (few := floor.undecided(metric)) else ""))
         return found
 
     # Telling
@@ -134,6 +145,13 @@ class Session:
             return told
         return told.measured({"size_bytes": measured.size, "memory_bytes": measured.memory, "p50_seconds": measured.latency.p50,
                               "p99_seconds": measured.latency.p99, "damage": measured.fidelity.damage})
+
+    def metric_report(self, name: str, measured: Measured) -> dict[str, Any]:
+        predicted = {"predicted": number(measured.predicted[name].value)} if name in measured.predicted and self.healed is None else {}
+        found, floor = measured.metrics[name], self.asked.floor
+        decides = {"decided_by": str(floor), "undecided": floor.undecided(found)} if floor is not None and floor.name == name else {}
+        told = {"original": number(measured.original[name].value), **predicted, "measured": number(found.value)}
+        return {**told, **found.as_json(), **decides}
 
     def outputs(self, measured: Measured) -> list[dict[str, Any]]:
         """Every output: how it is compared, and why so; predicted on the samples for confirming, and measured."""
@@ -164,8 +182,7 @@ class Session:
                                       "measured": measured.fidelity.mean},
                              "worst": {"predicted": None if self.plan.checked is None or self.healed else self.plan.checked.worst,
                                        "measured": measured.fidelity.worst}},
-                "metric": {name: {"predicted": number(measured.original[name].value), "measured": number(one.value), "n": one.count,
-                                  "standard_error": one.standard_error} for name, one in measured.metrics.items()},
+                "metric": {name: self.metric_report(name, measured) for name in measured.metrics},
                 "techniques": [described(one) | {"why": one.why} for one in self.plan.techniques],
                 "plain": {"size_bytes": self.outcome.plain.numbers()["size_bytes"],
                           "memory_bytes": self.outcome.plain.cost.known["memory_bytes"], "latency_ms": {"p50": 1e3 * self.plain_latency.p50,
@@ -185,7 +202,7 @@ def number(value: float) -> float | None:
 
 def begun(source: Source, asked: Asked, cost: ModelCost | None = None, given: Samples | None = None) -> Session:
     """Look at a model and choose how to compress it. Raises OverBudget if nothing keeps the budget."""
-    given = given or samples_of(source.job, asked.unseen)
+    given = given or samples_of(source.job, asked.unseen, asked.floor is not None)
     cost = replace(cost, wanted=asked.budget) if cost is not None else cost_of(source, given, asked, asked.budget)
     outcome = planned(cost, source.model, given.checked, asked.use) if asked.floor is None else for_metric(source, asked, given, cost)
     return Session(source, asked, given, outcome, cost.clock.plain)
@@ -200,44 +217,55 @@ def nearest_session(source: Source, asked: Asked, error: OverBudget) -> Session 
     plan = error.nearest
     if not isinstance(plan, CompressPlan) or any(one.limit.name != "quality" for one in asked.budget.broken(plan.numbers())):
         return None
-    given = samples_of(source.job, asked.unseen)
+    given = samples_of(source.job, asked.unseen, asked.floor is not None)
     cost = cost_of(source, given, asked, Budget())
     plain = CompressPlan((), Exactness.BITS, cost.known, cost, cost.study)
     return Session(source, asked, given, CompressOutcome(plan, plain, None), cost.clock.plain)
 
 
 def for_metric(source: Source, asked: Asked, given: Samples, cost: ModelCost) -> CompressOutcome:
-    """The smallest model whose metric, on the batches for confirming, is what it must be; with a size, the best within it."""
-    wanted = asked.floor
+    """The smallest model whose metric, on the samples for deciding, is what it must be; with a size, the best within it."""
+    wanted, batches = asked.floor, given.deciding or given.checked
     assert wanted is not None, "who asks has one"
-    there = metrics(source.job, source.model, given.checked)
-    if wanted.name not in there:
-        raise Mistake(f"--metric {wanted}: the job measures {', '.join(there) or 'nothing'}; name one of them, or give the Job "
+    everywhere = metrics(source.job, source.model, [*batches, *given.unseen])
+    if wanted.name not in everywhere:
+        raise Mistake(f"--metric {wanted}: the job measures {', '.join(everywhere) or 'nothing'}; name one of them, or give the Job "
                       f"metrics=...")
+    original, before = everywhere[wanted.name], metrics(source.job, source.model, batches)[wanted.name]
 
-    def tried(budget: Budget) -> tuple[CompressOutcome, float]:
+    def tried(budget: Budget) -> tuple[CompressOutcome, Metric]:
         found = planned(replace(cost, wanted=budget), source.model, given.checked, asked.use)
-        small = found.chosen.made().model
-        return found, metrics(source.job, small, given.checked)[wanted.name].value
+        return found, moved_by(original, before, metrics(source.job, found.chosen.made().model, batches)[wanted.name])
+
+    def refused(found: CompressPlan, metric: Metric, why: str) -> OverBudget:
+        few = wanted.undecided(metric)
+        return OverBudget(f"{why} {wanted.name} {metric}, where {wanted} is asked for (the original: {original})"
+                          f"{f': {few}, give the Job more held_out' if few else ''}; allow more bytes, or --heal 10m", found)
 
     if asked.budget.size is not None or asked.use is not None or asked.budget.quality is not None:
-        found, value = tried(asked.budget)
-        if not wanted.keeps(value):
-            raise OverBudget(f"{found.chosen} keeps the rest of the budget and gives {wanted.name} {value:.4g}, where {wanted} is asked "
-                             f"for (the original: {there[wanted.name].value:.4g}); allow more bytes, or --heal 10m", found.chosen)
+        found, metric = tried(asked.budget)
+        if not wanted.keeps(metric.value):
+            raise refused(found.chosen, metric, f"{found.chosen} keeps the rest of the budget and gives")
         return found
+    return smallest_keeping(asked, wanted, tried, refused)
+
+
+def smallest_keeping(asked: Asked, wanted: Floor, tried: Callable[[Budget], tuple[CompressOutcome, Metric]],
+                     refused: Callable[[CompressPlan, Metric, str], OverBudget]) -> CompressOutcome:
+    """By bisection over damages. A model must keep the floor by a standard error of what it changes, so that samples which nothing was
+    chosen by seldom say otherwise; if not even the least damage leaves that margin, it must keep it as it is measured."""
     low, high = LEVELS
     best: CompressOutcome | None = None
-    last: CompressOutcome | None = None
-    value = 0.0
+    margin = 1.0
     for step in range(STEPS):
         level = low if not step else (low * high) ** 0.5
-        last, value = tried(replace(asked.budget, quality=1 - level))
-        if wanted.keeps(value):
+        last, metric = tried(replace(asked.budget, quality=1 - level))
+        if not step and not wanted.keeps(metric.value):
+            raise refused(last.chosen, metric, "no smaller model keeps the metric; the nearest gives")
+        if not step and not wanted.keeps_surely(metric, margin):
+            margin = 0.0
+        if wanted.keeps_surely(metric, margin):
             best, low = last, level
-        elif best is None:
-            raise OverBudget(f"the original gives {wanted.name} {there[wanted.name].value:.4g}, and {wanted} is asked for: no smaller "
-                             f"model keeps that (nearest: {value:.4g})", last.chosen)
         else:
             high = level
     assert best is not None, "the first one was, or it was refused"
