@@ -54,11 +54,13 @@ def network() -> nn.Module:
 
 
 def measured(small: nn.Module, original: nn.Module, batches: list[Tensor]) -> dict[str, float]:
-    from shoestring.compression.fidelity import fidelity, outputs
+    from shoestring.compression.answers import ONLY
+    from shoestring.compression.fidelity import OutputMeasure, fidelity, outputs
 
-    found, wanted = (outputs(one, lambda model, batch: model(batch), batches) for one in (small, original))
-    close = fidelity(found, wanted)
-    agreed = torch.cat([one.argmax(1) == other.argmax(1) for one, other in zip(found, wanted, strict=True)]).float()
+    how = OutputMeasure(ONLY, "cosine")
+    found, wanted = (outputs(one, lambda model, batch: model(batch), batches, [how]) for one in (small, original))
+    close = fidelity(found, wanted, [how])
+    agreed = torch.cat([one[ONLY].argmax(1) == other[ONLY].argmax(1) for one, other in zip(found, wanted, strict=True)]).float()
     return {"cosine": close.mean, "worst": close.worst, "agreement": float(agreed.mean()), "n": len(agreed),
             "standard_error": float(agreed.std() / len(agreed) ** 0.5)}
 

@@ -200,7 +200,7 @@ def healed(size: str, use: tuple[str, ...] | None, minutes: str) -> Callable[[bo
         from shoestring.core.budget import Budget
 
         source = from_job(str(HERE / "minilm_job.py"), {})
-        session = begun(source, Asked(Budget.parsed(size=size) if size else Budget(), use=use))
+        session = begun(source, Asked(Budget.parsed(size=size) if size else Budget(), use=use, measure="cosine"))
         with tempfile.TemporaryDirectory() as folder:
             before = compared(session.plan.made().model, source, session.given.unseen)
             session = heal(session, "20s" if quick else minutes, Path(folder) / "healing", train)

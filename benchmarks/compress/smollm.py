@@ -71,7 +71,7 @@ def called(model: nn.Module, batch: Any) -> Tensor:
 
 def perplexity(model: nn.Module, batches: list[Any], wanted: list[Tensor] | None = None) -> dict[str, float]:
     """Of the next token, with the error of its mean over pieces, and the fidelity to the original's distributions."""
-    from shoestring.compression.fidelity import fidelity
+    from shoestring.compression.fidelity import OutputMeasure, fidelity
 
     losses, damages, worst = [], [], 0.0
     with torch.no_grad():
@@ -79,7 +79,8 @@ def perplexity(model: nn.Module, batches: list[Any], wanted: list[Tensor] | None
             logits = called(model, batch)
             losses.append(nn.functional.cross_entropy(logits[:, :-1].transpose(1, 2), batch["input_ids"][:, 1:], reduction="none").mean(1))
             if wanted is not None:
-                found = fidelity([logits.reshape(-1, logits.shape[-1])], [wanted[number]], "kl")
+                rows = logits.reshape(-1, logits.shape[-1])
+                found = fidelity([{"logits": rows}], [{"logits": wanted[number]}], [OutputMeasure("logits", "kl")])
                 damages.append(found.damage)
                 worst = max(worst, 1 - found.worst)
     each = torch.cat(losses)

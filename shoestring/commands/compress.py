@@ -33,8 +33,12 @@ def flags(parser: ArgumentParser) -> None:
     parser.add_argument("--latency", metavar="TIME", help="most time for an answer to one sample, 99 of 100 times, such as 5ms")
     parser.add_argument("--keep", metavar="SHARE", help="least fidelity to the original on unseen data, such as 0.998")
     parser.add_argument("--metric", metavar="NAME>=VALUE", help="what a metric of the job must be, such as 'accuracy>=0.91'")
-    parser.add_argument("--fidelity", default="cosine", choices=["cosine", "kl"],
-                        help="how fidelity is measured: cosine of outputs, or exp(-KL) of their softmax (default cosine)")
+    parser.add_argument("--fidelity", default="auto", choices=["auto", "cosine", "kl", "binary", "r2"],
+                        help="how outputs are compared: cosine of vectors, exp(-KL) of softmax (kl) or sigmoid (binary), R^2; auto "
+                             "(default): what suits each, by what the job's loss does with it")
+    parser.add_argument("--output", action="append", metavar="NAME",
+                        help="compare this output; may be repeated (default: all, and the worst leads)")
+    parser.add_argument("--axis", metavar="N", help="axis of an output's classes or vectors (default: found)")
     parser.add_argument("--use", action="append", metavar="TECHNIQUE",
                         help='exactly these techniques instead of choosing, such as "Quantize(bits=4)"; may be repeated')
     parser.add_argument("--heal", metavar="TIME", help="let the small model learn from the original for so long (10m), without labels")
@@ -134,7 +138,14 @@ def asked_of(options: Namespace) -> Asked:
         parse_seconds(options.heal)
     budget = Budget.parsed(size=options.size, latency=options.latency, quality=options.keep)
     return Asked(budget, floor(options.metric) if options.metric else None, None if options.use is None else tuple(options.use),
-                 options.fidelity, int(options.samples))
+                 options.fidelity, int(options.samples), tuple(options.output or ()), axis_of(options.axis))
+
+
+def axis_of(written: str | None) -> int | None:
+    try:
+        return None if written is None else int(written)
+    except ValueError:
+        raise Mistake(f"--axis {written}: give the number of a dimension, such as 1 or -1") from None
 
 
 def told(options: Namespace, session: Session, target: Path) -> int:

@@ -46,6 +46,14 @@ def kinds(plan: CompressPlan) -> list[str]:
     return [f"{count:,} numbers in {key}" for key, count in sorted(found.items(), key=lambda one: -one[1])]
 
 
+def of_output(one: Mapping[str, Any], outputs: int) -> str:
+    return f" of {one['name']}" if outputs > 1 else ""
+
+
+def error_text(error: float | None) -> str:
+    return "" if error is None else f" +- {error:.1g}"
+
+
 def measured_text(session: Session, measured: Measured, report: Mapping[str, Any], screen: Screen) -> str:
     """Predicted beside measured, then the job's own metric."""
     from shoestring.show.terminal import table
@@ -53,11 +61,11 @@ def measured_text(session: Session, measured: Measured, report: Mapping[str, Any
     rows = [["", "predicted", "measured", "measured is"]]
     rows += [[one.quantity.label, one.quantity.text(one.predicted), one.quantity.text(one.measured), one.off_text]
              for one in session.figures(measured)]
-    lines = [table(rows, right=(1, 2), screen=screen), "",
-             f"fidelity ({report['fidelity']['by']}, {measured.fidelity.count:,} vectors that nothing was chosen by): mean "
-             f"{measured.fidelity.mean:.6f}, worst {measured.fidelity.worst:.6f}"]
-    for name, one in measured.metrics.items():
-        error = f" +- {one.standard_error:.2g}" if one.standard_error is not None else ""
-        count = f" (n = {one.count:g})" if one.count else ""
-        lines.append(f"{name}: {one.value:.5g}{error}{count}, the original {measured.original[name].value:.5g}")
+    told = report["fidelity"]["outputs"]
+    lines = [table(rows, right=(1, 2), screen=screen), ""]
+    lines += [f"fidelity{of_output(one, len(told))} ({one['by']}: {one['why']}; {one['samples']:,} samples that nothing was chosen by): "
+              f"mean {one['mean']['measured']:.6f}{error_text(one['standard_error'])}, worst {one['worst']['measured']:.6f}" for one in told]
+    if len(told) > 1:
+        lines.append(f"the worst leads: {report['fidelity']['output']}")
+    lines += [f"{name}: {one}, the original {measured.original[name].value:.5g}" for name, one in measured.metrics.items()]
     return "\n".join(lines)

@@ -1,8 +1,9 @@
 """Which option for which weight: the least damage within bytes and seconds, or the fewest bytes within a damage.
 
 Damages, bytes and seconds of single weights add up, so this is a knapsack in which one option of every weight is taken. It is solved by
-dynamic programming over bytes, in units small enough that rounding up wastes less than a hundredth; seconds are priced into the damage, and
-the price is found by bisection (Lagrange; Everett 1963, doi 10.1287/opre.11.3.399).
+dynamic programming over the bytes above the smallest option of every weight, in units small enough that rounding up wastes less than a
+hundredth of them; so the smallest of all is found whatever the unit. Seconds are priced into the damage, and the price is found by
+bisection (Lagrange; Everett 1963, doi 10.1287/opre.11.3.399).
 """
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-UNITS = 16_000   # of bytes that a budget is divided into
+UNITS = 16_000   # that the bytes above the smallest are divided into
 PRICES = 40      # steps of the bisection
 
 What = TypeVar("What")
@@ -29,6 +30,7 @@ class Option(Generic[What]):
     damage: float
     seconds: float = 0.0    # that it takes more than the plain weight, in every call
     memory: int = 0         # bytes when the model is loaded
+    damages: tuple[float, ...] = ()   # of every output of the model; `damage` is what is made of them
 
 
 Options = Mapping[str, Sequence[Option[What]]]
@@ -41,6 +43,11 @@ def total(allocation: Mapping[str, Option[What]]) -> tuple[int, float, float]:
     return sum(one.bytes for one in taken), sum(one.damage for one in taken), sum(one.seconds for one in taken)
 
 
+def smallest_bytes(options: Options[What]) -> int:
+    """Bytes of the smallest option of every weight together."""
+    return sum(min(one.bytes for one in some) for some in options.values())
+
+
 def least_damage(options: Options[What], most_bytes: float = inf, most_seconds: float = inf) -> Allocation[What] | None:
     """The least damage within bytes and seconds; None if there is none.
 
@@ -49,22 +56,22 @@ def least_damage(options: Options[What], most_bytes: float = inf, most_seconds: 
     >>> {name: one.what for name, one in found.items()}
     {'a': '4 bits', 'b': '8 bits'}
     """
-    if sum(min(one.bytes for one in some) for some in options.values()) > most_bytes:
+    if smallest_bytes(options) > most_bytes:
         return None
     if sum(min(one.seconds for one in some) for some in options.values()) > most_seconds:
         return None
-    free = table(options, most_bytes, 0.0).taken(most_bytes)
+    free = table(options, most_bytes, 0.0).taken()
     if free is not None and total(free)[2] <= most_seconds:
         return filled(free, options, most_bytes, most_seconds)
     low, high, best = 0.0, 1e-6, None
     while high < 1e12 and (best is None or total(best)[2] > most_seconds):   # a price that is high enough
         high *= 10
-        best = table(options, most_bytes, high).taken(most_bytes)
+        best = table(options, most_bytes, high).taken()
     if best is None or total(best)[2] > most_seconds:
         return None
     for _ in range(PRICES):
         price = (low + high) / 2
-        found = table(options, most_bytes, price).taken(most_bytes)
+        found = table(options, most_bytes, price).taken()
         if found is not None and total(found)[2] <= most_seconds:
             high, best = price, found
         else:
@@ -74,7 +81,7 @@ def least_damage(options: Options[What], most_bytes: float = inf, most_seconds: 
 
 def fewest_bytes(options: Options[What], most_damage: float, most_seconds: float = inf) -> Allocation[What] | None:
     """The fewest bytes within a damage and seconds; None if there are none."""
-    low = sum(min(one.bytes for one in some) for some in options.values())
+    low = smallest_bytes(options)
     high = sum(max(one.bytes for one in some) for some in options.values())
     best = least_damage(options, high, most_seconds)
     if best is None or total(best)[1] > most_damage:
@@ -100,7 +107,7 @@ class Table(Generic[What]):
     chosen: list[NDArray[np.int16]]    # of every weight, for every number of units: the option taken
     least: NDArray[np.float64]
 
-    def taken(self, most_bytes: float) -> Allocation[What] | None:
+    def taken(self) -> Allocation[What] | None:
         place = len(self.least) - 1
         if not np.isfinite(self.least[place]):
             return None
@@ -108,7 +115,7 @@ class Table(Generic[What]):
         for (name, some), picks in zip(reversed(list(self.options.items())), reversed(self.chosen), strict=True):
             option = some[int(picks[place])]
             found[name] = option
-            place -= units(option.bytes, self.unit)
+            place -= units(option.bytes - min(one.bytes for one in some), self.unit)
         return dict(reversed(found.items()))
 
 
@@ -118,14 +125,15 @@ def units(size: int, unit: float) -> int:
 
 def table(options: Options[What], most_bytes: float, price: float) -> Table[What]:
     """`price`: damage that a second counts as."""
-    limit = min(most_bytes, sum(max(one.bytes for one in some) for some in options.values()))
-    unit = max(limit / (UNITS + len(options)), 1.0)
-    width = int(limit // unit) + 1 + (len(options) if most_bytes > limit else 0)   # every weight may waste a unit
+    low = smallest_bytes(options)
+    room = min(most_bytes, sum(max(one.bytes for one in some) for some in options.values())) - low
+    unit = max(room / UNITS, 1.0)
+    width = int(room // unit) + 1 + (len(options) if most_bytes > low + room else 0)   # every weight may waste a unit
     least, chosen = np.zeros(width), []
     for some in options.values():
-        rows = np.full((len(some), width), inf)
+        rows, least_bytes = np.full((len(some), width), inf), min(one.bytes for one in some)
         for number, option in enumerate(some):
-            size = units(option.bytes, unit)
+            size = units(option.bytes - least_bytes, unit)
             if size < width:
                 rows[number, size:] = least[:width - size] + option.damage + price * option.seconds
         picks = rows.argmin(0)
@@ -135,7 +143,7 @@ def table(options: Options[What], most_bytes: float, price: float) -> Table[What
 
 
 def filled(allocation: Allocation[What] | None, options: Options[What], most_bytes: float, most_seconds: float) -> Allocation[What] | None:
-    """What rounding to units left over, spent: again and again the step that saves most damage a byte and still fits."""
+    """Greedily spend the bytes left by rounding: again and again the step that saves most damage a byte and still fits."""
     if allocation is None:
         return None
     now = dict(allocation)
@@ -153,7 +161,7 @@ def filled(allocation: Allocation[What] | None, options: Options[What], most_byt
 
 def frontier(options: Options[What], points: int = 24, most_seconds: float = inf) -> list[Allocation[What]]:
     """From the smallest to where more bytes buy nothing."""
-    low = sum(min(one.bytes for one in some) for some in options.values())
+    low = smallest_bytes(options)
     best = least_damage(options, inf, most_seconds)
     if best is None:
         return []

@@ -10,21 +10,19 @@ from shoestring.compression.forms.form import Plain
 from shoestring.compression.technique import ModelCost, Storage
 from shoestring.compression.weights import Weight
 
-LARGEST = 65504.0   # that float16 has
-
 
 @dataclass(frozen=True)
 class Half(Storage):
     """Numbers of 16 bits, with 11 significant ones (IEEE 754-2019 binary16): off by at most 2^-11 of each.
 
-    Weights whose numbers float16 does not have (above 65,504) are left alone.
+    Weights whose numbers float16 does not have (above 65,504) are left alone (`Study.too_large`).
     """
 
     why: ClassVar[str] = "half the bytes, hardly any damage"
 
     def labels(self, cost: ModelCost, weight: Weight) -> Sequence[str]:
         value = cost.study.values[weight.name]
-        if weight.dtype.itemsize <= 2 or not weight.count or float(value.abs().max()) > LARGEST:
+        if weight.dtype.itemsize <= 2 or not weight.count:
             return ()
         if weight.name in cost.study.masks:
             return (cost.study.form(weight, "float16, zeros", partial(cost.study.zeroed, weight, partial(Plain.of, stored="float16"))),)

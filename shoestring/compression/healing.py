@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from shoestring.compression.distil.heal import falling, healing_job
-from shoestring.compression.fidelity import fidelity, outputs
+from shoestring.compression.fidelity import BINARY, COSINE, KL, R2
 from shoestring.compression.forms.form import Form
 from shoestring.compression.latent import Latent, latent_forms
 from shoestring.compression.manifest import manifest
@@ -34,7 +34,7 @@ from shoestring.core.regular import read_regular
 from shoestring.core.seal import Damaged, sealed, unsealed
 from shoestring.core.units import parse_seconds
 
-OBJECTIVES = {"cosine": "cosine", "kl": "kl"}   # damage -> what the distillation calls it
+OBJECTIVES = {COSINE: "cosine", KL: "kl", BINARY: "mse", R2: "mse"}   # how an output is compared -> what the distillation calls it
 BEGUN = "begun.json"
 RATES = (1.0, 3.0, 10.0)     # times what a form proposes: which of them heals best is tried
 TRIED = 0.04                 # of the steps, for each of them;
@@ -119,7 +119,7 @@ class Lesson:
         """What is to be learned, in how many steps, and at which rate, by trying each for a few of them."""
         source, batch = self.session.source, self.session.given.calibration[0]
         states = common_states(self.student(), source.model, source.job.forward, batch, self.session.plan.cost.about["edits"])
-        wanted = objective(OBJECTIVES[self.session.asked.measure], states)
+        wanted = objective(OBJECTIVES[self.session.plan.cost.study.measures[0].measure], states)
         steps = self.job(1.0, wanted, seconds=seconds).steps
         few = int(TRIED * steps)
         if few < FEWEST:
@@ -132,10 +132,8 @@ class Lesson:
         model = self.student()
         for _ in self.train(job, (), model):
             pass
-        source, batches = self.session.source, self.session.given.checked
-        source.model.cpu()
-        return fidelity(outputs(model.cpu(), source.job.forward, batches), outputs(source.model, source.job.forward, batches),
-                        self.session.asked.measure).damage
+        study, batches = self.session.plan.cost.study, self.session.given.checked
+        return study.compared(study.said(batches, model.cpu()), study.said(batches, self.session.source.model.cpu())).damage
 
     def job(self, rate: float, wanted: str, steps: int = 0, seconds: float = 0.0) -> Job:
         source = self.session.source
@@ -154,7 +152,7 @@ def digest(session: Session, seconds: float) -> str:
     """Of all that a healing begins with: the packed weights, how they are stored, and for how long they learn."""
     plan = session.plan
     found = hashlib.sha256(manifest(plan.cost.about, plan.cost.specs(plan.allocation), plan.cost.buffers))
-    found.update(f"{session.asked.measure} {seconds}".encode())
+    found.update(f"{[one.measure for one in plan.cost.study.measures]} {seconds}".encode())
     for one in plan.allocation.values():
         for tensor in one.what.way.form.tensors().values():
             found.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
@@ -178,10 +176,9 @@ def kept_beginning(folder: Path, plan: str) -> dict[str, Any] | None:
 
 def with_forms(session: Session, learned: dict[str, Form], seconds: float, steps: int, folder: Path) -> Session:
     """The session with other numbers in the same forms."""
-    plan, given, forward = session.plan, session.given, session.source.job.forward
+    plan, study, batches = session.plan, session.plan.cost.study, session.given.checked
     made = replace(plan, learned=learned)
-    found = fidelity(outputs(made.made().model, forward, given.checked), outputs(session.source.model, forward, given.checked),
-                     session.asked.measure)
+    found = study.compared(study.said(batches, made.made().model), study.said(batches, session.source.model))
     before = plan.checked.mean if plan.checked is not None else plan.known["quality"]
     chosen = replace(made, known={**plan.known, "quality": found.mean, "damage": found.damage}, checked=found)
     return replace(session, outcome=CompressOutcome(chosen, session.outcome.plain, session.outcome.choice),

@@ -37,8 +37,8 @@ class Smaller:
 @random_state_kept()
 def compress(source: Job | str | Path, out: str | Path, *, job: Job | str | Path | None = None, size: str | int | None = None,
              latency: str | float | None = None, keep: float | None = None, metric: str | None = None,
-             use: Iterable[str | CompressTechnique] | None = None, fidelity: str = "cosine", samples: int = 1024,
-             model: nn.Module | None = None, **flags: Any) -> Smaller:
+             use: Iterable[str | CompressTechnique] | None = None, fidelity: str = "auto", output: str | Iterable[str] = (),
+             axis: int | None = None, samples: int = 1024, model: nn.Module | None = None, **flags: Any) -> Smaller:
     """A smaller or faster model, within a size, a latency and a quality floor at once, written to the folder `out`.
 
         small = shoestring.compress(job, "small", size="16MB", keep=0.998, model=trained)
@@ -49,14 +49,17 @@ def compress(source: Job | str | Path, out: str | Path, *, job: Job | str | Path
     size, latency, keep    budgets: bytes on disk, time of an answer to one sample (99 of 100), least fidelity on unseen data
     metric      what a metric of the job must be: "accuracy>=0.91"
     use         exactly these techniques instead of choosing: ["Quantize(bits=4)"]
-    fidelity    "cosine", or "kl" for models that give logits
+    fidelity    how outputs are compared: "cosine", "kl", "binary" or "r2"; "auto": what suits each, by the job's loss
+    output      names of the outputs that are compared; all, if none is named: the worst of them leads
+    axis        of an output's classes, or of its vectors, where it is not the one that is found
     samples     that the report is measured on, and nothing was chosen by
     model       the trained model, if it is not the one that the job makes; it stays as it is
 
     Raises Mistake if something can't work, and OverBudget if nothing fits.
     """
     names = None if use is None else tuple(use)
-    asked = Asked(Budget.parsed(size=size, latency=latency, quality=keep), floor(metric) if metric else None, names, fidelity, samples)
+    asked = Asked(Budget.parsed(size=size, latency=latency, quality=keep), floor(metric) if metric else None, names, fidelity, samples,
+                  (output,) if isinstance(output, str) else tuple(output), axis)
     session = begun(source_of(source, model, flags, job), asked)
     measured = session.packed(Path(out))
     return Smaller(session.loaded_model(Path(out)), Path(out), session.report(measured, Path(out)))

@@ -39,7 +39,7 @@ class Restructure(CompressTechnique, ABC):
         key = text(self)
         if key not in study.derived:
             model, edit, left = self.changed(study)
-            study.derived[key] = Study(model, study.forward, study.batches, study.others, study.measure, study.sample,
+            study.derived[key] = Study(model, study.forward, study.batches, study.others, study.measures, study.sample,
                                        original=study.original if study.original is not None else study.model, edits=(edit,),
                                        notes=(*study.notes, *(f"{key}: {one}" for one in left)))
         return study.derived[key]
@@ -66,6 +66,6 @@ def plain_offers(study: Study) -> dict[str, tuple[Offer, ...]]:
     for weight in study.weights:
         make = partial(study.zeroed, weight, Plain.of) if weight.name in study.masks else partial(Plain.of, study.values[weight.name])
         label = study.form(weight, "plain", make)
-        study.damages[weight.name, label] = 0.0
+        study.damages[weight.name, label] = study.nothing
         found[weight.name] = (Offer("", label, study.ways[weight.name, label]),)
     return found

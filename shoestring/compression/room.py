@@ -11,13 +11,14 @@ from torch import nn
 from shoestring.compression.allocate import Allocation
 from shoestring.compression.catalogue import CATALOGUE, clash
 from shoestring.compression.decode import finished
-from shoestring.compression.fidelity import Fidelity, fidelity, finite, outputs
+from shoestring.compression.fidelity import Fidelity, all_finite
 from shoestring.compression.forms.form import Form
 from shoestring.compression.manifest import numbers_bytes
+from shoestring.compression.output_kinds import AUTO, measures_of
 from shoestring.compression.pack import buffers_of
 from shoestring.compression.restructure import plain_offers
 from shoestring.compression.source import Samples, Source
-from shoestring.compression.study import Study
+from shoestring.compression.study import Study, unharmed
 from shoestring.compression.technique import Compressed, CompressTechnique, ModelCost, Offer
 from shoestring.compression.timing import latency, one_sample
 from shoestring.core.batch import Batch
@@ -66,7 +67,7 @@ class CompressPlan:
     def layers(self) -> list[dict[str, Any]]:
         return [{"name": name, "technique": one.what.technique, "form": one.what.stored.kind, "bits": one.what.bits,
                  "bytes": numbers_bytes(one.what.stored), "shape": list(one.what.stored.shape),
-                 "damage": None if self.learned else one.damage}
+                 "damage": None if self.learned else max(one.damages)}
                 for name, one in self.allocation.items()]
 
     def __str__(self) -> str:
@@ -98,17 +99,17 @@ class CompressRoom(Room[CompressTechnique, ModelCost, CompressPlan]):
         cost = one.cost
         for _ in range(TRIES):
             found, late = self.compared(one.techniques, cost)
-            known = {**cost.known, "quality": found.mean, "damage": found.damage}
+            known = {**cost.known, "quality": max(found.mean, 0.0), "damage": found.damage}
             if late is not None:
                 median = cost.known["median_seconds"] + late
                 known |= {"median_seconds": median, "latency_seconds": median * cost.clock.tail(self.budget.percentile)}
             plan = CompressPlan(one.techniques, one.exactness, known, cost, self.first, found)
             broken = {excess.limit.name for excess in self.budget.broken(known)}
-            sum_of = cost.known["damage"] - cost.study.base.damage
+            above = excess(cost, found)
             if "latency" in broken and late is not None and late > 0:
                 cost = replace(cost, late=cost.late + late)
-            elif "quality" in broken and self.budget.size is None and sum_of > 0:
-                cost = replace(cost, factor=cost.factor * max(1.02, (found.damage - cost.study.base.damage) / sum_of))
+            elif "quality" in broken and self.budget.size is None and above > 0:
+                cost = replace(cost, factor=cost.factor * max(1.02, above))
             else:
                 return plan
         return plan
@@ -117,14 +118,14 @@ class CompressRoom(Room[CompressTechnique, ModelCost, CompressPlan]):
         """What the model really does; where a latency counts, also by how many seconds an answer is later than reckoned."""
         study = cost.study
         if not techniques:   # the model as it is
-            return Fidelity(1.0, 1.0, 0), None
+            return unharmed(study.measures), None
         if self.wanted is None:
-            self.wanted = outputs(self.original, study.forward, self.batches)
+            self.wanted = study.said(self.batches, self.original)
         made = compressed(techniques, cost, self.first).model
-        said = outputs(made, study.forward, self.batches)
-        if not finite(said) and not self.budget.broken(cost.known):   # else it is only told of, as the nearest that there is
+        said = study.said(self.batches, made)
+        if not all_finite(said) and not self.budget.broken(cost.known):   # else it is only told of, as the nearest that there is
             raise Mistake("the compressed model's outputs have numbers that are not finite: allow more bytes")
-        found = fidelity(said, self.wanted, study.measure)
+        found = study.compared(said, self.wanted)
         if self.budget.latency is None:
             return found, None
         return found, latency(made, study.forward, study.sample).p50 - cost.known["median_seconds"]
@@ -139,9 +140,19 @@ class CompressRoom(Room[CompressTechnique, ModelCost, CompressPlan]):
         return "; --heal 10m lets the small model learn from the original afterwards" if self.budget.quality is not None else ""
 
 
-def plain_cost(source: Source, given: Samples, budget: Budget, measure: str) -> ModelCost:
-    """What the model costs as it is."""
-    study = Study(source.model, source.job.forward, given.calibration, given.checked, measure, one_sample(given.unseen[0]))
+def excess(cost: ModelCost, found: Fidelity) -> float:
+    """By what factor the damage of the leading output exceeds what was reckoned; 0 if nothing was."""
+    leading = max(range(len(found.damages)), key=lambda place: found.damages[place])
+    dead = cost.study.base.damages[leading]
+    reckoned = cost.sums.damages(cost.allocation)[leading] - dead
+    return (found.damages[leading] - dead) / reckoned if reckoned > 0 else 0.0
+
+
+def plain_cost(source: Source, given: Samples, budget: Budget, measure: str = AUTO, wanted: Sequence[str] = (),
+               axis: int | None = None) -> ModelCost:
+    """What the model costs as it is. `measure`, `wanted`, `axis`: how which outputs are compared, where the user says it."""
+    measures, notes = measures_of(source.job, source.model, given.calibration, wanted, measure, axis)
+    study = Study(source.model, source.job.forward, given.calibration, given.checked, measures, one_sample(given.unseen[0]), notes=notes)
     return ModelCost(study, budget, buffers_of(source.model), source.about, plain_offers(study))
 
 

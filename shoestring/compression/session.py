@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
@@ -11,13 +11,15 @@ from typing import Any
 from torch import nn
 
 from shoestring.compression.edits import edited
-from shoestring.compression.fidelity import MEASURES, Fidelity, fidelity, outputs
+from shoestring.compression.fidelity import MEASURES, Fidelity
 from shoestring.compression.manifest import MANIFEST, TENSORS
-from shoestring.compression.metric import Floor, Metric, metrics
+from shoestring.compression.metric import Floor, Metric, metrics, moved_by
+from shoestring.compression.output_kinds import AUTO
 from shoestring.compression.pack import Packed, write_folder
 from shoestring.compression.place import memory_of
 from shoestring.compression.room import CompressOutcome, CompressPlan, plain_cost, planned
 from shoestring.compression.source import Samples, Source, samples_of
+from shoestring.compression.study import same
 from shoestring.compression.technique import CompressTechnique, ModelCost
 from shoestring.compression.timing import Latency, latency, one_sample
 from shoestring.core import random_state
@@ -39,12 +41,14 @@ class Asked:
     budget: Budget
     floor: Floor | None = None
     use: tuple[str | CompressTechnique, ...] | None = None
-    measure: str = "cosine"
+    measure: str = AUTO                # of all outputs; auto: what suits each
     unseen: int = 1024
+    outputs: tuple[str, ...] = ()      # that are compared; none: all
+    axis: int | None = None            # of classes or vectors; None: found
 
     def __post_init__(self) -> None:
-        if self.measure not in MEASURES:
-            raise Mistake(f"fidelity is measured as {' or '.join(MEASURES)}, not as {self.measure!r}")
+        if self.measure not in (AUTO, *MEASURES):
+            raise Mistake(f"fidelity is measured as {', '.join((AUTO, *MEASURES))}, not as {self.measure!r}")
         if not self.budget.limits() and self.floor is None and self.use is None:
             raise Mistake("nothing says how small or how fast: give --size 16MB, --latency 5ms or --keep 0.998 (or techniques by --use)")
 
@@ -59,6 +63,7 @@ class Measured:
     fidelity: Fidelity
     metrics: Mapping[str, Metric]
     original: Mapping[str, Metric]
+    predicted: Mapping[str, Metric]     # the original's, moved by what the samples for confirming show; those that can be predicted
     notes: tuple[str, ...] = ()
 
 
@@ -81,19 +86,27 @@ class Session:
         made = plan.made()
         size = write_folder(target, plan.cost.about, plan.cost.specs(plan.allocation), made.forms, plan.cost.buffers, self.job_copy())
         loaded = self.loaded(target, made.model)
-        wanted = outputs(self.source.model, job.forward, self.given.unseen)
-        found = outputs(loaded, job.forward, self.given.unseen)
+        study = self.plan.cost.study
+        wanted, found = (study.said(self.given.unseen, model) for model in (self.source.model, loaded))
         notes: list[str] = []
+        now, original = metrics(job, loaded, self.given.unseen, notes), metrics(job, self.source.model, self.given.unseen)
         return Measured(size, memory_of(loaded), latency(loaded, job.forward, one_sample(self.given.unseen[0])),
-                        fidelity(found, wanted, self.asked.measure), metrics(job, loaded, self.given.unseen, notes),
-                        metrics(job, self.source.model, self.given.unseen), tuple(notes))
+                        study.compared(found, wanted), now, original, self.predicted(made.model, original), tuple(notes))
+
+    def predicted(self, made: nn.Module, original: Mapping[str, Metric]) -> dict[str, Metric]:
+        """The metrics on unseen samples: the original's there, moved by what the samples for deciding show. A job that validates by itself
+        has no samples to predict from."""
+        job, batches = self.source.job, self.given.deciding or self.given.checked
+        if job.validate is not None:
+            return {}
+        before, after = (metrics(job, model, batches) for model in (self.source.model, made))
+        return {name: moved_by(original[name], before[name], after[name]) for name in original if name in before and name in after}
 
     def loaded(self, target: Path, made: nn.Module) -> nn.Module:
         """The folder as a user will load it; it must answer as the model in memory does, to the bit."""
         loaded = self.loaded_model(target)
-        sample = self.given.unseen[:1]
-        if not all(bool((one == other).all()) for one, other in zip(outputs(loaded, self.source.job.forward, sample),
-                                                                     outputs(made, self.source.job.forward, sample), strict=True)):
+        study, sample = self.plan.cost.study, self.given.unseen[:1]
+        if not same(study.said(sample, loaded)[0], study.said(sample, made)[0]):
             raise Mistake(f"the model that was written to {target} answers otherwise than the one in memory: it has state that is neither "
                           f"a weight nor a buffer (or its factory draws numbers); keep such tensors in buffers")
         return loaded
@@ -112,10 +125,11 @@ class Session:
         budget = self.asked.budget
         tail = measured.latency.p99 if budget.percentile > 0.5 else measured.latency.p50
         found = [f"measured on unseen data, {one}" for one in budget.broken({
-            "size_bytes": measured.size, "latency_seconds": tail, "quality": measured.fidelity.mean})]
+            "size_bytes": measured.size, "latency_seconds": tail, "quality": max(measured.fidelity.mean, 0.0)})]
         floor = self.asked.floor
-        if floor is not None and not floor.keeps(measured.metrics[floor.name].value):
-            found.append(f"measured on unseen data, {floor.name} is {measured.metrics[floor.name].value:.4g}, and {floor} was asked for")
+        if floor is not None and not floor.keeps((metric := measured.metrics[floor.name]).value):
+            found.append(f"measured on unseen data, {floor.name} is {metric}, and {floor} was asked for"
+                         + (f": {few}" if (few := floor.undecided(metric)) else ""))
         return found
 
     # Telling
@@ -132,9 +146,28 @@ class Session:
         return told.measured({"size_bytes": measured.size, "memory_bytes": measured.memory, "p50_seconds": measured.latency.p50,
                               "p99_seconds": measured.latency.p99, "damage": measured.fidelity.damage})
 
+    def metric_report(self, name: str, measured: Measured) -> dict[str, Any]:
+        predicted = {"predicted": number(measured.predicted[name].value)} if name in measured.predicted and self.healed is None else {}
+        found, floor = measured.metrics[name], self.asked.floor
+        decides = {"decided_by": str(floor), "undecided": floor.undecided(found)} if floor is not None and floor.name == name else {}
+        told = {"original": number(measured.original[name].value), **predicted, "measured": number(found.value)}
+        return {**told, **found.as_json(), **decides}
+
+    def outputs(self, measured: Measured) -> list[dict[str, Any]]:
+        """Every output: how it is compared, and why so; predicted on the samples for confirming, and measured."""
+        checked = self.plan.checked.outputs if self.plan.checked is not None else ()
+        predicted = {one.name: one for one in checked if one.count}
+        return [{"name": one.name, "by": how.measure, "axis": how.axis, "why": how.why, "n": one.count, "samples": one.samples,
+                 "standard_error": one.standard_error,
+                 "mean": {"predicted": predicted[one.name].mean if one.name in predicted else None, "measured": one.mean},
+                 "worst": {"predicted": predicted[one.name].worst if one.name in predicted else None, "measured": one.worst}}
+                for one, how in zip(measured.fidelity.outputs, self.plan.cost.study.measures, strict=True)]
+
     def report(self, measured: Measured, folder: Path) -> dict[str, Any]:
         """Everything, as `compress --json` prints it."""
         told = self.figures(measured)
+        leading = measured.fidelity.leading
+        assert leading is not None, "what was measured has outputs"
 
         def both(name: str, times: float = 1.0) -> dict[str, float | None]:
             one = told[name]
@@ -143,13 +176,13 @@ class Session:
 
         return {"folder": str(folder), "size_bytes": both("size_bytes"), "memory_bytes": both("memory_bytes"),
                 "latency_ms": {"p50": both("p50_seconds", 1e3), "p99": both("p99_seconds", 1e3)},
-                "fidelity": {"by": self.asked.measure, "n": measured.fidelity.count,
+                "fidelity": {"by": leading.measure, "output": leading.name, "n": leading.count, "samples": leading.samples,
+                             "standard_error": leading.standard_error, "outputs": self.outputs(measured),
                              "mean": {"predicted": None if (lost := told["damage"].predicted) is None else 1 - lost,
                                       "measured": measured.fidelity.mean},
                              "worst": {"predicted": None if self.plan.checked is None or self.healed else self.plan.checked.worst,
                                        "measured": measured.fidelity.worst}},
-                "metric": {name: {"predicted": number(measured.original[name].value), "measured": number(one.value), "n": one.count,
-                                  "standard_error": one.standard_error} for name, one in measured.metrics.items()},
+                "metric": {name: self.metric_report(name, measured) for name in measured.metrics},
                 "techniques": [described(one) | {"why": one.why} for one in self.plan.techniques],
                 "plain": {"size_bytes": self.outcome.plain.numbers()["size_bytes"],
                           "memory_bytes": self.outcome.plain.cost.known["memory_bytes"], "latency_ms": {"p50": 1e3 * self.plain_latency.p50,
@@ -159,7 +192,7 @@ class Session:
                 "asked": {one.name: one.value for one in self.asked.budget.limits()}
                          | ({"metric": str(self.asked.floor)} if self.asked.floor is not None else {}),
                 "missed": self.missed(measured),
-                "notes": [*self.source.notes, *self.given.notes, *self.plan.cost.study.notes, *measured.notes],
+                "notes": [*self.source.notes, *self.given.notes, *self.plan.cost.study.told, *measured.notes],
                 "files": [TENSORS, MANIFEST]}
 
 
@@ -169,10 +202,14 @@ def number(value: float) -> float | None:
 
 def begun(source: Source, asked: Asked, cost: ModelCost | None = None, given: Samples | None = None) -> Session:
     """Look at a model and choose how to compress it. Raises OverBudget if nothing keeps the budget."""
-    given = given or samples_of(source.job, asked.unseen)
-    cost = replace(cost, wanted=asked.budget) if cost is not None else plain_cost(source, given, asked.budget, asked.measure)
+    given = given or samples_of(source.job, asked.unseen, asked.floor is not None)
+    cost = replace(cost, wanted=asked.budget) if cost is not None else cost_of(source, given, asked, asked.budget)
     outcome = planned(cost, source.model, given.checked, asked.use) if asked.floor is None else for_metric(source, asked, given, cost)
     return Session(source, asked, given, outcome, cost.clock.plain)
+
+
+def cost_of(source: Source, given: Samples, asked: Asked, budget: Budget) -> ModelCost:
+    return plain_cost(source, given, budget, asked.measure, asked.outputs, asked.axis)
 
 
 def nearest_session(source: Source, asked: Asked, error: OverBudget) -> Session | None:
@@ -180,44 +217,55 @@ def nearest_session(source: Source, asked: Asked, error: OverBudget) -> Session 
     plan = error.nearest
     if not isinstance(plan, CompressPlan) or any(one.limit.name != "quality" for one in asked.budget.broken(plan.numbers())):
         return None
-    given = samples_of(source.job, asked.unseen)
-    cost = plain_cost(source, given, Budget(), asked.measure)
+    given = samples_of(source.job, asked.unseen, asked.floor is not None)
+    cost = cost_of(source, given, asked, Budget())
     plain = CompressPlan((), Exactness.BITS, cost.known, cost, cost.study)
     return Session(source, asked, given, CompressOutcome(plan, plain, None), cost.clock.plain)
 
 
 def for_metric(source: Source, asked: Asked, given: Samples, cost: ModelCost) -> CompressOutcome:
-    """The smallest model whose metric, on the batches for confirming, is what it must be; with a size, the best within it."""
-    wanted = asked.floor
+    """The smallest model whose metric, on the samples for deciding, is what it must be; with a size, the best within it."""
+    wanted, batches = asked.floor, given.deciding or given.checked
     assert wanted is not None, "who asks has one"
-    there = metrics(source.job, source.model, given.checked)
-    if wanted.name not in there:
-        raise Mistake(f"--metric {wanted}: the job measures {', '.join(there) or 'nothing'}; name one of them, or give the Job "
+    everywhere = metrics(source.job, source.model, [*batches, *given.unseen])
+    if wanted.name not in everywhere:
+        raise Mistake(f"--metric {wanted}: the job measures {', '.join(everywhere) or 'nothing'}; name one of them, or give the Job "
                       f"metrics=...")
+    original, before = everywhere[wanted.name], metrics(source.job, source.model, batches)[wanted.name]
 
-    def tried(budget: Budget) -> tuple[CompressOutcome, float]:
+    def tried(budget: Budget) -> tuple[CompressOutcome, Metric]:
         found = planned(replace(cost, wanted=budget), source.model, given.checked, asked.use)
-        small = found.chosen.made().model
-        return found, metrics(source.job, small, given.checked)[wanted.name].value
+        return found, moved_by(original, before, metrics(source.job, found.chosen.made().model, batches)[wanted.name])
+
+    def refused(found: CompressPlan, metric: Metric, why: str) -> OverBudget:
+        few = wanted.undecided(metric)
+        return OverBudget(f"{why} {wanted.name} {metric}, where {wanted} is asked for (the original: {original})"
+                          f"{f': {few}, give the Job more held_out' if few else ''}; allow more bytes, or --heal 10m", found)
 
     if asked.budget.size is not None or asked.use is not None or asked.budget.quality is not None:
-        found, value = tried(asked.budget)
-        if not wanted.keeps(value):
-            raise OverBudget(f"{found.chosen} keeps the rest of the budget and gives {wanted.name} {value:.4g}, where {wanted} is asked "
-                             f"for (the original: {there[wanted.name].value:.4g}); allow more bytes, or --heal 10m", found.chosen)
+        found, metric = tried(asked.budget)
+        if not wanted.keeps(metric.value):
+            raise refused(found.chosen, metric, f"{found.chosen} keeps the rest of the budget and gives")
         return found
+    return smallest_keeping(asked, wanted, tried, refused)
+
+
+def smallest_keeping(asked: Asked, wanted: Floor, tried: Callable[[Budget], tuple[CompressOutcome, Metric]],
+                     refused: Callable[[CompressPlan, Metric, str], OverBudget]) -> CompressOutcome:
+    """By bisection over damages. A model must keep the floor by a standard error of what it changes, so that samples which nothing was
+    chosen by seldom say otherwise; if not even the least damage leaves that margin, it must keep it as it is measured."""
     low, high = LEVELS
     best: CompressOutcome | None = None
-    last: CompressOutcome | None = None
-    value = 0.0
+    margin = 1.0
     for step in range(STEPS):
         level = low if not step else (low * high) ** 0.5
-        last, value = tried(replace(asked.budget, quality=1 - level))
-        if wanted.keeps(value):
+        last, metric = tried(replace(asked.budget, quality=1 - level))
+        if not step and not wanted.keeps(metric.value):
+            raise refused(last.chosen, metric, "no smaller model keeps the metric; the nearest gives")
+        if not step and not wanted.keeps_surely(metric, margin):
+            margin = 0.0
+        if wanted.keeps_surely(metric, margin):
             best, low = last, level
-        elif best is None:
-            raise OverBudget(f"the original gives {wanted.name} {there[wanted.name].value:.4g}, and {wanted} is asked for: no smaller "
-                             f"model keeps that (nearest: {value:.4g})", last.chosen)
         else:
             high = level
     assert best is not None, "the first one was, or it was refused"

@@ -4,7 +4,7 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -140,11 +140,12 @@ class Samples:
     checked: list[Batch]
     unseen: list[Batch]
     notes: tuple[str, ...]
+    deciding: list[Batch] = field(default_factory=list)   # that a metric is decided on, `checked` among them; else `checked`
 
 
-def samples_of(job: Job, unseen: int = UNSEEN) -> Samples:
+def samples_of(job: Job, unseen: int = UNSEEN, by_metric: bool = False) -> Samples:
     """Calibration from the training data; what is confirmed and reported on from the held-out data, or, without those, from further
-    training batches of the same round."""
+    training batches of the same round. `by_metric`: a metric decides, whose noise needs many samples: half of them are for that."""
     def taken(batches: Iterator[Batch], count: int) -> list[Batch]:
         found: list[Batch] = []
         while sum(map(counted, found)) < count and (batch := next(batches, None)) is not None:
@@ -169,11 +170,12 @@ def samples_of(job: Job, unseen: int = UNSEEN) -> Samples:
         raise Mistake(f"the job's data gave {len(calibration) + len(beside)} samples or batches in a round: compressing needs some to "
                       f"calibrate with and others to measure on; give the Job more data, or held_out=lambda: batches")
     part = max(1, min(len(beside) // 4, -(-CHECKED // max(counted(beside[0]), 1))))
-    told = sum(map(counted, beside[part:]))
+    half = max(part, len(beside) // 2) if by_metric else part
+    told = sum(map(counted, beside[half:]))
     if told < 200:
         notes.append(f"fidelity is measured on {told} samples that nothing was chosen by: a small number; give the Job more data, or "
                      f"held_out")
-    return Samples(calibration, beside[:part], beside[part:], tuple(notes))
+    return Samples(calibration, beside[:part], beside[half:], tuple(notes), beside[:half])
 
 
 def parted(batches: list[Batch], least: int) -> list[Batch]:

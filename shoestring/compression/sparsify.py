@@ -60,7 +60,7 @@ class Sparsify(Restructure):
             with torch.no_grad():
                 for name, mask in masks.items():
                     values[name].mul_(mask)
-            study.derived[key] = Study(model, study.forward, study.batches, study.others, study.measure, study.sample, masks=masks,
+            study.derived[key] = Study(model, study.forward, study.batches, study.others, study.measures, study.sample, masks=masks,
                                        notes=study.notes, seed=self.seed if self.by == "random" else None,
                                        original=study.original if study.original is not None else study.model)
         return study.derived[key]

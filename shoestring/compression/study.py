@@ -18,13 +18,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shoestring.compression.fidelity import Fidelity, Forward, fidelity, outputs
+from shoestring.compression.answers import Answer
+from shoestring.compression.fidelity import Fidelity, Forward, OutputFidelity, OutputMeasure, fidelity, outputs
 from shoestring.compression.forms.form import Form
 from shoestring.compression.forms.grid import Grid, matrix_shape
 from shoestring.compression.forms.sparse import Sparse
 from shoestring.compression.manifest import Stored
 from shoestring.compression.place import inside
-from shoestring.compression.rounding import Rounded, Setting, rounded
+from shoestring.compression.rounding import LARGEST, Rounded, Setting, rounded
 from shoestring.compression.timing import Clock, clock_of
 from shoestring.compression.weights import Usage, Weight, looking_at, weights_of
 from shoestring.core.batch import Batch, samples, split
@@ -34,6 +35,8 @@ PROBE = Setting(4, 64)      # the grid by which a weight's sensitivity is measur
 PROBED, FEWEST = 32, 8      # vectors of outputs, and samples, on which single weights are tried, at least
 LOOKED_AT = 4096            # rows of a table by which the error of a grid is estimated, before it is made of all of them
 NOTHING = 1e-12             # damage below this is rounding of the outputs
+
+Damages = tuple[float, ...]     # of every output
 
 
 @dataclass
@@ -57,11 +60,11 @@ class Study:
     forward: Forward
     batches: Sequence[Batch]                # calibration
     others: Sequence[Batch]                 # damages are measured on: rounding knows the first ones, and looks too good there
-    measure: str = "cosine"
+    measures: tuple[OutputMeasure, ...]     # how every output is compared
     sample: Batch = None                    # one, that answers are timed with
     original: nn.Module | None = None
     ways: dict[tuple[str, str], Way] = field(default_factory=dict)         # by the weight's name and a label of the form
-    damages: dict[tuple[str, str], float] = field(default_factory=dict)    # measured, by the same
+    damages: dict[tuple[str, str], Damages] = field(default_factory=dict)  # measured, by the same
     masks: Mapping[str, Tensor] = field(default_factory=dict)              # of weights that were cut to zeros: what is left
     seed: int | None = None                                                # that those masks follow from, if they do
     notes: tuple[str, ...] = ()                                            # what techniques left alone, and why
@@ -80,6 +83,18 @@ class Study:
         return dict(self.model.named_parameters(remove_duplicate=False))
 
     @cached_property
+    def too_large(self) -> dict[str, float]:
+        """The largest number of every weight that has some which float16, the type of all scales and tables, does not hold."""
+        largest = {weight.name: float(self.values[weight.name].abs().max()) for weight in self.weights if weight.count}
+        return {name: value for name, value in largest.items() if value > LARGEST}
+
+    @property
+    def told(self) -> tuple[str, ...]:
+        """What the user should know: what techniques left alone, and why."""
+        return (*self.notes, *(f"{name} has numbers up to {value:.3g}, and float16 holds {LARGEST:,.0f} at most: it is stored as it is"
+                               for name, value in self.too_large.items()))
+
+    @cached_property
     def usage(self) -> dict[str, Usage]:
         """How weights are used on all batches."""
         with torch.no_grad(), looking_at(self.model, self.weights) as usage:
@@ -96,16 +111,22 @@ class Study:
     def probe(self) -> list[Batch]:
         """The batches on which single weights are tried: some samples of each, so that there are short ones and long ones. Of a language
         model every token is compared, so that few samples are enough."""
-        each = len(outputs(self.model, self.forward, [a_part(self.others[0], 1)])[0])
-        count = max(FEWEST, -(-PROBED // each))
+        said = self.said([a_part(self.others[0], 1)])
+        count = max(FEWEST, -(-PROBED // max(min(one.count for one in self.compared(said, said).outputs), 1)))
         return [a_part(batch, max(1, count // len(self.others))) for batch in self.others[:count]]
 
+    def said(self, batches: Sequence[Batch], model: nn.Module | None = None) -> list[Answer]:
+        """What the model, or another one, says."""
+        return outputs(self.model if model is None else model, self.forward, batches, self.measures)
+
+    def compared(self, found: Sequence[Answer], wanted: Sequence[Answer]) -> Fidelity:
+        return fidelity(found, wanted, self.measures)
+
     @cached_property
-    def wanted(self) -> list[Tensor]:
+    def wanted(self) -> list[Answer]:
         """The outputs of the model itself on the probe."""
-        found = outputs(self.model, self.forward, self.probe)
-        again = outputs(self.model, self.forward, self.probe[:1])
-        if not torch.equal(found[0], again[0]):
+        found = self.said(self.probe)
+        if not same(found[0], self.said(self.probe[:1])[0]):
             raise Mistake("the model gives other outputs for the same batch when it is called again: what a smaller one does to them can't "
                           "be told from chance; let it draw nothing and keep nothing in eval mode")
         return found
@@ -114,8 +135,8 @@ class Study:
     def base(self) -> Fidelity:
         """How close the model is to the original before any weight of it is stored otherwise."""
         if self.original is None or self.original is self.model:
-            return Fidelity(1.0, 1.0, 0)
-        return fidelity(outputs(self.model, self.forward, self.others), outputs(self.original, self.forward, self.others), self.measure)
+            return unharmed(self.measures)
+        return self.compared(self.said(self.others), self.said(self.others, self.original))
 
     # Forms
 
@@ -176,36 +197,41 @@ class Study:
 
     # Damage
 
-    def damage(self, weight: Weight, label: str) -> float:
+    @property
+    def nothing(self) -> Damages:
+        return (0.0,) * len(self.measures)
+
+    def damage(self, weight: Weight, label: str) -> Damages:
         """Of a form that was made: measured, or by the weight's sensitivity."""
         if (known := self.damages.get((weight.name, label))) is not None:
             return known
         if not weight.is_matrix:
             return self.together(label)
-        return self.sensitivity(weight) * self.ways[weight.name, label].error
+        error = self.ways[weight.name, label].error
+        return tuple(one * error for one in self.sensitivity(weight))
 
-    def sensitivity(self, weight: Weight) -> float:
+    def sensitivity(self, weight: Weight) -> Damages:
         """Damage for every unit of error."""
         label = f"grid {PROBE.bits}/{PROBE.group}"
         self.grids(weight, [PROBE])
         error = self.ways[weight.name, label].error
-        return self.measured(weight, label) / error if error > 0 else 0.0
+        return tuple(one / error for one in self.measured(weight, label)) if error > 0 else self.nothing
 
-    def measured(self, weight: Weight, label: str) -> float:
+    def measured(self, weight: Weight, label: str) -> Damages:
         """The damage of this one weight stored so, on the probe."""
         key = weight.name, label
         if key not in self.damages:
             if not self.usage[weight.name].calls and not self.changes(weight):
-                self.damages[key] = 0.0
+                self.damages[key] = self.nothing
             else:
                 wanted = self.wanted   # before anything is swapped
                 form = self.ways[key].form
                 with (swapped(self.values[weight.name], form.dense()) if form.keeps_inputs else inside(self.model, {weight.name: form})):
-                    found = fidelity(outputs(self.model, self.forward, self.probe), wanted, self.measure)
-                self.damages[key] = found.damage if found.damage > NOTHING else 0.0
+                    found = self.compared(self.said(self.probe), wanted)
+                self.damages[key] = tuple(one if one > NOTHING else 0.0 for one in found.damages)
         return self.damages[key]
 
-    def together(self, label: str) -> float:
+    def together(self, label: str) -> Damages:
         """The damage of vectors (biases, norms), which is too small to be measured of each: of all that are in this form, by how many
         they are."""
         if ("", label) not in self.damages:
@@ -214,8 +240,8 @@ class Study:
             with ExitStack() as stack:
                 for weight in vectors:
                     stack.enter_context(swapped(self.values[weight.name], self.ways[weight.name, label].form.dense()))
-                found = fidelity(outputs(self.model, self.forward, self.probe), wanted, self.measure)
-            self.damages["", label] = max(found.damage, 0.0) / max(len(vectors), 1)
+                found = self.compared(self.said(self.probe), wanted)
+            self.damages["", label] = tuple(max(one, 0.0) / max(len(vectors), 1) for one in found.damages)
         return self.damages["", label]
 
     def changes(self, weight: Weight) -> bool:
@@ -231,8 +257,17 @@ class Study:
                 found[weight.name] = True
                 continue
             with swapped(self.values[weight.name], self.values[weight.name] * 1.5 + 0.01):
-                found[weight.name] = not torch.equal(outputs(self.model, self.forward, self.probe[:1])[0], wanted[0])
+                found[weight.name] = not same(self.said(self.probe[:1])[0], wanted[0])
         return found
+
+
+def unharmed(measures: Sequence[OutputMeasure]) -> Fidelity:
+    """Of a model as it is."""
+    return Fidelity(1.0, 1.0, 0, tuple(OutputFidelity(one.name, one.measure, 1.0, 1.0, 0, 0, None) for one in measures))
+
+
+def same(one: Answer, other: Answer) -> bool:
+    return all(torch.equal(value, other[name]) for name, value in one.items())
 
 
 def grid_form(weight: Weight, setting: Setting, one: Rounded) -> Form:

@@ -20,7 +20,8 @@ from typing import Any, ClassVar, Self
 
 from torch import Tensor, nn
 
-from shoestring.compression.allocate import Allocation, Option, fewest_bytes, frontier, least_damage, total
+from shoestring.compression.allocate import Allocation, Option, frontier, smallest_bytes, total
+from shoestring.compression.allocate_outputs import Sums
 from shoestring.compression.forms.form import Form
 from shoestring.compression.manifest import Stored, fixed_bytes, folder_bytes, numbers_bytes, stored_bytes
 from shoestring.compression.study import Study, Way
@@ -83,8 +84,12 @@ class ModelCost:
     def option(self, weight: Weight, offer: Offer) -> Option[Offer]:
         dense, packed = weight.count * weight.dtype.itemsize, offer.stored
         seconds = 0.0 if self.decoded or is_plain(packed) else self.clock.decoding(packed)
-        return Option(offer, stored_bytes(packed), self.study.damage(weight, offer.label), seconds,
-                      dense if self.decoded else numbers_bytes(packed))
+        damages = self.study.damage(weight, offer.label)
+        return Option(offer, stored_bytes(packed), sum(damages), seconds, dense if self.decoded else numbers_bytes(packed), damages)
+
+    @property
+    def sums(self) -> Sums:
+        return Sums(self.study.base.damages, self.factor)
 
     @cached_property
     def allocation(self) -> Allocation[Offer]:
@@ -99,25 +104,27 @@ class ModelCost:
 
     def solved(self) -> Allocation[Offer]:
         budget = self.wanted
-        fixed, dead = fixed_bytes(self.about, self.buffers), self.study.base.damage
+        fixed, sums = fixed_bytes(self.about, self.buffers), self.sums
         most = (budget.size - fixed) if budget.size is not None else float("inf")
         seconds = float("inf") if budget.latency is None else (
             budget.latency / self.clock.tail(budget.percentile) - self.clock.median - self.late)
         if budget.size is None and budget.quality is not None:
-            found = fewest_bytes(self.options, (1 - budget.quality - dead) / self.factor, seconds)
+            found = sums.fewest(self.options, 1 - budget.quality, seconds)
             if found is not None:
                 return found
-        found = least_damage(self.options, most, seconds)
-        if found is None and budget.size is not None:   # the nearest: the smallest there is
-            found = least_damage(self.options, sum(min(one.bytes for one in some) for some in self.options.values()), seconds)
+        found = sums.least(self.options, most, seconds)
+        smallest = smallest_bytes(self.options)
+        if found is None and most < smallest:   # the nearest: the smallest there is, in time if that can be
+            found = sums.least(self.options, smallest, seconds) or sums.least(self.options, smallest)
         return found or {name: min(some, key=lambda one: (one.seconds, one.bytes)) for name, some in self.options.items()}
 
     def measure(self, allocation: Allocation[Offer]) -> bool:
         """Measure the damages that an allocation relies on, if they count; whether there was any that was not measured before."""
-        new, whole = False, total(allocation)[1]
+        new, whole = False, Sums(self.study.nothing).damages(allocation)
         for weight in self.study.weights:
             taken = allocation[weight.name]
-            if weight.is_matrix and taken.damage > COUNTS * whole and (weight.name, taken.what.label) not in self.study.damages:
+            counts = any(one > COUNTS * every for one, every in zip(taken.damages, whole, strict=True))
+            if weight.is_matrix and counts and (weight.name, taken.what.label) not in self.study.damages:
                 self.study.measured(weight, taken.what.label)
                 new = True
         return new
@@ -131,8 +138,7 @@ class ModelCost:
     @cached_property
     def known(self) -> dict[str, float]:
         found = self.allocation
-        _, damage, seconds = total(found)
-        damage = damage * self.factor + self.study.base.damage
+        damage, seconds = max(self.sums.damages(found)), total(found)[2]
         return {"size_bytes": folder_bytes(self.about, self.specs(found), self.buffers),
                 "memory_bytes": sum(one.memory for one in found.values()),
                 "latency_seconds": (median := self.clock.median + seconds + self.late) * self.clock.tail(self.wanted.percentile),
@@ -140,9 +146,9 @@ class ModelCost:
 
     def frontier(self) -> list[dict[str, float]]:
         """The whole of what can be reached, by arithmetic."""
-        return [{"size_bytes": folder_bytes(self.about, self.specs(one), self.buffers),
-                 "damage": total(one)[1] * self.factor + self.study.base.damage,
-                 "latency_ms": 1000 * (self.clock.median + total(one)[2] + self.late)} for one in frontier(self.options)]
+        points = [{"size_bytes": folder_bytes(self.about, self.specs(one), self.buffers), "damage": max(self.sums.damages(one)),
+                   "latency_ms": 1000 * (self.clock.median + total(one)[2] + self.late)} for one in frontier(self.options)]
+        return [one for number, one in enumerate(points) if all(one["damage"] < other["damage"] for other in points[:number])]
 
     def with_offers(self, offers: Mapping[str, Sequence[Offer]], only: bool) -> Self:
         """With more forms for some weights. `only`: the user named these, so others do not count for them."""
@@ -193,7 +199,7 @@ class Storage(CompressTechnique, ABC):
     def cost(self, cost: ModelCost, /) -> ModelCost:
         name, ways = type(self).__name__, cost.study.ways
         found = {weight.name: [Offer(name, label, ways[weight.name, label]) for label in labels]
-                 for weight in cost.study.weights if (labels := self.labels(cost, weight))}
+                 for weight in cost.study.weights if weight.name not in cost.study.too_large and (labels := self.labels(cost, weight))}
         return cost.with_offers(found, self.only(cost))
 
     def apply(self, subject: Compressed, /) -> Compressed:

@@ -56,3 +56,14 @@ def test_large_budgets_are_used() -> None:
     for share in (0.35, 0.5, 0.9):
         found = least_damage(options, share * most)
         assert found is not None and 0.99 * share * most <= total(found)[0] <= share * most
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 50_000), min_size=40, max_size=120), st.floats(0, 0.02))
+def test_many_weights_fit_into_little_more_than_their_least(sizes: list[int], more: float) -> None:
+    """Rounding every weight's bytes up to a unit must not make the smallest options look too large."""
+    options = {str(number): [Option("x", size * bits, 1 / (size + bits)) for bits in (2, 3, 8)] for number, size in enumerate(sizes)}
+    least = 2 * sum(sizes)
+    found = least_damage(options, least * (1 + more))
+    assert found is not None and least <= total(found)[0] <= least * (1 + more)
+    assert total(frontier(options)[0])[0] == least and least_damage(options, least - 1) is None

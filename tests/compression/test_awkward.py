@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import shoestring
 from shoestring import Job
-from shoestring.compression.fidelity import fidelity, outputs
+from shoestring.compression.fidelity import OutputMeasure, fidelity, outputs
 from shoestring.compression.place import forms_of
 from shoestring.compression.source import samples_of
 from shoestring.core.errors import Mistake, OverBudget
@@ -207,8 +207,9 @@ def test_a_single_sample_is_too_few() -> None:
 
 def test_what_is_nearest_is_told_though_it_answers_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two bits for every weight can break a model altogether; its size is still what could be reached."""
-    monkeypatch.setattr("shoestring.compression.room.outputs", lambda model, forward, given: [
-        one * torch.inf if forms_of(model) else one for one in outputs(model, forward, given)])
+    monkeypatch.setattr("shoestring.compression.study.outputs", lambda model, forward, given, measures: [
+        {name: value * torch.inf if forms_of(model) else value for name, value in one.items()}
+        for one in outputs(model, forward, given, measures)])
     job = job_for(lambda: nn.Linear(64, 64), vectors(64))
     with pytest.raises(OverBudget) as told:
         shoestring.compress(job, tmp_path / "small", size="2KB", samples=16)
@@ -219,11 +220,11 @@ def test_what_is_nearest_is_told_though_it_answers_nothing(tmp_path: Path, monke
 def test_what_is_not_finite_has_no_fidelity_and_an_original_must_be_finite() -> None:
     wanted, broken = torch.ones(3, 4), torch.ones(3, 4)
     broken[1, 2] = torch.nan
-    for measure in ("cosine", "kl"):
-        found = fidelity([broken], [wanted], measure)
+    for how in (OutputMeasure("y", "cosine"), OutputMeasure("y", "kl"), OutputMeasure("y", "r2", variance=(1.0,))):
+        found = fidelity([{"y": broken}], [{"y": wanted}], [how])
         assert found.mean == pytest.approx(2 / 3) and found.worst == 0
-        with pytest.raises(Mistake, match="the original's outputs"):
-            fidelity([wanted], [broken], measure)
+        with pytest.raises(Mistake, match="the original's y has numbers that are not finite"):
+            fidelity([{"y": wanted}], [{"y": broken}], [how])
 
 
 def test_a_loss_that_does_not_work_is_told(tmp_path: Path) -> None:

@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from shoestring.compression.answers import named_tensors
 from shoestring.compression.catalogue import CATALOGUE, clash
-from shoestring.compression.fidelity import main_output
 from shoestring.compression.onnx.export import exported
 from shoestring.compression.pack import Packed
 from shoestring.compression.room import plain_cost, planned
 from shoestring.compression.session import Asked, Session
 from shoestring.compression.source import Samples, Source, prepared, samples_of
+from shoestring.compression.study import same
 from shoestring.compression.technique import CompressTechnique, ModelCost
 from shoestring.core.budget import Budget
 from shoestring.core.errors import Mistake
@@ -78,7 +79,7 @@ def tried(name: str, use: tuple[str, ...], folder: Path) -> None:
     first, again = outcome.chosen.made().model, session.loaded_model(folder)
     for batch in given.unseen[:2]:
         with torch.no_grad():
-            assert torch.equal(main_output(called(first, batch)), main_output(called(again, batch)))
+            assert same(*(dict(named_tensors(called(one, batch))) for one in (first, again)))
     assert all(torch.equal(value, before[key]) for key, value in source.model.state_dict().items()), "the original stays as it is"
     assert Packed(folder).stored.keys() == outcome.chosen.allocation.keys()
 

@@ -28,6 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from shoestring.compression.answers import Answer
 from shoestring.compression.fidelity import Forward, fidelity, outputs
 from shoestring.compression.structure.edits import Cut, Edit, edited_with_names, indices
 from shoestring.compression.structure.readers import Read, reads
@@ -105,7 +106,7 @@ class Judge:
     a small error for that layer is a large one for the next.
     """
 
-    def __init__(self, wanted: list[Tensor], found: Callable[[], list[Tensor]]) -> None:
+    def __init__(self, wanted: list[Answer], found: Callable[[], list[Answer]]) -> None:
         self.wanted, self.found = wanted, found
         self.least = self.damage()
 
@@ -126,7 +127,7 @@ class Judge:
         with torch.no_grad():
             for one, old in zip(changed, before, strict=True):
                 one.copy_(old)
-        return f"its refit is taken back, it brings 1 - cosine of the outputs from {self.least:.4f} to {now:.4f}"
+        return f"its refit is taken back, it brings the damage of the outputs from {self.least:.4f} to {now:.4f}"
 
 
 def weight_of(modules: dict[str, nn.Module], name: str) -> Any:

@@ -49,7 +49,7 @@ def compression_page(report: Mapping[str, Any]) -> str:
     plan = [PlanRow(technique_text(one), str(one.get("why") or "")) for one in dicts(report.get("techniques"))[:MOST_ROWS]]
     content = render(
         "compression.html", name=name, state=state_of(report, missed), asked=list(asked_texts(report)), headline=headline(report),
-        missed=missed, tiles=list(tiles(report)), rows=list(rows(report)), metrics=list(metrics(report)),
+        missed=missed, tiles=list(tiles(report)), rows=list(rows(report)), outputs=list(output_rows(report)), metrics=list(metrics(report)),
         metrics_more=len(inner(report, "metric")) - MOST_ROWS, measured_on=measured_on(report), frontier=frontier(report), frame=FRAME,
         plan=plan, told_plan=isinstance(report.get("techniques"), (list, tuple)), healed=healed(report), layers=layers(report),
         notes=[(kind, text) for key, kind in (("warnings", "Warning"), ("notes", "")) for text in listed(report.get(key))][:MOST_NOTES],
@@ -236,19 +236,33 @@ class Metric:
     name: str
     original: str
     compressed: str
-    error: str    # standard error
-    count: str
+    error: str    # interval of 95 %, or a standard error
+    count: str    # with what is counted
 
 
 def metrics(report: Entries) -> Iterator[Metric]:
-    """The job's own metrics; the original's value is what is predicted of them."""
+    """The job's own metrics."""
     for name, told in list(inner(report, "metric").items())[:MOST_ROWS]:
         if not isinstance(told, Mapping):
             continue
         original, value, error, count = (finite(told.get(key)) for key in ("original", "measured", "standard_error", "n"))
-        original = finite(told.get("predicted")) if original is None else original
         before, after = (NONE if one is None else bare(loss_text(one)) for one in (original, value))
-        yield Metric(str(name), before, after, "" if error is None else bare(f"{error:.2g}"), whole_text(count))
+        yield Metric(str(name), before, after, interval_text(told, error), counted_text(count, told.get("of")))
+
+
+def counted_text(count: float | None, unit: object) -> str:
+    return f"{whole_text(count)} {unit}" if isinstance(unit, str) and count is not None else whole_text(count)
+
+
+def interval_text(told: Entries, error: float | None) -> str:
+    """
+    >>> interval_text({"interval": [0.91, 0.95]}, 0.01), interval_text({}, 0.01), interval_text({}, None)
+    ('0.91 to 0.95', '\xb1 0.01', '')
+    """
+    low, high = (*(finite(one) for one in listed(told.get("interval"))[:2]), None, None)[:2]
+    if low is not None and high is not None:
+        return f"{bare(f'{low:.3g}')} to {bare(f'{high:.3g}')}"
+    return "" if error is None else f"\N{PLUS-MINUS SIGN} {bare(f'{error:.2g}')}"
 
 
 def whole_text(count: float | None) -> str:
@@ -258,9 +272,35 @@ def whole_text(count: float | None) -> str:
 def measured_on(report: Entries) -> str:
     told = inner(report, "fidelity")
     count, by = finite(told.get("n")), told.get("by")
-    how = {"cosine": "the cosine of answers to the original's", "kl": "exp(-KL) of answers to the original's"}.get(str(by), "")
+    how = MEASURES.get(str(by), "")
     on = f"on {counted(int(count), 'answer')} that nothing was chosen by" if count is not None and 0 <= count < 1e15 else ""
     return (f"Fidelity is {how}" if how else "Fidelity was measured" if on else "") + (f", {on}" if how and on else f" {on}" if on else "")
+
+
+MEASURES = {"cosine": "the cosine of answers to the original's", "kl": "exp(-KL) of answers to the original's",
+            "binary": "exp(-KL) of every yes or no to the original's", "r2": "R\N{SUPERSCRIPT TWO} of answers to the original's"}
+
+
+@dataclass(frozen=True)
+class OutputRow:
+    """An output of the model: all as text."""
+
+    name: str
+    by: str
+    mean: str
+    worst: str
+    count: str
+    leads: bool
+
+
+def output_rows(report: Entries) -> Iterator[OutputRow]:
+    """How close every output is, and why it is compared so."""
+    told = inner(report, "fidelity")
+    for one in dicts(told.get("outputs"))[:MOST_ROWS]:
+        name, *how = (value if isinstance(value, str) else "" for value in map(one.get, ("name", "by", "why")))
+        yield OutputRow(name or NONE, "; ".join(filter(None, how)) or NONE,
+                        fidelity_text(measured(one, "mean")), fidelity_text(measured(one, "worst")),
+                        f"{whole_text(finite(one.get('samples')))} samples", bool(name) and name == told.get("output"))
 
 
 # What it is made of
