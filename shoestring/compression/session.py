@@ -19,7 +19,7 @@ from shoestring.compression.place import memory_of
 from shoestring.compression.room import CompressOutcome, CompressPlan, plain_cost, planned
 from shoestring.compression.source import Samples, Source, samples_of
 from shoestring.compression.technique import CompressTechnique, ModelCost
-from shoestring.compression.timing import Latency, latency, one_sample
+from shoestring.compression.timing import Latency, latencies, one_sample
 from shoestring.core import random_state
 from shoestring.core.budget import Budget
 from shoestring.core.errors import Mistake, OverBudget
@@ -83,10 +83,12 @@ class Session:
         loaded = self.loaded(target, made.model)
         wanted = outputs(self.source.model, job.forward, self.given.unseen)
         found = outputs(loaded, job.forward, self.given.unseen)
+        mine, plain = latencies([loaded, self.source.model], job.forward, one_sample(self.given.unseen[0]))
+        busy = (f"{mine.warning}; the plain model took {1e3 * plain.p50:.3g} ms in turns with it",) if mine.warning else ()
         notes: list[str] = []
-        return Measured(size, memory_of(loaded), latency(loaded, job.forward, one_sample(self.given.unseen[0])),
+        return Measured(size, memory_of(loaded), mine,
                         fidelity(found, wanted, self.asked.measure), metrics(job, loaded, self.given.unseen, notes),
-                        metrics(job, self.source.model, self.given.unseen), tuple(notes))
+                        metrics(job, self.source.model, self.given.unseen), (*busy, *notes))
 
     def loaded(self, target: Path, made: nn.Module) -> nn.Module:
         """The folder as a user will load it; it must answer as the model in memory does, to the bit."""
@@ -111,7 +113,8 @@ class Session:
         """What was asked for and does not hold of what came out, in words. Latency is told by the same percentile that was asked for."""
         budget = self.asked.budget
         tail = measured.latency.p99 if budget.percentile > 0.5 else measured.latency.p50
-        found = [f"measured on unseen data, {one}" for one in budget.broken({
+        doubt = f" ({measured.latency.warning})" if measured.latency.warning else ""
+        found = [f"measured on unseen data, {one}{doubt if one.limit.name == 'latency' else ''}" for one in budget.broken({
             "size_bytes": measured.size, "latency_seconds": tail, "quality": measured.fidelity.mean})]
         floor = self.asked.floor
         if floor is not None and not floor.keeps(measured.metrics[floor.name].value):
