@@ -32,7 +32,8 @@ BLOCK = 32        # columns whose effects on later ones are added up before they
 SHRINKS = (1.0, 0.94, 0.88, 0.82, 0.75, 0.68)   # of the range of a group that are tried for its grid
 LEAST_SCALE = 6e-8     # the smallest number that float16 has
 LARGEST = 65504.0      # and the largest
-NUMBERS = 1 << 21      # that are rounded at once, which bounds memory
+NUMBERS = 1 << 21      # that are rounded at once, which bounds memory,
+AT_ONCE = 8            # on as many grids; fewer grids are not more rows, because the search for scales takes the more memory for each
 
 Grids = Callable[[Tensor], tuple[Tensor, Tensor]]   # of columns: scales and zeros, (columns, rows) each
 
@@ -56,11 +57,17 @@ def rounded(weight: Tensor, settings: Sequence[Setting], moment: SecondMoment | 
     """A weight (rows, columns) on each of several grids. `moment` (columns, columns): of its inputs; without it, to the nearest.
     `mask`: numbers that are not zero, others stay zero."""
     known = SecondMoment.of(moment) if isinstance(moment, Tensor) else moment
-    at_once = max(1, NUMBERS // max(weight.shape[1] * len(settings), 1))
-    parts = [rounded_rows(weight[first:first + at_once], settings, known, None if mask is None else mask[first:first + at_once])
-             for first in range(0, len(weight), at_once)]
-    return [Rounded(torch.cat([one.codes for one in some]), torch.cat([one.scales for one in some]),
-                    torch.cat([one.zeros for one in some]), sum(one.error for one in some)) for some in zip(*parts, strict=True)]
+    at_once = max(1, NUMBERS // max(weight.shape[1] * max(len(settings), AT_ONCE), 1))
+    codes = torch.empty(len(settings), *weight.shape, dtype=torch.uint8)
+    parts: list[list[Rounded]] = []
+    for first in range(0, len(weight), at_once):
+        mine = slice(first, first + at_once)
+        parts.append(rounded_rows(weight[mine], settings, known, None if mask is None else mask[mine]))
+        for number, one in enumerate(parts[-1]):
+            codes[number, mine] = one.codes
+            parts[-1][number] = one._replace(codes=one.codes[:0])
+    return [Rounded(codes[number], torch.cat([one.scales for one in some]), torch.cat([one.zeros for one in some]),
+                    sum(one.error for one in some)) for number, some in enumerate(zip(*parts, strict=True))]
 
 
 def rounded_rows(weight: Tensor, settings: Sequence[Setting], moment: SecondMoment | None, mask: Tensor | None) -> list[Rounded]:
