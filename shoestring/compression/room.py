@@ -154,7 +154,8 @@ def plain_cost(source: Source, given: Samples, budget: Budget, measure: str) -> 
 def compressed(techniques: Sequence[CompressTechnique], cost: ModelCost, first: Study, learned: Mapping[str, Form] = NONE) -> Compressed:
     """The model of the first study with these techniques: a copy, the given one stays as it is."""
     forms = {name: one.what.way.form for name, one in cost.allocation.items() if one.what.technique == ""}
-    made = applied(techniques, Compressed(copy.deepcopy(first.model), first, cost.allocation, forms))
+    own = {id(one): one for one in first.model.parameters()}   # forms take their place, so they are not copied
+    made = applied(techniques, Compressed(copy.deepcopy(first.model, own), first, cost.allocation, forms))
     return finished(replace(made, forms={**made.forms, **learned}))
 
 
