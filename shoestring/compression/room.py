@@ -20,7 +20,7 @@ from shoestring.compression.restructure import plain_offers
 from shoestring.compression.source import Samples, Source
 from shoestring.compression.study import Study, unharmed
 from shoestring.compression.technique import Compressed, CompressTechnique, ModelCost, Offer
-from shoestring.compression.timing import latency, one_sample
+from shoestring.compression.timing import Latency, latencies, one_sample
 from shoestring.core.batch import Batch
 from shoestring.core.budget import Budget
 from shoestring.core.errors import Mistake, OverBudget
@@ -89,6 +89,7 @@ class CompressRoom(Room[CompressTechnique, ModelCost, CompressPlan]):
         self.objective = SIZE if budget.size is None and budget.quality is not None else DAMAGE
         self.budget, self.batches, self.original, self.catalogue = budget, checked, original, tuple(catalogue)
         self.wanted: Any = None
+        self.timed: Latency | None = None    # the answers that had to wait most while they were timed
 
     def sketched(self, one: Candidate[CompressTechnique, ModelCost]) -> CompressPlan:
         return CompressPlan(one.techniques, one.exactness, one.known, one.cost, self.first)
@@ -128,7 +129,9 @@ class CompressRoom(Room[CompressTechnique, ModelCost, CompressPlan]):
         found = study.compared(said, self.wanted)
         if self.budget.latency is None:
             return found, None
-        return found, latency(made, study.forward, study.sample).p50 - cost.known["median_seconds"]
+        mine, plain = latencies([made, self.original], study.forward, study.sample)   # in turns: the machine is not what it was before
+        self.timed = mine if self.timed is None or mine.busy > self.timed.busy else self.timed
+        return found, mine.p50 / plain.p50 * self.first.clock.median - cost.known["median_seconds"]
 
     def clash(self, one: CompressTechnique, other: CompressTechnique) -> str:
         return clash(one, other)
@@ -137,7 +140,10 @@ class CompressRoom(Room[CompressTechnique, ModelCost, CompressPlan]):
         return kind.seam == "storage"
 
     def hint(self) -> str:
-        return "; --heal 10m lets the small model learn from the original afterwards" if self.budget.quality is not None else ""
+        heal = "; --heal 10m lets the small model learn from the original afterwards" if self.budget.quality is not None else ""
+        busiest = max((one for one in (self.first.clock.plain, self.timed) if one is not None), key=lambda one: one.busy)
+        told = busiest.warning if self.budget.latency is not None else ""
+        return f"{heal}; {told}: ask again when it is quieter" if told else heal
 
 
 def excess(cost: ModelCost, found: Fidelity) -> float:
@@ -159,7 +165,8 @@ def plain_cost(source: Source, given: Samples, budget: Budget, measure: str = AU
 def compressed(techniques: Sequence[CompressTechnique], cost: ModelCost, first: Study, learned: Mapping[str, Form] = NONE) -> Compressed:
     """The model of the first study with these techniques: a copy, the given one stays as it is."""
     forms = {name: one.what.way.form for name, one in cost.allocation.items() if one.what.technique == ""}
-    made = applied(techniques, Compressed(copy.deepcopy(first.model), first, cost.allocation, forms))
+    own = {id(one): one for one in first.model.parameters()}   # forms take their place, so they are not copied
+    made = applied(techniques, Compressed(copy.deepcopy(first.model, own), first, cost.allocation, forms))
     return finished(replace(made, forms={**made.forms, **learned}))
 
 

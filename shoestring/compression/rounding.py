@@ -4,9 +4,15 @@ A row w of a weight is multiplied with inputs x, whose second moment M = sum of 
 
     (w - q) M (w - q)^T
 
-Columns are rounded one by one, and what each is off is made up for by those that are not rounded yet: with U the upper Cholesky factor of
-M^-1, the error e = (w_j - q_j) / U_jj is taken off as w_k -= e U_jk for k > j. Frantar, Ashkboos, Hoefler, Alistarh 2023, "GPTQ: Accurate
-Post-Training Quantization for Generative Pre-trained Transformers", arXiv 2210.17323 (after Hassibi, Stork 1993, "Optimal Brain Surgeon").
+Columns are rounded one by one, those with the largest inputs first, and what each is off is made up for by those that are not rounded yet.
+With M = L L^T, columns in the order of growing inputs and rounded from the last to the first, column j is rounded as
+
+    w_j + sum over the rounded k of (w_k - q_k) L_kj / L_jj
+
+which is the least that the cost can become if no other column were rounded. This is GPTQ (Frantar, Ashkboos, Hoefler, Alistarh 2023,
+"GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers", arXiv 2210.17323, after Hassibi, Stork 1993, "Optimal
+Brain Surgeon") without the inverse of M: Chee et al. 2023, "QuIP", arXiv 2307.13304, theorem 6, shows that both are the same. With r_j what
+rounding left of that sum, the cost is the sum of (L_jj r_j)^2.
 
 Rows do not depend on each other, so that several grids (of 8, 4, 3 ... bits) are rounded at once, as more rows.
 Measured on MiniLM (22.7 M weights, 1 - cosine of sentence embeddings, all linear layers, groups of 64): 4 bits .010 against .034 by
@@ -14,18 +20,22 @@ rounding to the nearest, 3 bits .041 against .119.
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-DAMPING = 0.01    # of the mean second moment, added to all of them: inputs that were never seen are not free
-BLOCK = 128       # columns whose effects on later ones are added up before they are applied
+from shoestring.compression.moments import Factor, SecondMoment, spans
+
+BLOCK = 32        # columns whose effects on later ones are added up before they are applied
 SHRINKS = (1.0, 0.94, 0.88, 0.82, 0.75, 0.68)   # of the range of a group that are tried for its grid
 LEAST_SCALE = 6e-8     # the smallest number that float16 has
 LARGEST = 65504.0      # and the largest
-ROWS = 1 << 22         # numbers that are rounded at once, which bounds memory
+NUMBERS = 1 << 21      # that are rounded at once, which bounds memory,
+AT_ONCE = 8            # on as many grids; fewer grids are not more rows, because the search for scales takes the more memory for each
+
+Grids = Callable[[Tensor], tuple[Tensor, Tensor]]   # of columns: scales and zeros, (columns, rows) each
 
 
 class Setting(NamedTuple):
@@ -39,43 +49,57 @@ class Rounded(NamedTuple):
     codes: Tensor     # (rows, columns), uint8
     scales: Tensor    # (rows, groups), float16
     zeros: Tensor     # (rows, groups), uint8
-    error: float      # (w - q) M (w - q)^T over all rows, by the mean input; without M, |w - q|^2
+    error: float      # (w - q) M (w - q)^T over all rows; without M, |w - q|^2
 
 
-def rounded(weight: Tensor, settings: Sequence[Setting], moment: Tensor | None = None, mask: Tensor | None = None) -> list[Rounded]:
+def rounded(weight: Tensor, settings: Sequence[Setting], moment: SecondMoment | Tensor | None = None,
+            mask: Tensor | None = None) -> list[Rounded]:
     """A weight (rows, columns) on each of several grids. `moment` (columns, columns): of its inputs; without it, to the nearest.
     `mask`: numbers that are not zero, others stay zero."""
-    made = []
-    at_once = max(1, ROWS // max(weight.shape[1] * weight.shape[0], 1))
-    for first in range(0, len(settings), at_once):
-        made += rounded_together(weight, settings[first:first + at_once], moment, mask)
-    return made
+    known = SecondMoment.of(moment) if isinstance(moment, Tensor) else moment
+    at_once = max(1, NUMBERS // max(weight.shape[1] * max(len(settings), AT_ONCE), 1))
+    codes = torch.empty(len(settings), *weight.shape, dtype=torch.uint8)
+    parts: list[list[Rounded]] = []
+    for first in range(0, len(weight), at_once):
+        mine = slice(first, first + at_once)
+        parts.append(rounded_rows(weight[mine], settings, known, None if mask is None else mask[mine]))
+        for number, one in enumerate(parts[-1]):
+            codes[number, mine] = one.codes
+            parts[-1][number] = one._replace(codes=one.codes[:0])
+    return [Rounded(codes[number], torch.cat([one.scales for one in some]), torch.cat([one.zeros for one in some]),
+                    sum(one.error for one in some)) for number, some in enumerate(zip(*parts, strict=True))]
 
 
-def rounded_together(weight: Tensor, settings: Sequence[Setting], moment: Tensor | None, mask: Tensor | None) -> list[Rounded]:
-    rows, columns = weight.shape
+def rounded_rows(weight: Tensor, settings: Sequence[Setting], moment: SecondMoment | None, mask: Tensor | None) -> list[Rounded]:
     weight = weight.detach().float()
-    importance = None if moment is None else moment.diagonal().float().clamp(min=0)
-    grids = [grid(weight, setting, importance) for setting in settings]
-    scales = torch.cat([spread(scale.float(), setting.group, columns) for (scale, _), setting in zip(grids, settings, strict=True)])
-    zeros = torch.cat([spread(zero, setting.group, columns) for (_, zero), setting in zip(grids, settings, strict=True)])
-    top = torch.cat([torch.full((rows, 1), float(2 ** setting.bits - 1)) for setting in settings])
-    whole = weight.repeat(len(settings), 1)
-    kept = None if mask is None else mask.repeat(len(settings), 1)
-    if moment is None:
-        codes = coded(whole, scales, zeros, top)
-        codes = codes if kept is None else torch.where(kept, codes, zeros)
-    else:
-        codes = compensated(whole, scales, zeros, top, moment, kept)
-    off = (codes - zeros) * scales - whole
-    metric = None if moment is None else moment.float() / max(float(moment.diagonal().sum()), 1e-30) * columns
+    found = [grid(weight, setting, None if moment is None else moment.diagonal().clamp(min=0)) for setting in settings]
+    factor = None if moment is None else moment.factor()
+    if factor is not None:
+        top = torch.cat([torch.full((len(weight),), float(2 ** setting.bits - 1)) for setting in settings])
+        codes, errors = fed_back(weight, grids_of(found, settings), top, factor, mask)
+        return [Rounded(code, scale, zero.to(torch.uint8), error)
+                for code, (scale, zero), error in zip(codes, found, errors, strict=True)]
     made = []
-    for number in range(len(settings)):
-        mine = slice(number * rows, (number + 1) * rows)
-        error = off[mine].square().sum() if metric is None else ((off[mine] @ metric) * off[mine]).sum()
-        scale, zero = grids[number]
-        made.append(Rounded(codes[mine].to(torch.uint8), scale, zero.to(torch.uint8), float(error)))
+    for (scale, zero), setting in zip(found, settings, strict=True):
+        steps, points = (spread(one.float(), setting.group, weight.shape[1]) for one in (scale, zero))
+        codes = coded(weight, steps, points, torch.tensor(float(2 ** setting.bits - 1)))
+        codes = codes if mask is None else torch.where(mask, codes, points)
+        off = (codes - points) * steps - weight
+        error = float(off.square().sum(dtype=torch.float64)) if moment is None else moment.error(off)
+        made.append(Rounded(codes.to(torch.uint8), scale, zero.to(torch.uint8), error))
     return made
+
+
+def grids_of(found: Sequence[tuple[Tensor, Tensor]], settings: Sequence[Setting]) -> Grids:
+    """Several grids of the same rows, one after the other."""
+    columns_first = [(scale.float().T.contiguous(), zero.T.contiguous()) for scale, zero in found]
+
+    def of(columns: Tensor) -> tuple[Tensor, Tensor]:
+        places = [columns // setting.group for setting in settings]
+        scales, zeros = (torch.cat([pair[which][place] for pair, place in zip(columns_first, places, strict=True)], 1) for which in (0, 1))
+        return scales, zeros
+
+    return of
 
 
 def coded(values: Tensor, scales: Tensor, zeros: Tensor, top: Tensor) -> Tensor:
@@ -83,44 +107,46 @@ def coded(values: Tensor, scales: Tensor, zeros: Tensor, top: Tensor) -> Tensor:
     return torch.minimum((values / scales).round_().add_(zeros).clamp_(min=0), top)
 
 
-def compensated(whole: Tensor, scales: Tensor, zeros: Tensor, top: Tensor, moment: Tensor, kept: Tensor | None) -> Tensor:
-    """Codes of GPTQ's rounding, columns with the largest inputs first."""
-    order = torch.argsort(moment.diagonal(), descending=True)
-    factor = inverse_factor(moment[order][:, order])
-    left, scales, zeros = whole[:, order], scales[:, order], zeros[:, order]
-    kept = None if kept is None else kept[:, order]
-    codes = torch.empty_like(left)
-    for begin in range(0, left.shape[1], BLOCK):
-        end = min(begin + BLOCK, left.shape[1])
-        block, errors = left[:, begin:end].T.contiguous(), []     # a column lies together
-        inner = factor[begin:end, begin:end]
-        steps, points = scales[:, begin:end].T.contiguous(), zeros[:, begin:end].T.contiguous()
-        for place in range(end - begin):
-            value = block[place]
-            code = coded(value, steps[place], points[place], top[:, 0])
-            if kept is not None:
-                code = torch.where(kept[:, begin + place], code, points[place])
-            codes[:, begin + place] = code
-            error = (value - (code - points[place]) * steps[place]) / inner[place, place]
-            block[place + 1:] -= inner[place, place + 1:, None] * error
-            errors.append(error)
-        left[:, end:] -= torch.stack(errors, 1) @ factor[begin:end, end:]
+def compensated(weight: Tensor, scales: Tensor, zeros: Tensor, top: Tensor, moment: Tensor, mask: Tensor | None) -> Tensor:
+    """Codes of GPTQ's rounding on one grid, whose scales and zeros are given for every number."""
+    factor = SecondMoment.of(moment).factor()
+    if factor is None:
+        return coded(weight, scales, zeros, top)
+    return fed_back(weight, lambda columns: (scales.T[columns], zeros.T[columns]), top.view(-1), factor, mask)[0][0].float()
+
+
+def fed_back(weight: Tensor, grids: Grids, top: Tensor, factor: Factor, mask: Tensor | None = None) -> tuple[Tensor, list[float]]:
+    """Codes (grids, rows, columns) of GPTQ's rounding, and the error of each. `top` (grids * rows): the largest code."""
+    rows, columns = weight.shape
+    times = len(top) // rows
+    first = weight.T[factor.order]                 # (columns, rows): a column lies together
+    left = first.repeat(1, times)                  # what is to be rounded; and then what rounding left of it
+    kept = None if mask is None else mask.T[factor.order].repeat(1, times)
+    codes = torch.empty(columns, len(top), dtype=torch.uint8)
+    off_squares = torch.zeros(len(top), dtype=torch.float64)
+    for number, (begin, end) in reversed(list(enumerate(spans(columns)))):
+        lower = factor.unit_panel(number)
+        steps, points = grids(factor.order[begin:end])
+        off, block = first[begin:end].repeat(1, times), left[begin:end]
+        for stop in range(end - begin, 0, -BLOCK):
+            start = max(stop - BLOCK, 0)
+            inner = lower[start:stop, begin + start:begin + stop]
+            for place in range(stop - 1, start - 1, -1):
+                code = coded(block[place], steps[place], points[place], top)
+                if kept is not None:
+                    code = torch.where(kept[begin + place], code, points[place])
+                codes[begin + place] = code
+                value = code.sub_(points[place]).mul_(steps[place])
+                block[place] -= value
+                off[place] -= value
+                block[start:place].addr_(inner[place - start, :place - start], off[place])
+            block[:start].addmm_(lower[start:stop, begin:begin + start].T, off[start:stop])
+        left[:begin].addmm_(lower[:, :begin].T, off)
+        off_squares += off.square_().sum(0, dtype=torch.float64)
+    costs = left.square_().mul_(factor.diagonal.square()[:, None]).sum(0, dtype=torch.float64) - factor.damping * off_squares
     found = torch.empty_like(codes)
-    found[:, order] = codes
-    return found
-
-
-def inverse_factor(moment: Tensor) -> Tensor:
-    """The upper Cholesky factor of the inverse; with more damping where the moment has no inverse."""
-    moment = moment.double()
-    mean = float(moment.diagonal().mean()) or 1.0
-    for damping in (DAMPING, 10 * DAMPING, 100 * DAMPING):
-        damped = moment + damping * mean * torch.eye(len(moment), dtype=torch.float64)
-        lower, failed = torch.linalg.cholesky_ex(damped)
-        if not int(failed):
-            factor: Tensor = torch.linalg.cholesky(torch.cholesky_inverse(lower), upper=True).float()
-            return factor
-    return torch.eye(len(moment))   # to the nearest: not a number of it can be trusted
+    found[factor.order] = codes
+    return found.T.reshape(times, rows, columns), costs.view(times, rows).sum(1).clamp(min=0).tolist()
 
 
 def grid(weight: Tensor, setting: Setting, importance: Tensor | None) -> tuple[Tensor, Tensor]:

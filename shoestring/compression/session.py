@@ -21,7 +21,7 @@ from shoestring.compression.room import CompressOutcome, CompressPlan, plain_cos
 from shoestring.compression.source import Samples, Source, samples_of
 from shoestring.compression.study import same
 from shoestring.compression.technique import CompressTechnique, ModelCost
-from shoestring.compression.timing import Latency, latency, one_sample
+from shoestring.compression.timing import Latency, latencies, one_sample
 from shoestring.core import random_state
 from shoestring.core.budget import Budget
 from shoestring.core.errors import Mistake, OverBudget
@@ -88,10 +88,12 @@ class Session:
         loaded = self.loaded(target, made.model)
         study = self.plan.cost.study
         wanted, found = (study.said(self.given.unseen, model) for model in (self.source.model, loaded))
+        mine, plain = latencies([loaded, self.source.model], job.forward, one_sample(self.given.unseen[0]))
+        busy = (f"{mine.warning}; the plain model took {1e3 * plain.p50:.3g} ms in turns with it",) if mine.warning else ()
         notes: list[str] = []
         now, original = metrics(job, loaded, self.given.unseen, notes), metrics(job, self.source.model, self.given.unseen)
-        return Measured(size, memory_of(loaded), latency(loaded, job.forward, one_sample(self.given.unseen[0])),
-                        study.compared(found, wanted), now, original, self.predicted(made.model, original), tuple(notes))
+        return Measured(size, memory_of(loaded), mine, study.compared(found, wanted), now, original,
+                        self.predicted(made.model, original), (*busy, *notes))
 
     def predicted(self, made: nn.Module, original: Mapping[str, Metric]) -> dict[str, Metric]:
         """The metrics on unseen samples: the original's there, moved by what the samples for deciding show. A job that validates by itself
@@ -124,7 +126,8 @@ class Session:
         """What was asked for and does not hold of what came out, in words. Latency is told by the same percentile that was asked for."""
         budget = self.asked.budget
         tail = measured.latency.p99 if budget.percentile > 0.5 else measured.latency.p50
-        found = [f"measured on unseen data, {one}" for one in budget.broken({
+        doubt = f" ({measured.latency.warning})" if measured.latency.warning else ""
+        found = [f"measured on unseen data, {one}{doubt if one.limit.name == 'latency' else ''}" for one in budget.broken({
             "size_bytes": measured.size, "latency_seconds": tail, "quality": max(measured.fidelity.mean, 0.0)})]
         floor = self.asked.floor
         if floor is not None and not floor.keeps((metric := measured.metrics[floor.name]).value):

@@ -20,12 +20,15 @@ from torch import Tensor, nn
 
 from shoestring.compression.answers import Answer
 from shoestring.compression.fidelity import Fidelity, Forward, OutputFidelity, OutputMeasure, fidelity, outputs
-from shoestring.compression.forms.form import Form
+from shoestring.compression.forms.form import Form, Plain
 from shoestring.compression.forms.grid import Grid, matrix_shape
+from shoestring.compression.forms.kinds import KINDS
 from shoestring.compression.forms.sparse import Sparse
 from shoestring.compression.manifest import Stored
+from shoestring.compression.moments import SecondMoment
 from shoestring.compression.place import inside
 from shoestring.compression.rounding import LARGEST, Rounded, Setting, rounded
+from shoestring.compression.scratch import Kept, Scratch
 from shoestring.compression.timing import Clock, clock_of
 from shoestring.compression.weights import Usage, Weight, looking_at, weights_of
 from shoestring.core.batch import Batch, samples, split
@@ -35,6 +38,7 @@ PROBE = Setting(4, 64)      # the grid by which a weight's sensitivity is measur
 PROBED, FEWEST = 32, 8      # vectors of outputs, and samples, on which single weights are tried, at least
 LOOKED_AT = 4096            # rows of a table by which the error of a grid is estimated, before it is made of all of them
 NOTHING = 1e-12             # damage below this is rounding of the outputs
+AT_ONCE = 1 << 22           # numbers of a weight that are compared at once
 
 Damages = tuple[float, ...]     # of every output
 
@@ -46,10 +50,27 @@ class Way:
     stored: Stored
     error: float                          # estimated
     make: Callable[[], Form]
+    scratch: Scratch | None = None        # where it lies once it was made: all ways of all weights are larger than the model
+    parts: dict[str, Kept] | None = None
 
-    @cached_property
+    @property
     def form(self) -> Form:
-        return self.make()
+        if self.parts is None or self.scratch is None:
+            form = self.make()
+            self.put_aside(form)
+            return form
+        tensors = {name: self.scratch.read(place) for name, place in self.parts.items()}
+        return KINDS[self.stored.kind](self.stored.shape, self.stored.dtype, self.stored.settings, tensors)
+
+    def put_aside(self, form: Form) -> None:
+        """Read it from the file from now on; what made it is given up, with all that it holds."""
+        if self.scratch is not None:
+            self.parts = {name: self.scratch.keep(tensor) for name, tensor in form.tensors().items()}
+            self.make = given_up
+
+
+def given_up() -> Form:
+    raise AssertionError("a form that was put aside is read, not made again")
 
 
 @dataclass
@@ -75,6 +96,10 @@ class Study:
         self.model.eval().requires_grad_(False)
 
     @cached_property
+    def scratch(self) -> Scratch:
+        return Scratch()
+
+    @cached_property
     def weights(self) -> tuple[Weight, ...]:
         return weights_of(self.model)
 
@@ -97,7 +122,7 @@ class Study:
     @cached_property
     def usage(self) -> dict[str, Usage]:
         """How weights are used on all batches."""
-        with torch.no_grad(), looking_at(self.model, self.weights) as usage:
+        with torch.no_grad(), looking_at(self.model, self.weights, self.scratch) as usage:
             for batch in self.batches:
                 self.forward(self.model, batch)
         return usage
@@ -152,24 +177,29 @@ class Study:
                 self.add(weight, self.gridded(weight, setting), one.error * rows / len(few),
                          lambda setting=setting: grid_form(weight, setting, rounded(value, [setting])[0]))  # type: ignore[misc]
         elif missing:
+            inputs = 1 if self.moment(weight) is None else max(self.usage[weight.name].inputs, 1)
             for setting, one in zip(missing, rounded(value, missing, self.moment(weight), self.mask(weight)), strict=True):
                 form = grid_form(weight, setting, one)
-                self.add(weight, self.gridded(weight, setting), self.error(weight, form), lambda form=form: form)  # type: ignore[misc]
+                error = one.error / inputs if weight.dtype == torch.float32 else self.error(weight, form)   # which rounds once more
+                self.add(weight, self.gridded(weight, setting), error, given_up).put_aside(form)
         return labels
 
     def gridded(self, weight: Weight, setting: Setting) -> tuple[str, Stored]:
         return (f"grid {setting.bits}/{setting.group}",
                 Stored(weight.names, Grid.kind, weight.shape, weight.dtype, {"bits": setting.bits, "group": setting.group}))
 
-    def add(self, weight: Weight, what: tuple[str, Stored], error: float, make: Callable[[], Form]) -> None:
-        self.ways[weight.name, what[0]] = Way(what[1], error, make)
+    def add(self, weight: Weight, what: tuple[str, Stored], error: float, make: Callable[[], Form]) -> Way:
+        is_the_weight = what[1].kind == Plain.kind and not what[1].settings
+        self.ways[weight.name, what[0]] = Way(what[1], error, make, None if is_the_weight else self.scratch)
+        return self.ways[weight.name, what[0]]
 
     def form(self, weight: Weight, label: str, make: Callable[[], Form]) -> str:
         """The label of a weight in a form, made once."""
         if (weight.name, label) not in self.ways:
             form = make()
             stored = Stored(weight.names, form.kind, weight.shape, weight.dtype, form.settings)
-            self.add(weight, (label, stored), self.error(weight, form), lambda: form)
+            exact = form.kind == Plain.kind and not form.settings
+            self.add(weight, (label, stored), 0.0 if exact else self.error(weight, form), lambda: form).put_aside(form)
         return label
 
     def zeroed(self, weight: Weight, inner: Callable[[Tensor], Form]) -> Form:
@@ -177,11 +207,11 @@ class Study:
         value, mask = self.values[weight.name], self.masks[weight.name]
         return Sparse.of(value, inner, mask) if self.seed is None else Sparse.of_seed(value, inner, int(mask.sum()), self.seed)
 
-    def moment(self, weight: Weight) -> Tensor | None:
+    def moment(self, weight: Weight) -> SecondMoment | None:
         """The second moment of its inputs; None of one that is looked up, or used in a way that is not known."""
         usage = self.usage[weight.name]
         columns = matrix_shape(weight.shape)[1]
-        return usage.moment if usage.moment is not None and len(usage.moment) == columns else None
+        return usage.moment if usage.moment is not None and usage.moment.columns == columns else None
 
     def mask(self, weight: Weight) -> Tensor | None:
         found = self.masks.get(weight.name)
@@ -189,11 +219,12 @@ class Study:
 
     def error(self, weight: Weight, form: Form) -> float:
         """What is off in a form, in the metric of the weight's inputs."""
-        off = (form.dense() - self.values[weight.name]).float().reshape(matrix_shape(weight.shape))
-        moment = self.moment(weight)
-        if moment is None:
-            return float(off.double().square().sum())
-        return float(((off @ moment) * off).double().sum() / max(self.usage[weight.name].inputs, 1))
+        shape, moment, total = matrix_shape(weight.shape), self.moment(weight), 0.0
+        some = max(1, AT_ONCE // max(shape[1], 1))   # rows
+        for mine, other in zip(form.dense().reshape(shape).split(some), self.values[weight.name].reshape(shape).split(some), strict=True):
+            off = (mine - other).float()
+            total += float(off.square().sum(dtype=torch.float64)) if moment is None else moment.error(off)
+        return total / (1 if moment is None else max(self.usage[weight.name].inputs, 1))
 
     # Damage
 

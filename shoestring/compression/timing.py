@@ -3,6 +3,9 @@
     latency = median of the plain model + what decoding each packed weight takes, as often as one answer uses it
 
 Both are measured here, on one sample and without gradients. What a percentile is above the median is a share, measured too.
+
+On a machine that others use, the kernel's scheduler says which calls had to wait for a core (`measure/load.py`). Those that did not are
+counted; where too few did not, the fastest quarter, without the time that they waited. Models that are compared are called in turns.
 """
 from __future__ import annotations
 
@@ -26,11 +29,15 @@ from shoestring.compression.manifest import Stored
 from shoestring.compression.weights import Usage, Weight, looking_at
 from shoestring.core.batch import Batch, samples, split
 from shoestring.core.errors import Mistake
+from shoestring.measure.load import HELD_UP, Effort, Timing, effort, timing
 
 WARM, LEAST, MOST = 3, 20, 200      # calls: before anything is timed; that are timed at least; at most
-ENOUGH = 2.0                        # seconds of timed calls
+ENOUGH = 1.0                        # seconds of timed calls
 TRIED = 0.03                        # of those of a single weight
 CACHED = 64 << 20                   # bytes that a processor's cache may hold
+PATIENCE = 4                        # times as long, while calls have to wait for a core
+TICK = 0.004                        # seconds after which the kernel counts what a thread ran: a shorter call may seem to have run for 0
+BUSY = 0.05                         # share of calls that wait on a machine of which nobody is told that it is busy
 
 
 @dataclass(frozen=True)
@@ -38,12 +45,78 @@ class Latency:
     p50: float
     p99: float
     calls: int
+    busy: float = 0.0    # share of its calls that had to wait for a core
+
+    @property
+    def is_estimate(self) -> bool:
+        """Whether too few calls ran undisturbed, so that waiting was taken off by arithmetic."""
+        return self.calls < LEAST
+
+    @property
+    def warning(self) -> str:
+        """Why not to trust it fully; empty on a quiet machine."""
+        if self.busy <= BUSY:
+            return ""
+        told = "times are estimates without the waiting" if self.is_estimate else "only the others were counted"
+        return f"the machine was busy: {self.busy:.0%} of the calls that were timed had to wait for a core, and {told}"
 
 
 def latency(model: nn.Module, forward: Forward, sample: Batch, seconds: float | None = None) -> Latency:
     """Of answers to one sample."""
+    return latencies([model], forward, sample, seconds)[0]
+
+
+def latencies(models: Sequence[nn.Module], forward: Forward, sample: Batch, seconds: float | None = None) -> list[Latency]:
+    """Of answers of several models to one sample, in turns, so that all of them meet the same machine."""
     with torch.no_grad():
-        return timed(lambda: forward(model, sample), ENOUGH if seconds is None else seconds)
+        return timed_in_turns([partial(forward, model, sample) for model in models], ENOUGH if seconds is None else seconds)
+
+
+def timed_in_turns(calls: Sequence[Callable[[], Any]], seconds: float, clock: Callable[[], float] = perf_counter,
+                   work: Callable[[], Effort] = effort) -> list[Latency]:
+    """Latencies of calls that take turns: for so many seconds each, and up to four times as long while calls have to wait."""
+    for call in calls:
+        for _ in range(WARM):
+            call()
+    taken: list[list[Timing]] = [[] for _ in calls]
+    while not all(long_enough(one, seconds) for one in taken):
+        for call, mine in zip(calls, taken, strict=True):
+            before, begin = work(), clock()
+            call()
+            mine.append(timing(clock() - begin, before, work()))
+    return [latency_of(one) for one in taken]
+
+
+def undisturbed(timings: Sequence[Timing]) -> list[float]:
+    return [one.seconds for one in timings if one.waited <= HELD_UP * one.seconds]
+
+
+def least_disturbed(timings: Sequence[Timing]) -> list[float]:
+    """Seconds of the fastest quarter of calls, without the waiting."""
+    alone = sorted(one._replace(ran=max(one.ran, TICK)).alone for one in timings)
+    return alone[:max(len(alone) // 4, 2)]
+
+
+def long_enough(timings: Sequence[Timing], seconds: float) -> bool:
+    spent, quiet = sum(one.seconds for one in timings), undisturbed(timings)
+    if len(timings) < LEAST:
+        return False
+    patience = 1 if len(quiet) >= LEAST else PATIENCE
+    return spent >= patience * seconds or len(timings) >= patience * MOST
+
+
+def latency_of(timings: Sequence[Timing]) -> Latency:
+    """
+    >>> quiet, waited = Timing(0.125, 0.125), Timing(4.0, ran=0.125, waited=3.875)
+    >>> latency_of([quiet] * 20 + [waited] * 60)
+    Latency(p50=0.125, p99=0.125, calls=20, busy=0.75)
+    >>> latency_of([waited] * 30)
+    Latency(p50=0.125, p99=0.125, calls=0, busy=1.0)
+    """
+    quiet = undisturbed(timings)
+    counted = quiet if len(quiet) >= LEAST else least_disturbed(timings)
+    marks = quantiles(counted, n=100, method="inclusive")
+    return Latency(marks[49], marks[98], len(quiet), 1 - len(quiet) / len(timings))
 
 
 def timed(call: Callable[[], Any], seconds: float, least: int = 0) -> Latency:

@@ -14,9 +14,12 @@ from torch.overrides import TorchFunctionMode
 
 from shoestring.compression.forms.grid import matrix_shape
 from shoestring.compression.manifest import DTYPES
+from shoestring.compression.moments import SecondMoment
+from shoestring.compression.scratch import Scratch
 from shoestring.core.errors import Mistake
 
-ROWS = 4096   # of inputs of one call that are looked at for second moments: more of a large feature map say little more
+ROWS = 4096         # of inputs of one call that are looked at for second moments: more of a large feature map say little more
+NUMBERS = 1 << 22   # of patches of a feature map that are made at once
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,7 @@ class Usage:
     """How a weight was used in the calls that were looked at."""
 
     calls: int = 0
-    moment: Tensor | None = None           # (columns, columns): sum of x x^T over the inputs x of a product
+    moment: SecondMoment | None = None     # sum of x x^T over the inputs x of a product
     inputs: int = 0                        # x that it is a sum of
     largest: float = 0.0                   # of their numbers, without sign
     index: Tensor | None = None            # of an embedding: rows that the last call looked up
@@ -79,11 +82,12 @@ class Usage:
 
 
 class Looking(TorchFunctionMode):
-    """While inside, notes how weights, by their identity, are used: by functions, so it does not matter what modules call them."""
+    """While inside, notes how weights, by their identity, are used: by functions, so it does not matter what modules call them. `scratch`:
+    where second moments are put; without it there are none."""
 
-    def __init__(self, weights: Mapping[int, str]) -> None:
+    def __init__(self, weights: Mapping[int, str], scratch: Scratch | None) -> None:
         super().__init__()
-        self.weights, self.usage = weights, {name: Usage() for name in weights.values()}
+        self.weights, self.usage, self.scratch = weights, {name: Usage() for name in weights.values()}, scratch
 
     def __torch_function__(self, function: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (),
                            kwargs: Mapping[str, Any] | None = None) -> Any:
@@ -108,12 +112,12 @@ class Looking(TorchFunctionMode):
         else:
             rows = patches(x.detach(), weight, args, named)
         if rows is not None and len(rows):
-            usage.largest = max(usage.largest, float(rows.abs().max()))
-            if len(rows) > ROWS:   # evenly spread
-                rows = rows[:: -(-len(rows) // ROWS)]
-            rows = rows.float()
-            usage.moment = rows.T @ rows if usage.moment is None else usage.moment + rows.T @ rows
+            usage.largest = max(usage.largest, *(abs(float(one)) for one in x.detach().aminmax()))
+            rows = rows[:: -(-len(rows) // ROWS)]   # evenly spread
             usage.inputs += len(rows)
+            if self.scratch is not None:
+                usage.moment = usage.moment or SecondMoment.none_yet(rows.shape[1], self.scratch)
+                usage.moment.add(rows.float())
 
 
 USES: dict[Any, str] = {functional.linear: "linear", functional.conv1d: "convolution", functional.conv2d: "convolution",
@@ -140,8 +144,21 @@ def patches(x: Tensor, weight: Tensor, args: tuple[Any, ...], named: Mapping[str
         padding = (0, 0)
     else:
         image, padding = image[..., None, :] if flat else image, pair(padding, flat, 0)
-    unfolded = functional.unfold(image, kernel, dilation=dilation, padding=padding, stride=stride)   # (batch, in * kernel, positions)
-    return unfolded.transpose(1, 2).reshape(-1, unfolded.shape[1])
+    return spread_patches(image, lambda some: functional.unfold(some, kernel, dilation=dilation, padding=padding, stride=stride))
+
+
+def spread_patches(image: Tensor, unfold: Callable[[Tensor], Tensor]) -> Tensor:
+    """At most 4096 patches of all pictures, evenly spread. `unfold` gives (pictures, in * kernel, positions): a few pictures at a time,
+    because patches are as many times larger as the kernel has pixels."""
+    if not len(image):
+        return image.reshape(0, 0)
+    first = unfold(image[:1])
+    step, at_once = -(-len(image) * first.shape[2] // ROWS), max(1, NUMBERS // max(first.numel(), 1))
+    found = []
+    for begin in range(0, len(image), at_once):
+        some = unfold(image[begin:begin + at_once]).transpose(1, 2).flatten(0, 1)
+        found.append(some[-begin * first.shape[2] % max(step, 1)::max(step, 1)])
+    return torch.cat(found)
 
 
 def pair(value: Any, flat: bool, first: int = 1) -> tuple[int, int]:
@@ -151,8 +168,8 @@ def pair(value: Any, flat: bool, first: int = 1) -> tuple[int, int]:
 
 
 @contextmanager
-def looking_at(model: nn.Module, weights: Sequence[Weight]) -> Iterator[dict[str, Usage]]:
-    """While inside, how the model's weights are used is noted."""
+def looking_at(model: nn.Module, weights: Sequence[Weight], scratch: Scratch | None = None) -> Iterator[dict[str, Usage]]:
+    """While inside, how the model's weights are used is noted, with second moments if there is a `scratch` file to put them in."""
     values = dict(model.named_parameters(remove_duplicate=False))
-    with Looking({id(values[weight.name]): weight.name for weight in weights}) as look:
+    with Looking({id(values[weight.name]): weight.name for weight in weights}, scratch) as look:
         yield look.usage

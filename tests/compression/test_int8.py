@@ -22,7 +22,7 @@ from shoestring.compression.session import Asked, begun
 from shoestring.compression.source import Source, prepared
 from shoestring.compression.timing import Clock, Latency
 from shoestring.core.budget import Budget
-from shoestring.core.errors import Mistake
+from shoestring.core.errors import Mistake, OverBudget
 from shoestring.measure.instructions import VARIABLE
 from tests.compression.models import batches, called, job_of, loss, words
 
@@ -125,6 +125,8 @@ def test_a_model_without_linear_layers_and_a_processor_that_dies_are_told(tmp_pa
 def test_a_latency_below_the_originals_is_kept_by_products_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Clock, "decoding", lambda self, stored: -0.001 if stored.kind == "int8" else 0.001)
     monkeypatch.setattr("shoestring.compression.timing.latency", lambda *given: Latency(0.010, 0.010, 20))
+    monkeypatch.setattr("shoestring.compression.room.latencies", lambda models, *given: [Latency(0.010 - 0.001 * sum(
+        form.kind == "int8" for form in forms_of(model).values()), 0.010, 20) for model in models])
     job = job_of("mlp")
     source = Source(job, prepared(job.model()), {"job": None, "edits": [], "decoded": False}, (), "mlp")
     plan = begun(source, Asked(Budget.parsed(latency="8.5ms"), unseen=16)).plan
@@ -138,12 +140,20 @@ def test_an_answer_that_is_later_than_reckoned_is_reckoned_with(monkeypatch: pyt
     """Every packed weight is said to take nothing, and the whole to take 2 ms more: then only decoding once keeps the latency."""
     monkeypatch.setattr(Clock, "decoding", lambda self, stored: 0.0)
     monkeypatch.setattr("shoestring.compression.timing.latency", lambda *given: Latency(0.010, 0.010, 20))
-    monkeypatch.setattr("shoestring.compression.room.latency",
-                        lambda model, *given: Latency(0.012 if forms_of(model) else 0.010, 0.012, 20))
+    monkeypatch.setattr("shoestring.compression.room.latencies",
+                        lambda models, *given: [Latency(0.012 if forms_of(model) else 0.010, 0.012, 20) for model in models])
     job = job_of("mlp")
     source = Source(job, prepared(job.model()), {"job": None, "edits": [], "decoded": False}, (), "mlp")
     plan = begun(source, Asked(Budget.parsed(latency="11ms", size="5KB"), unseen=16)).plan
     assert "Decode()" in str(plan) and plan.known["latency_seconds"] == pytest.approx(0.010)
+
+
+def test_a_latency_that_is_refused_on_a_busy_machine_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoestring.compression.timing.latency", lambda *given: Latency(0.010, 0.010, 4, busy=0.9))
+    job = job_of("mlp")
+    source = Source(job, prepared(job.model()), {"job": None, "edits": [], "decoded": False}, (), "mlp")
+    with pytest.raises(OverBudget, match=r"machine was busy.*ask again when it is quieter"):
+        begun(source, Asked(Budget.parsed(latency="1us"), unseen=16))
 
 
 def test_a_form_that_says_something_else_is_refused() -> None:

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from shoestring.compression.forms.grid import Grid
-from shoestring.compression.rounding import DAMPING, Setting, grid, rounded
+from shoestring.compression.moments import DAMPING
+from shoestring.compression.rounding import Setting, grid, rounded
 
 
 def dense(weight: Tensor, setting: Setting, moment: Tensor | None = None, mask: Tensor | None = None) -> Tensor:

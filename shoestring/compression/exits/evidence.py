@@ -69,18 +69,25 @@ def seconds_by_part(model: EarlyExit | Cascade, batch: Batch, rounds: int = 20,
     """Median seconds for a row of this batch: between exits; of each head, with finding the sure rows; and what does not become less with
     the rows, from the same on half of them and a quarter:  seconds(rows) = fixed + slope rows  for every part.
 
+    All of it is timed in every round, one after the other, and what is compared is of one round: a machine that becomes slower meanwhile
+    makes all of it slower.
+
     clock   gives the time; one that counts work instead of seconds gives the costs in that unit.
     """
     rows = samples(batch)
     sizes = sorted({max(1, rows // 4), max(1, rows // 2), rows})
-    timing = ExitTimer(model, rounds, forward, clock)
-    found = {size: timing.parts(split(batch, rows // size)[0] if size < rows else batch) for size in sizes}
-    lines = [line([(size, found[size][kind][place]) for size in sizes])
-             for kind in (0, 1) for place in range(len(found[rows][kind]))]
-    exits = len(found[rows][1])
+    smaller = {size: split(batch, rows // size)[0] if size < rows else batch for size in sizes}
+    timing = ExitTimer(model, forward, clock)
+    timing.warm(smaller.values())
+    taken: list[dict[int, list[float]]] = []
+    beyond = []     # seconds of an answer beyond its parts and heads
+    for _ in range(rounds):
+        taken.append({size: timing.seconds(some) for size, some in smaller.items()})
+        beyond.append(timing.to_the_end(batch) - sum(taken[-1][rows]))
+    lines = [line([(size, statistics.median(one[size][place] for one in taken)) for size in sizes]) for place in range(len(taken[0][rows]))]
+    exits = len(lines) // 2
     parts, heads = lines[:exits + 1], lines[exits + 1:]
-    whole = sum(found[rows][0]) + sum(found[rows][1])
-    extra = max(0.0, timing.to_the_end(batch) - whole)
+    extra = max(0.0, statistics.median(beyond))
     return Parts(tuple(max(slope, 1e-12) for _, slope in parts), tuple(slope for _, slope in heads),
                  tuple(fixed / rows for fixed, _ in parts), (sum(fixed for fixed, _ in heads) + extra) / rows, rows)
 
@@ -103,55 +110,50 @@ class ExitTimer:
     """Times the parts of a model with exits."""
 
     model: EarlyExit | Cascade
-    rounds: int
     forward: Callable[[nn.Module, Batch], Any]
     clock: Callable[[], float]
 
+    def warm(self, batches: Iterable[Batch]) -> None:
+        """What comes first takes longer, and is not timed."""
+        for batch in batches:
+            self.seconds(batch)
+            self.to_the_end(batch)
+
     def to_the_end(self, batch: Batch) -> float:
-        """Median seconds of a batch of which no row leaves, though all exits look."""
+        """Seconds of a batch of which no row leaves, though all exits look."""
         before = self.model.thresholds.clone()
         self.model.thresholds.fill_(UNREACHED)
         try:
-            self.forward(self.model, batch)
-            return self.median(partial(self.forward, self.model, batch))
+            return self.timed(partial(self.forward, self.model, batch))
         finally:
             self.model.thresholds.copy_(before)
 
-    def parts(self, batch: Batch) -> tuple[list[float], list[float]]:
-        """Median seconds of a batch between exits, and of each head with finding the sure rows.
+    def seconds(self, batch: Batch) -> list[float]:
+        """Seconds of a batch: between exits, to the end, and then of each head with finding the sure rows.
 
         A forward's parts and heads are timed in the same call, by hooks where one ends and the next begins: the difference of two calls
         would be noise where a part is short.
         """
         every, marks = Everything(self.model).eval(), Marks(self.clock)
         handles = marks.on_models(self.model) if isinstance(self.model, Cascade) else marks.on_blocks(self.model)
-        taken = []
         try:
-            self.forward(every, batch)
-            for _ in range(self.rounds):
-                marks.restart()
-                small, _ = self.forward(every, batch)
-                marks.end("end")
-                taken.append(dict(marks.seconds))
+            marks.restart()
+            small, _ = self.forward(every, batch)
+            marks.end("end")
         finally:
             for handle in handles:
                 handle.remove()
-        medians = {name: statistics.median(one[name] for one in taken) for name in taken[0]}
-        choosing = [self.median(partial(leaving, self.model, logits)) for logits in small]
-        parts = [medians[f"part {number}"] for number in range(len(small))]
+        choosing = [self.timed(partial(leaving, self.model, logits)) for logits in small]
+        parts = [marks.seconds[f"part {number}"] for number in range(len(small))]
         if isinstance(self.model, Cascade):
-            return [*parts, medians["end"]], choosing
-        heads = [medians[f"head {number}"] for number in range(len(small))]
-        return [*parts, medians["rest"]], [head + chosen for head, chosen in zip(heads, choosing, strict=True)]
+            return [*parts, marks.seconds["end"], *choosing]
+        heads = [marks.seconds[f"head {number}"] for number in range(len(small))]
+        return [*parts, marks.seconds["rest"], *(head + chosen for head, chosen in zip(heads, choosing, strict=True))]
 
-    def median(self, work: Callable[[], object]) -> float:
-        """Median seconds of a call."""
-        taken = []
-        for _ in range(self.rounds):
-            begin = self.clock()
-            work()
-            taken.append(self.clock() - begin)
-        return statistics.median(taken)
+    def timed(self, work: Callable[[], object]) -> float:
+        begin = self.clock()
+        work()
+        return self.clock() - begin
 
 
 def leaving(model: EarlyExit | Cascade, logits: Tensor) -> Tensor:

@@ -11,7 +11,8 @@ Without `delta` thresholds are fitted to the rows: on others the loss is somewha
 
 `delta`: with probability 1 - delta over the held-out rows, the loss on the population is at most `limit` (learn then test, fixed sequence):
 half of the rows proposes a sequence of thresholds, the other half tests them from the most careful on, and stops at the first whose bound
-is over the limit. The bound of a test is by Clopper-Pearson: most rows that became wrong minus fewest that became right, each at delta / 2.
+is over the limit; of all that passed, the model without exits among them, the cheapest is taken. The bound of a test is by
+Clopper-Pearson: most rows that became wrong minus fewest that became right, each at delta / 2.
 Angelopoulos, Bates, Candes, Jordan, Lei: Learn then Test, 2021, arXiv 2110.01052; Schuster et al.: CALM, 2022, arXiv 2207.07061.
 """
 from __future__ import annotations
@@ -240,7 +241,7 @@ def calibrate(evidence: Evidence, limit: float, delta: float | None = None, seed
     order = torch.randperm(rows, generator=torch.Generator().manual_seed(seed))
     proposing, testing = evidence.rows(order[: rows // 2]), evidence.rows(order[rows // 2:])
     found = frontier(proposing, tuple(limit * share for share in (0.0, 0.25, 0.5, 0.7, 0.85, 1.0)))
-    point, bound = operate(testing, (NEVER,) * len(evidence.heads)), 0.0   # all rows go to the end: nothing is lost
+    passed = [(operate(testing, (NEVER,) * len(evidence.heads)), 0.0)]   # without exits: all rows go to the end, and nothing is lost
     for proposed in sorted(found, key=lambda one: -one.cost):
         if all(one == NEVER for one in proposed.thresholds):
             continue
@@ -248,7 +249,8 @@ def calibrate(evidence: Evidence, limit: float, delta: float | None = None, seed
         upper = upper_loss(tested, delta)
         if upper > limit:
             break
-        point, bound = tested, upper
+        passed.append((tested, upper))
+    point, bound = min(passed, key=lambda one: one[0].cost)   # all that passed keep the limit: the cheapest, never dearer than no exits
     return Calibration(point, limit, found, delta, bound)
 
 

@@ -16,9 +16,9 @@ from shoestring.jobfile import job_path, loaded_job, parsed_flags
 
 def job(of: str = "digits", flags: str = "", method: str = "magnitude", share: float = 0.9, begin: float = 0.1, end: float = 0.7,
         every: int = 0, scope: str = "", penalty: float = 0.0, pace: float = 0.0, skip: str = "", mask_seed: int = -1, steps: int = 0,
-        epochs: int = 0, seed: int = -1) -> Job:
+        epochs: int = 0, seed: int = -1, amount: float = 0.0, amount_of: str = "all") -> Job:
     path = job_path(of)
     values = parsed_flags(path, [f"--{word}" for word in shlex.split(flags)])
     values |= {name: value for name, value, unsaid in (("steps", steps, 0), ("epochs", epochs, 0), ("seed", seed, -1)) if value != unsaid}
     return sparse_job(loaded_job(path, values), method, share, begin, end, every, scope, mask_seed if mask_seed >= 0 else None, penalty,
-                      pace, skip)
+                      pace, skip, amount, amount_of)

@@ -1,17 +1,21 @@
-"""When how many weights are zero: the cubic schedule of gradual pruning.
+"""When how many weights are zero: the cubic schedule of gradual pruning, or the same amount every so many steps.
 
-    s_t = s_f (1 - (1 - (t - t0) / (n dt))^3)        t = t0, t0 + dt, ..., t0 + n dt
+    cubic                      s_t = s_f (1 - (1 - (t - t0) / (n dt))^3)        t = t0, t0 + dt, ..., t0 + n dt
+    amount a of all weights    s_t = min(s_f, i a)                              i = (t - t0) / dt
+    amount a of those left     s_t = min(s_f, 1 - (1 - a)^i)
 
-Zhu, Gupta 2017, To prune, or not to prune: exploring the efficacy of pruning for model compression, arXiv 1710.01878.
-Many weights go early, while there are many to spare, and few late.
+Cubic: Zhu, Gupta 2017, To prune, or not to prune: exploring the efficacy of pruning for model compression, arXiv 1710.01878. Many weights
+go early, while there are many to spare, and few late. Of those left: Frankle, Carbin 2019, The Lottery Ticket Hypothesis, arXiv 1803.03635.
 """
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil, log
 
 from shoestring.core.errors import Mistake
 
-UPDATES = 100   # of the masks, on the way from none to all, where nobody says how many
+UPDATES = 100             # of the masks, on the way from none to all, where nobody says how many
+AMOUNTS_OF = ("all", "left")
 
 
 @dataclass(frozen=True)
@@ -22,6 +26,8 @@ class Schedule:
     begin: int     # t0: the last step with all weights
     every: int     # dt
     updates: int   # n
+    amount: float = 0.0       # share that goes each time; 0: the cubic schedule
+    amount_of: str = "all"    # weights that it is a share of: all that there were, or those that are left
 
     @property
     def end(self) -> int:
@@ -43,20 +49,27 @@ class Schedule:
         [0.0, 0.37, 0.37, 0.56, 0.63, 0.64, 0.64]
         """
         update = min(max((step - self.begin) // self.every, 0), self.updates)
-        return self.share * (1 - (1 - update / self.updates) ** 3)
+        if not self.amount:
+            return self.share * (1 - (1 - update / self.updates) ** 3)
+        gone = update * self.amount if self.amount_of == "all" else 1 - (1 - self.amount) ** update
+        return self.share if update == self.updates else min(gone, self.share)
 
     def progress(self, step: int) -> float:
         """How much of the way from begin to end is behind this step, from 0 to 1."""
         return min(max((step - self.begin) / (self.end - self.begin), 0.0), 1.0)
 
 
-def scheduled(share: float, steps: int, begin: float, end: float, every: int) -> Schedule:
-    """The schedule of a training of so many steps; `begin` and `end` are shares of them, `every` = 0: about a hundred updates.
+def scheduled(share: float, steps: int, begin: float, end: float, every: int, amount: float = 0.0, amount_of: str = "all") -> Schedule:
+    """The schedule of a training of so many steps; `begin` and `end` are shares of them, `every` = 0: about a hundred updates. With an
+    `amount`, as many updates as it takes to the share, from `begin` on; `every` = 0: as far apart as fit.
 
     >>> scheduled(0.9, steps=1000, begin=0.1, end=0.7, every=0)
-    Schedule(share=0.9, begin=100, every=6, updates=100)
+    Schedule(share=0.9, begin=100, every=6, updates=100, amount=0.0, amount_of='all')
     >>> scheduled(0.9, steps=100, begin=0.0, end=1.0, every=7).end
     98
+    >>> five_percent = scheduled(0.2, steps=1000, begin=0.1, end=0.7, every=50, amount=0.05)   # 5 % every 50 steps
+    >>> [(step, round(five_percent.share_at(step), 3)) for step in range(100, 401, 50) if five_percent.due(step)]
+    [(150, 0.05), (200, 0.1), (250, 0.15), (300, 0.2)]
     """
     if not 0 < share < 1:
         raise Mistake(f"share={share}: it is the share of weights that are zero in the end: give more than 0 and less than 1, such as 0.9")
@@ -69,5 +82,22 @@ def scheduled(share: float, steps: int, begin: float, end: float, every: int) ->
     if span < max(every, 1):
         raise Mistake(f"{steps} steps, of which {span} lie between begin={begin} and end={end}, and every={every}: no mask would ever "
                       f"change; train longer, or give a smaller every")
-    apart = every or max(span // UPDATES, 1)
-    return Schedule(share, first, apart, span // apart)
+    if not amount:
+        apart = every or max(span // UPDATES, 1)
+        return Schedule(share, first, apart, span // apart)
+    return by_amount(share, first, span, every, amount, amount_of)
+
+
+def by_amount(share: float, begin: int, span: int, every: int, amount: float, amount_of: str) -> Schedule:
+    if amount_of not in AMOUNTS_OF:
+        raise Mistake(f"amount_of={amount_of!r}: an amount is a share of {' or '.join(AMOUNTS_OF)} weights")
+    if not 0 < amount < 1:
+        raise Mistake(f"amount={amount}: it is the share of weights that goes each time: give more than 0 and less than 1, such as 0.05")
+    times = share / amount if amount_of == "all" else log(1 - share) / log(1 - amount)
+    updates = max(ceil(times - 1e-9), 1)
+    apart = every or span // updates
+    if not apart or updates * apart > span:
+        raise Mistake(f"amount={amount} of {amount_of} weights every {apart or 1} steps: a share of {share} takes {updates} times, "
+                      f"{updates * (apart or 1)} steps, and {span} lie between begin and end; train longer, give a smaller every or a "
+                      f"smaller share, or a larger amount")
+    return Schedule(share, begin, apart, updates, amount, amount_of)

@@ -73,7 +73,8 @@ class Penalised(NamedTuple):
 
 
 def sparse_job(job: Job, method: str = "magnitude", share: float = 0.9, begin: float = 0.1, end: float = 0.7, every: int = 0,
-               scope: str = "", seed: int | None = None, penalty: float = 0.0, pace: float = 0.0, skip: str = "") -> Job:
+               scope: str = "", seed: int | None = None, penalty: float = 0.0, pace: float = 0.0, skip: str = "", amount: float = 0.0,
+               amount_of: str = "all") -> Job:
     """The job with `share` of its weights zero at its end.
 
     Until the share `begin` of its steps all weights are trained; from then to `end` more and more are zero, with masks made anew `every` so
@@ -89,13 +90,16 @@ def sparse_job(job: Job, method: str = "magnitude", share: float = 0.9, begin: f
     pace      l0, variational: how many times as fast as weights the gates are trained, with Adam and its kin (default: 100 and 5, with
               which a few hundred steps at a rate of 0.001 were enough to close a gate)
     skip      names of weights or modules that stay as they are, or patterns of names, with commas between them
+    amount    this share of the weights goes each time, until `share` is reached: amount=0.05, every=200 is 5 % every 200 steps; default:
+              the cubic schedule, many early and few late. `amount_of`: of "all" weights that there were, or of those that are "left"
 
     The schedule counts steps of the optimizer in one process or in workers that step together. It is made for the job's steps as they are
     now: a job that is to be shorter or longer gets its steps before this. Weights of `Job(weights=...)` are loaded when the model is made.
     """
     how = checked(method, scope, penalty, pace)
-    made = Method(method, scheduled(share, steps_of(job), begin, end, every), how, job.seed if seed is None else seed, penalty,
-                  pace or TRAINED.get(method, 1.0), tuple(one.strip() for one in skip.split(",") if one.strip()))
+    schedule = scheduled(share, steps_of(job), begin, end, every, amount, amount_of)
+    skipped = tuple(one.strip() for one in skip.split(",") if one.strip())
+    made = Method(method, schedule, how, job.seed if seed is None else seed, penalty, pace or TRAINED.get(method, 1.0), skipped)
     metrics = job.metrics
     return replace(
         job,

@@ -89,6 +89,26 @@ def test_what_an_answer_takes_beyond_its_parts_is_the_cost_of_leaving() -> None:
     assert seconds_by_part(early, (torch.randn(ROWS, 5),), rounds=2, clock=work).leaving == pytest.approx(64.0 / ROWS)
 
 
+def test_a_machine_that_slows_down_makes_no_exit_dearer_than_the_model() -> None:
+    """What is compared was timed in one round: by rounds that take longer and longer, leaving still costs nothing."""
+    early = EarlyExit(chain(), heads_of((2,), 8, 3)).eval()
+    work = WorkClock({early.model[0]: (0.0, 1.0)})
+    answer, slowness = early.all_exits, 1.0
+
+    def slower(*args: Any, **kwargs: Any) -> Any:
+        nonlocal slowness
+        if len(args[0]) == ROWS // 4:   # a new round begins
+            slowness *= 1.5
+        return answer(*args, **kwargs)
+
+    def slowed(*_: Any) -> None:
+        work.now += (slowness - 1) * ROWS
+
+    early.all_exits = slower   # type: ignore[method-assign]
+    early.model[0].register_forward_hook(slowed)
+    assert seconds_by_part(early, (torch.randn(ROWS, 5),), rounds=9, clock=work).leaving == pytest.approx(0.0)
+
+
 def test_seconds_of_this_machine_are_costs_that_evidence_takes() -> None:
     early = EarlyExit(chain(), heads_of((1, 3), 8, 3)).eval()
     batch = (torch.randn(ROWS, 5),)

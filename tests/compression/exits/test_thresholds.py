@@ -158,3 +158,14 @@ def test_what_a_batch_costs_however_few_rows_are_left_is_counted() -> None:
     assert together.cost == pytest.approx(1.25 + 1 + reached + 0.5) and together.speedup == pytest.approx(4 / together.cost)
     unused = operate(Evidence(sure, right, (1.0, 1.0), (0.0,), fixed=(1.0, 1.0), leaving=0.5, batch=8), (math.inf,))
     assert unused.speedup == 1
+
+
+@pytest.mark.parametrize("heads", [0.05, 1.0, 3.0])
+@pytest.mark.parametrize("delta", [None, 0.1])
+def test_calibrated_thresholds_are_never_dearer_than_no_exits(heads: float, delta: float | None) -> None:
+    """The first exit is right more often than the end, so that dear thresholds promise to lose less than nothing."""
+    for seed in range(4):
+        evidence = simulated(600, seed, heads=heads)
+        better = torch.cat((torch.ones(600, 1, dtype=torch.float64), evidence.right[:, 1:]), 1)
+        found = calibrate(Evidence(evidence.confidence, better, evidence.parts, evidence.heads), 0.05, delta)
+        assert found.point.cost <= evidence.whole and found.point.speedup >= 1 and found.point.loss <= 0.05

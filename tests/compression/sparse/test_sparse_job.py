@@ -73,6 +73,27 @@ def test_the_share_is_exactly_what_was_asked_for_and_the_ordinary_model_computes
     net().load_state_dict(dense.state_dict())
 
 
+@pytest.mark.parametrize(("amount_of", "wanted"), [("all", [0.05, 0.1, 0.15, 0.2]), ("left", [0.05, 0.0975, 0.142625, 0.18549375, 0.2])])
+def test_five_percent_go_every_so_many_steps(amount_of: str, wanted: list[float]) -> None:
+    made = sparse_job(job(), "magnitude", 0.2, begin=0.1, end=1.0, every=6, amount=0.05, amount_of=amount_of)
+    torch.manual_seed(0)
+    model, found = made.model(), []
+    for _ in shoestring.train(made, (), model):
+        found.append(sparsity(masks_of(model)))
+    whole = sum(mask.numel() for mask in masks_of(model).values())
+    changed = [step for step in range(1, 40) if found[step] != found[step - 1]]   # steps count from 1, places from 0
+    assert changed == [4 + 6 * number - 1 for number in range(1, len(wanted) + 1)]
+    assert [found[place] for place in changed] == pytest.approx(wanted, abs=1 / whole)
+
+
+def test_an_amount_that_does_not_fit_the_training_is_refused_with_the_steps_it_takes() -> None:
+    with pytest.raises(Mistake, match="18 times, 180 steps, and 24 lie between"):
+        sparse_job(job(), "magnitude", 0.9, amount=0.05, every=10)
+    for wrong in ({"amount": 1.5}, {"amount": 0.05, "amount_of": "some"}):
+        with pytest.raises(Mistake, match="amount"):
+            sparse_job(job(), "magnitude", 0.2, **wrong)   # type: ignore[arg-type]
+
+
 def test_each_layer_has_the_share_where_it_is_asked_for_so() -> None:
     masks = masks_of(trained(sparse_job(job(), "magnitude", 0.7, scope="layer", every=5)))
     assert [int((~mask).sum()) for mask in masks.values()] == [zeros_of(mask.numel(), 0.7) for mask in masks.values()]

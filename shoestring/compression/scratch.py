@@ -1,0 +1,59 @@
+"""Tensors that are put aside: in a temporary file without a name, so that what a search keeps does not stand in memory."""
+from __future__ import annotations
+
+import os
+import tempfile
+from math import prod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from shoestring.core.errors import Mistake
+
+
+class Kept(NamedTuple):
+    """Where a tensor lies in the file."""
+
+    offset: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class Scratch:
+    """A file that ends with the process, or with this object. Whatever is read from it is a copy of its own."""
+
+    def __init__(self) -> None:
+        self.file, self.end = tempfile.TemporaryFile(buffering=0), 0   # noqa: SIM115 (it lives as long as this object)
+
+    def keep(self, tensor: Tensor) -> Kept:
+        """
+        >>> scratch = Scratch()
+        >>> scratch.read(scratch.keep(torch.arange(3)))
+        tensor([0, 1, 2])
+        """
+        place = Kept(self.end, tuple(tensor.shape), tensor.dtype)
+        self.end += prod(place.shape) * place.dtype.itemsize
+        self.write(place, tensor)
+        return place
+
+    def write(self, place: Kept, tensor: Tensor) -> None:
+        """In the place of what is there, which has the same shape."""
+        assert tuple(tensor.shape) == place.shape and tensor.dtype == place.dtype, "a place is for tensors of one shape"
+        rest, offset = memoryview(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()), place.offset
+        try:
+            while rest:
+                written = os.pwrite(self.file.fileno(), rest, offset)
+                rest, offset = rest[written:], offset + written
+        except OSError as error:
+            raise Mistake(f"compressing keeps what it tried in a temporary file, and {len(rest):,} bytes of it could not be written to "
+                          f"{tempfile.gettempdir()} ({error.strerror}): make room there, or set TMPDIR to another folder") from error
+
+    def read(self, place: Kept) -> Tensor:
+        found = torch.empty(place.shape, dtype=place.dtype)
+        rest, offset = memoryview(found.reshape(-1).view(torch.uint8).numpy()), place.offset
+        while rest:
+            count = os.preadv(self.file.fileno(), [rest], offset)
+            assert count, "what was kept is there: nobody else can reach the file"
+            rest, offset = rest[count:], offset + count
+        return found
