@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from shoestring.compression.codebooks import fitted_codebook
 from shoestring.compression.forms.grid import Grid
-from shoestring.compression.products import Recipe, fitted_product, imported_faiss
+from shoestring.compression.products import Recipe, fitted_product
 from shoestring.compression.rounding import Setting, rounded
 
 HERE = Path(__file__).parent
@@ -131,7 +131,8 @@ def by_product(recipe: Recipe, weighted: bool) -> Way:
 def by_faiss(length: int, bits: int, stages: int) -> Way:
     """faiss alone: vectors of neighbours, or (stages 0) a product quantizer of whole rows; tables are float32 there."""
     def stored(weight: Tensor, moment: Tensor | None) -> Stored:
-        faiss = imported_faiss()
+        import faiss
+
         faiss.omp_set_num_threads(1)
         columns = weight.shape[1]
         if stages:

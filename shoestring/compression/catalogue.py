@@ -16,7 +16,8 @@ CATALOGUE: tuple[type[CompressTechnique], ...] = (Prune, Factorize, Sparsify, Ha
                                                    ProductQuantize, Decode)
 CLASHES: dict[frozenset[type[CompressTechnique]], str] = {
     frozenset((Int8, Decode)): "Int8 multiplies whole numbers, and Decode makes ordinary weights of them: leave one out",
-    frozenset((Int8, Sparsify)): "Int8 multiplies all numbers of a weight and stores them, zeros too: use Quantize with Sparsify"}
+    frozenset((Int8, Sparsify)): "Int8 multiplies all numbers of a weight and stores them, zeros too: use Quantize with Sparsify",
+    frozenset((ProductQuantize, Sparsify)): "ProductQuantize codes several numbers at once, zeros too: use Quantize with Sparsify"}
 
 
 def clash(one: CompressTechnique, other: CompressTechnique) -> str:

@@ -5,39 +5,33 @@ that matters weighs every number by the mean square m of the input that it is mu
 
     least   sum_x sum_j m_j (x_j - sum_s c_s[j])^2
 
-faiss (Douze et al. 2024, The Faiss library, arXiv 2401.08281) finds codebooks and rotation for the plain error: k-means, OPQMatrix,
-ResidualQuantizer, LocalSearchQuantizer. Two ways bring the weights in: columns multiplied by sqrt(m) before (`scaled`, which stores a
-scale a column, and turns one error into the other exactly), and rounds here in which codes are searched for and tables are refitted by
-the weighted error. What is stored is decoded without faiss.
+`codebook_training.py` finds codebooks by that error, and `rotation.py` finds rotations. A rotation mixes columns, so that a number has no
+weight of its own any more: there columns are multiplied by sqrt(m) before (`scaled`, which stores a scale a column, and turns one error
+into the other exactly).
 
-Measured on MiniLM as in codebooks.py, all linear layers: pairs by 8 bits .029 weighted, .034 plain (4.03 bits a number); two added codes
-for four numbers (4.11 bits): residual .027 and .051 (faiss alone .049), local search .042 and .115; for eight numbers (2.22 bits) .220;
-product codebooks of 6 bits for pairs (3.22 bits) .076 and .108; rotated and scaled (3.48 bits) .107; fours by 8 bits (2.06 bits) .231 and
-.376. The grid with GPTQ: .011 at 4.31, .039 at 3.30, .154 at 2.28 bits. So weights help everywhere, and a grid with GPTQ is better than all
-of these at about the same size. Word embedding: pairs by 8 bits .0015 (4.00 bits), product .0054 (3.03 bits; faiss alone .0049), where
-the grid has .0012 (4.31) and .0051 (3.30).
+Measured on MiniLM, with codebooks that faiss had begun as in codebooks.py, all linear layers: pairs by 8 bits .029 weighted, .034 plain
+(4.03 bits a number); two added codes for four numbers (4.11 bits): residual .027 and .051 (faiss alone .049), local search .042 and .115;
+for eight numbers (2.22 bits) .220; product codebooks of 6 bits for pairs (3.22 bits) .076 and .108; rotated and scaled (3.48 bits) .107;
+fours by 8 bits (2.06 bits) .231 and .376. The grid with GPTQ: .011 at 4.31, .039 at 3.30, .154 at 2.28 bits. So weights help everywhere,
+and a grid with GPTQ is better than all of these at about the same size. Word embedding: pairs by 8 bits .0015 (4.00 bits), product .0054
+(3.03 bits; faiss alone .0049), where the grid has .0012 (4.31) and .0051 (3.30).
 """
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from shoestring.compression.codebook_training import METHODS, trained
 from shoestring.compression.codebooks import broadcast, checked
 from shoestring.compression.forms.product import Product, Sizes, sizes_of
+from shoestring.compression.rotation import rotation_of
 from shoestring.compression.vectors import Found, encoded, refined
 from shoestring.core.errors import Mistake
-from shoestring.core.extras import require
 
 POINTS = 1 << 15   # vectors that codebooks are trained on, of one book
-METHODS = ("residual", "local search")   # for sums of several entries
-ROTATIONS = 8      # rounds of OPQ: rotation and codebooks in turn
-KMEANS = 20        # iterations
-LOCAL = (8, 4)     # of local search: iterations of codebooks, and of codes in each
 
 
 @dataclass(frozen=True)
@@ -75,14 +69,13 @@ def fitted_product(weight: Tensor, recipe: Recipe, importance: Tensor | None = N
     fill = (0, sizes.width - sizes.columns)
     numbers, heavy = torch.nn.functional.pad(matrix, fill), torch.nn.functional.pad(heavy, fill)
     rotation = None
-    with one_thread():
-        if sizes.rotation:
-            if not recipe.scaled and importance is not None and float(importance.max()) > float(importance.min()):
-                raise Mistake("a rotation mixes columns, and then no number has a weight of its own: give scaled=True, or no importance")
-            rotation = rotation_of(numbers.view(-1, sizes.rotation), recipe, seed).half().float()
-            numbers = (numbers.view(-1, sizes.rotation) @ rotation).view(sizes.rows, sizes.width)
-            heavy = torch.full_like(numbers, float(heavy.mean()))
-        found = [coded_book(numbers, heavy, sizes, book, recipe, seed) for book in range(sizes.books)]
+    if sizes.rotation:
+        if not recipe.scaled and importance is not None and float(importance.max()) > float(importance.min()):
+            raise Mistake("a rotation mixes columns, and then no number has a weight of its own: give scaled=True, or no importance")
+        rotation = rotation_of(numbers.view(-1, sizes.rotation), recipe.length, recipe.bits, seed).half().float()
+        numbers = (numbers.view(-1, sizes.rotation) @ rotation).view(sizes.rows, sizes.width)
+        heavy = torch.full_like(numbers, float(heavy.mean()))
+    found = [coded_book(numbers, heavy, sizes, book, recipe, seed) for book in range(sizes.books)]
     codes = torch.empty(sizes.rows, sizes.places, sizes.stages, dtype=torch.int64)
     for book, one in enumerate(found):
         codes[:, book::sizes.books] = one.codes.view(sizes.rows, -1, sizes.stages)
@@ -102,7 +95,7 @@ def coded_book(numbers: Tensor, heavy: Tensor, sizes: Sizes, book: int, recipe: 
     vectors, weights = (one.view(sizes.rows, sizes.places, sizes.length)[:, book::sizes.books].reshape(-1, sizes.length)
                         for one in (numbers, heavy))
     sample, heavy_sample = sampled(vectors, weights, seed)
-    tables = trained(sample, heavy_sample, recipe, seed)
+    tables = trained(sample, heavy_sample, 2 ** recipe.bits, recipe.stages, recipe.method, seed)
     tables = refined(sample, heavy_sample, tables, recipe.rounds)
     return Found(encoded(vectors, weights, tables), tables)
 
@@ -118,62 +111,3 @@ def sampled(vectors: Tensor, weights: Tensor, seed: int) -> tuple[Tensor, Tensor
     rest = others.nonzero()[:, 0]
     drawn = rest[torch.randperm(len(rest), generator=torch.Generator().manual_seed(seed))[:POINTS - len(longest)]]
     return vectors[torch.cat((longest, drawn))], torch.cat((weights[longest], weights[drawn] * (len(rest) / len(drawn))))
-
-
-def trained(vectors: Tensor, weights: Tensor, recipe: Recipe, seed: int) -> Tensor:
-    """Tables (stages, 2^bits, length) by faiss."""
-    entries, length = 2 ** recipe.bits, vectors.shape[1]
-    if len(vectors) <= entries:   # every vector is an entry
-        tables = torch.zeros(recipe.stages, entries, length)
-        tables[0, :len(vectors)] = vectors
-        return tables
-    faiss = imported_faiss()
-    points = vectors.numpy()
-    if recipe.stages == 1:
-        means = faiss.Kmeans(length, entries, niter=KMEANS, seed=seed + 1, min_points_per_centroid=1, max_points_per_centroid=1 << 20)
-        means.train(points, weights=weights.mean(1).clamp(min=1e-12).contiguous().numpy())
-        return torch.from_numpy(means.centroids.reshape(1, entries, length).copy())
-    quantizer = (faiss.ResidualQuantizer if recipe.method == "residual" else faiss.LocalSearchQuantizer)(length, recipe.stages, recipe.bits)
-    if recipe.method == "residual":
-        quantizer.train_type = faiss.ResidualQuantizer.Train_default   # the default is progressive: 20 times slower here, and not better
-        quantizer.cp.seed, quantizer.cp.min_points_per_centroid, quantizer.cp.niter = seed + 1, 1, KMEANS
-    else:
-        quantizer.random_seed, quantizer.nperts = seed + 1, max(1, recipe.stages // 4)   # codes that are drawn anew: not all of two
-        quantizer.train_iters, quantizer.train_ils_iters = LOCAL
-    quantizer.train(points)
-    return torch.from_numpy(faiss.vector_to_array(quantizer.codebooks).reshape(recipe.stages, entries, length).copy())
-
-
-def rotation_of(rows: Tensor, recipe: Recipe, seed: int) -> Tensor:
-    """R of rows (n, width), orthogonal, so that rows R are coded best: rotation and product codebooks in turn."""
-    faiss = imported_faiss()
-    width = rows.shape[1]
-    entries = 2 ** min(recipe.bits, 8)
-    if len(rows) <= entries:   # too few to learn a rotation from
-        return torch.eye(width)
-    chosen = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))[:POINTS]
-    quantizer = faiss.ProductQuantizer(width, width // recipe.length, min(recipe.bits, 8))
-    quantizer.cp.min_points_per_centroid = 1
-    found = faiss.OPQMatrix(width, width // recipe.length)
-    found.niter, found.pq = ROTATIONS, quantizer
-    found.train(rows[chosen].contiguous().numpy())
-    return torch.from_numpy(faiss.vector_to_array(found.A).reshape(width, width).T.copy())
-
-
-def imported_faiss() -> Any:
-    require("codebooks")
-    import faiss
-
-    return faiss
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """While inside, faiss computes with one thread, so that the same input gives the same bits."""
-    faiss = imported_faiss()
-    before = faiss.omp_get_max_threads()
-    faiss.omp_set_num_threads(1)
-    try:
-        yield
-    finally:
-        faiss.omp_set_num_threads(before)

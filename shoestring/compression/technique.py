@@ -192,14 +192,36 @@ class Storage(CompressTechnique, ABC):
     def labels(self, cost: ModelCost, weight: Weight) -> Sequence[str]:
         """The ways to store a weight that it offers, as the study knows them; none if it can't store it."""
 
+    def left_alone(self, cost: ModelCost, weight: Weight) -> str:
+        """Why it can't store a weight, where it knows; empty if it can, or does not say."""
+        return ""
+
     def only(self, cost: ModelCost) -> bool:
         """Whether weights that it can store must be stored so: the user named a setting."""
         return False
+
+    def refusal(self, cost: ModelCost, /) -> str:
+        """A technique that the user named and that can store no weight at all is refused: it would do nothing, and look perfect."""
+        if not cost.forced or any(self.labels(cost, weight) for weight in cost.study.weights):
+            return ""
+        why = self.reasons(cost)
+        return "it can store no weight of this model" + (f": {'; '.join(why)}" if why else "")
+
+    def reasons(self, cost: ModelCost) -> list[str]:
+        """Why it leaves matrices alone, each reason once, with a weight that it holds for and how many more there are."""
+        found: dict[str, list[str]] = {}
+        for weight in cost.study.weights:
+            if weight.is_matrix and (why := self.left_alone(cost, weight)):
+                found.setdefault(why, []).append(weight.name)
+        return [f"{names[0]}{f' and {len(names) - 1} more' * (len(names) > 1)}: {why}" for why, names in found.items()]
 
     def cost(self, cost: ModelCost, /) -> ModelCost:
         name, ways = type(self).__name__, cost.study.ways
         found = {weight.name: [Offer(name, label, ways[weight.name, label]) for label in labels]
                  for weight in cost.study.weights if weight.name not in cost.study.too_large and (labels := self.labels(cost, weight))}
+        if cost.forced and (left := self.reasons(cost)):
+            said = tuple(f"{name} left {one}" for one in left)
+            cost.study.notes = (*cost.study.notes, *(one for one in said if one not in cost.study.notes))
         return cost.with_offers(found, self.only(cost))
 
     def apply(self, subject: Compressed, /) -> Compressed:

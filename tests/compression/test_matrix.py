@@ -31,7 +31,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "Sparsify": ("Sparsify()", "Sparsify(by='random', share=0.9)"),
     "Codebook": ("Codebook()", "Codebook(bits=3, fit='percentile')"),
     "ProductQuantize": ("ProductQuantize(length=2, bits=4)", "ProductQuantize(kind='pq', length=2, bits=3)",
-                        "ProductQuantize(kind='residual', length=2, bits=3)"),
+                        "ProductQuantize(kind='residual', length=2, bits=3)", "ProductQuantize(kind='opq', length=2, bits=3)"),
     "Half": ("Half()",), "Quantize": ("Quantize()", "Quantize(bits=4)", "Quantize(bits=3, group=16)"), "Decode": ("Decode()",),
     "Int8": ("Int8()", "Int8(inputs='calibrated')"),
 }
@@ -45,7 +45,7 @@ LACKING: dict[str, set[str]] = {
     "Factorize(kind='embedding', share=0.9)": {"mlp", "cnn with skips", "tied embeddings"},
     "Int8()": {"cnn with skips"}, "Int8(inputs='calibrated')": {"cnn with skips"},
 }
-NOTHING = r"can't be used for this job: (the model has no|no layer can be factorized)"
+NOTHING = r"can't be used for this job: (the model has no|no layer can be factorized|it can store no weight)"
 ALL = [one for some in SETTINGS.values() for one in some]
 FIRST = [some[0] for some in SETTINGS.values()]
 

@@ -1,8 +1,8 @@
 """Codebooks of vectors."""
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -10,14 +10,17 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from shoestring.compression.forms.product import Product
+from shoestring.compression.product import KINDS
 from shoestring.compression.products import Recipe, fitted_product
+from shoestring.compression.room import planned
 from shoestring.compression.vectors import encoded, error_of, refined, refitted
 from shoestring.core.errors import Mistake
+from tests.compression.test_matrix import studied
 
-pytest.importorskip("faiss")
 SMALL = Recipe(length=2, bits=4, rounds=1)
 RECIPES = [SMALL, replace(SMALL, length=3), replace(SMALL, books=0), replace(SMALL, stages=2), replace(SMALL, scaled=True),
            replace(SMALL, rotation=4), replace(SMALL, bits=9), replace(SMALL, stages=2, method="local search", bits=3),
+           replace(SMALL, stages=2, method="additive", bits=3),
            replace(SMALL, rotation=8, scaled=True, books=4, stages=2, bits=3)]
 SHAPES = [(24,), (7,), (16, 8), (1, 12), (12, 1), (8, 3, 3, 3), (13, 7)]
 
@@ -116,15 +119,43 @@ def test_a_constant_weight_comes_back() -> None:
     (replace(SMALL, books=4), torch.ones(4, 6), None, "4 codebooks for 3 vectors"),
     (replace(SMALL, bits=13), torch.ones(4, 6), None, "13 bits"),
     (replace(SMALL, rotation=4), torch.ones(4, 8), torch.arange(1.0, 9.0), "scaled=True"),
-    (replace(SMALL, method="guess"), torch.ones(4, 8), None, "residual, local search")])
+    (replace(SMALL, method="guess"), torch.ones(4, 8), None, "residual, additive, local search")])
 def test_what_can_not_be_coded_is_refused(recipe: Recipe, weight: Tensor, importance: Tensor | None, said: str) -> None:
     with pytest.raises(Mistake, match=said):
         fitted_product(weight, recipe, importance)
 
 
-def test_without_faiss_it_says_what_to_install_and_what_was_stored_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    form = fitted_product(drawn(8, 8), SMALL)
-    monkeypatch.setitem(sys.modules, "faiss", None)
-    with pytest.raises(Mistake, match=r"shoestring\[codebooks\]"):
-        fitted_product(drawn(8, 8), SMALL)
-    assert torch.equal(Product((8, 8), torch.float32, form.settings, form.tensors()).dense(), form.dense())
+def test_codebooks_are_as_good_as_those_of_faiss() -> None:
+    faiss = pytest.importorskip("faiss")
+    weight = drawn(512, 32) @ (drawn(32, 32, seed=1) * torch.logspace(0, -1, 32)[:, None])
+    vectors = weight.view(-1, 4).numpy()
+
+    def of_faiss(quantizer: Any, points: Any) -> float:
+        quantizer.train(points)
+        return float(((quantizer.decode(quantizer.compute_codes(points)) - points) ** 2).sum())
+
+    for recipe, wanted in ((Recipe(4, 6), of_faiss(faiss.ProductQuantizer(4, 1, 6), vectors)),
+                           (Recipe(4, 6, stages=2), of_faiss(faiss.ResidualQuantizer(4, 2, 6), vectors)),
+                           (Recipe(4, 6, stages=2, method="additive"), of_faiss(faiss.ResidualQuantizer(4, 2, 6), vectors)),
+                           (Recipe(4, 6, stages=2, method="local search"), of_faiss(faiss.ResidualQuantizer(4, 2, 6), vectors)),
+                           (Recipe(4, 4, books=0), of_faiss(faiss.ProductQuantizer(32, 8, 4), weight.numpy()))):
+        assert error(fitted_product(weight, recipe), weight) < 1.05 * wanted, recipe
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_stores_a_weight_whose_inputs_are_known_and_one_whose_inputs_are_not(kind: str) -> None:
+    """OPQ refused weights whose inputs are known, the refusal was swallowed, and everything was stored as it is, at fidelity 1."""
+    for name in ("mlp", "lstm"):
+        source, given, cost = studied(name)
+        outcome = planned(cost, source.model, given.checked, (f"ProductQuantize(kind={kind!r}, length=2, bits=3)",))
+        there = [layer for layer in outcome.chosen.layers() if layer["technique"] == "ProductQuantize"]
+        assert there and all(layer["bits"] < 32 for layer in there) and outcome.chosen.numbers()["quality"] < 1
+
+
+def test_a_technique_that_can_store_nothing_is_refused_and_what_it_leaves_is_told() -> None:
+    source, given, cost = studied("mlp")
+    with pytest.raises(Mistake, match=r"can store no weight of this model: .*fewer vectors than a codebook of 12 bits has entries"):
+        planned(cost, source.model, given.checked, ("ProductQuantize(bits=12)",))
+    outcome = planned(cost, source.model, given.checked, ("ProductQuantize(length=2, bits=7)",))
+    left = [layer for layer in outcome.chosen.layers() if not layer["technique"] and len(layer["shape"]) > 1]
+    assert left and any("ProductQuantize left " + left[0]["name"] in note for note in outcome.chosen.cost.study.notes)

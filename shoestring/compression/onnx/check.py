@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,8 @@ import onnxruntime
 import torch
 from torch import Tensor, nn
 
-from shoestring.compression.onnx.export import filled, flat_inputs, outputs_of, reason
+from shoestring.compression.onnx.export import reason
+from shoestring.compression.onnx.interface import Interface, filled, named_tensors, outputs_of
 from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 
@@ -35,14 +36,15 @@ def compared(
     model: nn.Module,
     forward: Callable[[nn.Module, Any], Any],
     batch: Batch,
+    interface: Interface,
     opened: Mapping[str, tuple[int, ...]],
     norm: bool = False,
 ) -> float:
     """How far the outputs are from the model's: on the batch, and with every size that the file says is open changed."""
     try:
         runner = session(path)
-        batches = [batch, *varied(batch, opened)]
-        results = [ran(runner, flat_inputs(one)) for one in batches]
+        batches = [batch, *varied(interface.part(batch), interface.names, opened)]
+        results = [ran(runner, interface.feed(one)) for one in batches]
     except Exception as error:
         raise Mistake(f"onnxruntime can't run what was exported: {reason(error)}; keep the packed folder, which needs no export") from error
     try:
@@ -54,9 +56,9 @@ def compared(
     return max(difference(one, found, norm) for one, found in zip(expected, results, strict=True))
 
 
-def varied(batch: Batch, opened: Mapping[str, tuple[int, ...]]) -> Iterator[Batch]:
+def varied(batch: Batch, names: Sequence[str], opened: Mapping[str, tuple[int, ...]]) -> Iterator[Batch]:
     """The batch twice where the number of samples is open, and without its last position where the length is."""
-    tensors = flat_inputs(batch)
+    tensors = dict(zip(names, (one for _, one in named_tensors(batch)), strict=True))
     if any(0 in dims for dims in opened.values()):
         yield filled(batch, [torch.cat([one, one]) if one.ndim and 0 in opened.get(name, (0,)) else one for name, one in tensors.items()])
     long = {name for name, one in tensors.items() if 1 in opened.get(name, ()) and one.shape[1] > 2}

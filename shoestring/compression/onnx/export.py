@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,14 +20,14 @@ from torch import Tensor, nn
 
 from shoestring.compression.forms.form import Form
 from shoestring.compression.forms.int8 import Int8
+from shoestring.compression.onnx.interface import Forward, Interface, filled, interface_of, name_axes, outputs_of
 from shoestring.compression.place import decoded, forms_of
-from shoestring.core.batch import Batch, mapped
+from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.extras import require
 from shoestring.core.files import drafted
 from shoestring.core.private import recurrent_weights
 
-Forward = Callable[[nn.Module, Any], Any]
 OPSET = 21  # the first with numbers of 4 bits and scales in blocks
 TOLERANCE = 1e-4  # of the largest output, where all is computed in float32
 LARGEST = 2_000_000_000  # bytes that one ONNX file can hold
@@ -53,31 +53,31 @@ def exported(
     calibration: Sequence[Batch] = (),
 ) -> Exported:
     """Write a model as ONNX. `forward(model, batch)` is how the job calls it: the batch's tensors are the inputs, all tensors in what
-    comes out the outputs. `dynamic`: the number of samples and the lengths stay open where the model allows it. `fast`: linear layers
+    comes out the outputs, but no loss and nothing that only a loss reads. `dynamic`: the number of samples and the lengths stay open where the model allows it. `fast`: linear layers
     compute in int8, smoothed with what `calibration` (or the batch) shows (see `fast.py`)."""
     require("onnx")
     from shoestring.compression.onnx.check import compared
     from shoestring.compression.onnx.fast import TOLERANCE as FAST_TOLERANCE
     from shoestring.compression.onnx.fast import accelerated
+    from shoestring.compression.onnx.graph import slim
 
-    named = dict(named_tensors(batch))
-    if not named:
-        raise Mistake("the batch holds no tensor, and only tensors can be inputs of an ONNX file: give a batch with a tensor in it")
     model, told = with_plain_inputs(model.eval())
-    graph, notes = traced(model, forward, batch, dynamic, dense=fast)
+    interface = interface_of(model, forward, batch)
+    graph, notes = traced(model, forward, batch, interface, dynamic, dense=fast)
     notes = [*told, *notes]
-    feeds = [flat_inputs(one) for one in (calibration or (batch,))]
+    feeds = [interface.feed(one) for one in (calibration or (batch,))]
     tolerance = TOLERANCE
     if fast:
         graph, more = accelerated(graph, feeds)
         tolerance, notes = FAST_TOLERANCE, [*notes, *more]
+    slim(graph)
     written = graph.SerializeToString()
     if len(written) > LARGEST:
         raise Mistake(f"the model takes {len(written):,} bytes, and one ONNX file holds {LARGEST:,}: compress it to fewer bits first")
     target.parent.mkdir(parents=True, exist_ok=True)
     with drafted(target) as draft:
         draft.write_bytes(written)
-        largest = compared(draft, model, forward, batch, open_dimensions(graph), norm=fast)
+        largest = compared(draft, model, forward, batch, interface, open_dimensions(graph), norm=fast)
         if not largest <= tolerance:
             raise Mistake(
                 f"onnxruntime's output differs from the model's by {largest:.1e} of it, more than {tolerance:.1e}: nothing was written; "
@@ -97,46 +97,6 @@ def with_plain_inputs(model: nn.Module) -> tuple[nn.Module, list[str]]:
                 setattr(module, name, child.as_grid())
     return changed, ["the ONNX file has the weights of the folder, but does not round the inputs of linear layers as the folder's model "
                      "does (Int8 is torch's own product of bytes); onnx-int8 rounds them in onnxruntime's way"]
-
-
-# Inputs and outputs by name
-
-
-def named_tensors(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Tensors in nested containers, with names that say where they were.
-
-    >>> [name for name, _ in named_tensors({"ids": torch.zeros(1), "states": (torch.zeros(1), [torch.zeros(1)])})]
-    ['ids', 'states_0', 'states_1_0']
-    """
-    if isinstance(value, Tensor):
-        yield name or "input", value
-    elif isinstance(value, Mapping):
-        for key, one in value.items():
-            yield from named_tensors(one, f"{name}_{key}".lstrip("_"))
-    elif isinstance(value, (tuple, list)):
-        keys = getattr(value, "_fields", range(len(value)))
-        for key, one in zip(keys, value, strict=True):
-            yield from named_tensors(one, f"{name}_{key}" if name else str(key) if hasattr(value, "_fields") else f"input_{key}")
-
-
-def flat_inputs(batch: Batch) -> dict[str, Tensor]:
-    return dict(named_tensors(batch))
-
-
-def filled(batch: Batch, tensors: Sequence[Tensor]) -> Batch:
-    """The batch with other tensors in it."""
-    left = iter(tensors)
-    return mapped(lambda leaf: next(left) if isinstance(leaf, Tensor) else leaf, batch)
-
-
-def outputs_of(result: Any) -> dict[str, Tensor]:
-    found = dict(named_tensors({"output": result} if isinstance(result, (Tensor, tuple, list)) else result))
-    if not found:
-        raise Mistake(
-            f"the forward gives {type(result).__name__} without a tensor in it, and only tensors can be outputs of an ONNX file: give "
-            f"a forward that returns tensors"
-        )
-    return {f"{name}_out" if name.startswith("weights_") else name: value for name, value in found.items()}
 
 
 # The trace
@@ -170,10 +130,11 @@ class WithWeights(nn.Module):
         return found
 
 
-def traced(model: nn.Module, forward: Forward, batch: Batch, dynamic: bool, dense: bool = False) -> tuple[Any, list[str]]:
+def traced(model: nn.Module, forward: Forward, batch: Batch, interface: Interface, dynamic: bool,
+           dense: bool = False) -> tuple[Any, list[str]]:
     """The model as an ONNX graph with its weights in their forms (`dense`: all in float32), and what is to be told of it."""
     from shoestring.compression.onnx.emit import emit
-    from shoestring.compression.onnx.graph import Graph
+    from shoestring.compression.onnx.graph import Graph, needs_of
 
     forms = forms_of(model)
     plain = decoded(copy.deepcopy(model))
@@ -184,39 +145,38 @@ def traced(model: nn.Module, forward: Forward, batch: Batch, dynamic: bool, dens
     weights = {name: value.detach() for name, value in plain.named_parameters() if value.ndim > 1 or name in forms}
     with torch.no_grad():
         result = outputs_of(forward(plain, batch))
-    called = WithWeights(Called(plain, forward, batch), tuple(weights))
-    inputs = [doubled(one) if dynamic else one for _, one in named_tensors(batch)]
-    program = onnx_program(
-        called,
-        inputs,
-        list(weights.values()),
-        [open_shape(one) if dynamic else None for one in inputs],
-        [name for name, _ in named_tensors(batch)],
-        list(result),
-    )
+    called = WithWeights(Called(plain, forward, interface.part(batch)), tuple(weights))
+    inputs = {name: doubled(one) if dynamic else one for name, one in interface.feed(batch).items()}
+    asked = {name: open_shape(one) if dynamic else None for name, one in inputs.items()}
+    given = [f"input_of_file_{number}" for number in range(len(inputs))]   # no tensor within has such a name
+    program = onnx_program(called, list(inputs.values()), list(weights.values()), list(asked.values()), given,
+                           [f"output_of_file_{number}" for number in range(len(result))])
     graph = Graph(program)
-    asked = {name: open_shape(one) for name, one in zip(flat_inputs(batch), inputs, strict=True)}
+    weights = {free_name(name, (*inputs, *result)): value for name, value in weights.items()}
+    forms = {free_name(name, (*inputs, *result)): form for name, form in forms.items()}
     notes: list[str] = []
     for number, (name, value) in enumerate(weights.items()):
         here = f"weights_{number}"
-        rename_input(graph, here, name)
+        graph.rename({here: name})
         form: Form | Tensor = value if dense or name not in forms else forms[name]
         notes += emit(graph, name, form)
     graph.fold_transposes(shared=False)
-    left = [one for one in graph.model.graph.input if one.name not in weights]
-    del graph.model.graph.input[:]
-    graph.model.graph.input.extend(left)
-    return graph.proto(), notes + ([told] if dynamic and (told := fixed_dimensions(left, asked)) else [])
+    graph.rename({**dict(zip(given, inputs, strict=True)),
+                  **{f"output_of_file_{number}": free_name(name, inputs, "_result") for number, name in enumerate(result)}})
+    proto = graph.proto()
+    read = {name for node in graph.nodes for name in needs_of(node)} | {one.name for one in proto.graph.output}
+    left = [one for one in proto.graph.input if one.name not in weights and one.name in read]
+    del proto.graph.input[:]
+    proto.graph.input.extend(left)
+    name_axes(proto, inputs)
+    return proto, notes + ([told] if dynamic and (told := fixed_dimensions(left, asked)) else [])
 
 
-def rename_input(graph: Any, old: str, new: str) -> None:
-    for one in graph.model.graph.input:
-        if one.name == old:
-            one.name = new
-    for node in graph.nodes:
-        for place, name in enumerate(node.input):
-            if name == old:
-                node.input[place] = new
+def free_name(name: str, taken: Collection[str], end: str = "_weight") -> str:
+    """The name, or one that is not taken."""
+    while name in taken:
+        name += end
+    return name
 
 
 def doubled(tensor: Tensor) -> Tensor:
@@ -236,12 +196,11 @@ def onnx_program(
     """torch's own exporter, quiet; what it can't do is a Mistake that says what."""
     fixed = [None] * len(weights)
     weights_named = [f"weights_{number}" for number in range(len(weights))]
-    outputs = [f"{name}_result" if name in names else name for name in results]
     with quiet():
         try:
             program = torch.export.export(called.eval(), (inputs, weights), dynamic_shapes=(shapes, fixed), strict=False)
             written: Any = torch.onnx.export(program, (), dynamo=True, opset_version=OPSET, verbose=False, optimize=True,
-                                     input_names=[*names, *weights_named], output_names=outputs)
+                                     input_names=[*names, *weights_named], output_names=results)
         except Exception as error:
             raise Mistake(
                 f"torch can't export this model to ONNX: {reason(error)}. Give a forward without it, or keep the packed folder, "

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from shoestring.compression.forms.bits import packed_bytes
 
 Array = NDArray[Any]
 CONTRIB = "com.microsoft"  # operators that onnxruntime has beside those of ONNX
+CALLED = "called.model."  # before the names of a model's tensors, in what torch exports
 
 
 class Graph:
@@ -62,6 +64,16 @@ class Graph:
                 self.constant(node.output[0], self.array(name).T)
                 self.nodes = [one for one in self.nodes if one is not node]
 
+    def rename(self, names: Mapping[str, str]) -> None:
+        """Other names for tensors, wherever they are."""
+        for node in self.nodes:
+            rename_in(node, names)
+        self.constants = {names.get(name, name): value for name, value in self.constants.items()}
+        for name, value in self.constants.items():
+            value.name = name
+        for one in (*self.model.graph.input, *self.model.graph.output, *self.model.graph.value_info):
+            one.name = names.get(one.name, one.name)
+
     def proto(self) -> onnx.ModelProto:
         """The model, without nodes and constants that nothing needs."""
         self.drop_unused()
@@ -80,15 +92,71 @@ class Graph:
         for node in reversed(self.nodes):
             if needed.intersection(node.output):
                 kept.append(node)
-                needed.update(node.input)
-                for attribute in node.attribute:  # what a nested graph needs from outside
-                    for inner in attribute.g.node:
-                        needed.update(inner.input)
+                needed.update(needs_of(node))
         self.nodes = kept[::-1]
         self.constants = {name: value for name, value in self.constants.items() if name in needed}
         infos = [one for one in self.model.graph.value_info if any(one.name in node.output for node in self.nodes)]
         del self.model.graph.value_info[:]
         self.model.graph.value_info.extend(infos)
+
+
+def needs_of(node: onnx.NodeProto) -> set[str]:
+    """The tensors that a node reads, and those that graphs within it read."""
+    return {*node.input, *(name for graph in graphs_in(node) for inner in graph.node for name in needs_of(inner))}
+
+
+def graphs_in(node: onnx.NodeProto) -> list[onnx.GraphProto]:
+    """The graphs that are attributes of a node: the branches of an If, the body of a Loop."""
+    return [attribute.g for attribute in node.attribute if attribute.HasField("g")]
+
+
+def rename_in(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
+    for some in (node.input, node.output):
+        for place, name in enumerate(some):
+            some[place] = names.get(name, name)
+    for graph in graphs_in(node):
+        for inner in graph.node:
+            rename_in(inner, names)
+        for one in graph.output:  # it may give what it did not make
+            one.name = names.get(one.name, one.name)
+
+
+def within(node: onnx.NodeProto) -> set[str]:
+    """Names of tensors that graphs within a node make."""
+    return {name for graph in graphs_in(node) for name in (*(one.name for one in (*graph.input, *graph.initializer)),
+                                                  *(name for inner in graph.node for name in (*inner.output, *within(inner))))}
+
+
+def slim(model: onnx.ModelProto) -> None:
+    """Leave out what no runtime reads: the exporter's stack traces, which are most of a small file, texts and shapes of tensors within; and
+    give those tensors short names."""
+    graph = Graph(model)
+    taken = {one.name for one in (*model.graph.input, *model.graph.output)} | set(graph.constants) | {
+        name for node in graph.nodes for name in within(node)}
+    for node in graph.nodes:
+        clear_texts(node)
+    inner = (name for node in graph.nodes for name in node.output if name and name not in taken)
+    short = (name for number in count() if (name := f"t{number}") not in taken)
+    names = dict(zip(inner, short, strict=False))
+    prefixes = {name: name.removeprefix(CALLED) for name in graph.constants if name.startswith(CALLED)}
+    graph.rename(names | {name: new for name, new in prefixes.items() if new not in taken and new not in names.values()})
+    del model.graph.value_info[:], model.graph.metadata_props[:], model.metadata_props[:]
+    for one in (*graph.constants.values(), *model.graph.input, *model.graph.output):
+        del one.metadata_props[:]
+        one.ClearField("doc_string")
+    model.ClearField("doc_string")
+    model.graph.ClearField("doc_string")
+    graph.proto()
+
+
+def clear_texts(node: onnx.NodeProto) -> None:
+    del node.metadata_props[:]
+    node.ClearField("name")
+    node.ClearField("doc_string")
+    for graph in graphs_in(node):
+        del graph.value_info[:], graph.metadata_props[:]
+        for inner in graph.node:
+            clear_texts(inner)
 
 
 def made(kind: str, inputs: Sequence[str], output: str, domain: str = "", **attributes: Any) -> onnx.NodeProto:

@@ -226,4 +226,4 @@ class FixedLength(nn.Module):
 def test_a_length_that_is_fixed_is_told_and_the_samples_stay_open(tmp_path: Path) -> None:
     found, graph = written(FixedLength(), torch.randn(2, 5, 6), tmp_path)
     dims = graph.graph.input[0].type.tensor_type.shape.dim
-    assert dims[0].dim_param and dims[1].dim_value == 5 and "dimension 1 of input is fixed at 5" in found.notes[0]
+    assert dims[0].dim_param and dims[1].dim_value == 5 and "dimension 1 of x is fixed at 5" in found.notes[0]
