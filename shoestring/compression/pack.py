@@ -17,6 +17,7 @@ from shoestring.core.errors import Mistake
 from shoestring.core.files import drafted
 from shoestring.core.regular import read_regular
 from shoestring.core.seal import Damaged, unsealed
+from shoestring.processes.named_job import Claim
 from shoestring.runs.tensors import NAMES, TensorFile, Unreadable, write_tensors
 
 PIECE = 1 << 22   # bytes that are hashed at once
@@ -107,6 +108,25 @@ class Packed:
         if about.get("version") != VERSION:
             raise Mistake(f"{path} is of version {about.get('version')}, and this shoestring reads version {VERSION}: update it")
         return about
+
+    @property
+    def claim(self) -> Claim | None:
+        """Which job it says that it was made by; None: it does not say."""
+        named = self.about.get("job")
+        if named is None:
+            return None
+        if not isinstance(named, dict) or not all(isinstance(named.get(one), str) for one in ("file", "sha256")) or not isinstance(
+                named.get("flags"), dict):
+            raise Mistake(f"{self.folder / MANIFEST} says of its job what can't be ({str(named)[:80]}): compress the model again")
+        return Claim(self.folder, named["file"], named["sha256"], named["flags"])
+
+    @property
+    def edits(self) -> list[dict[str, Any]]:
+        """How the model's structure was changed, each with its kind."""
+        found = self.about.get("edits", [])
+        if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+            raise Mistake(f"{self.folder / MANIFEST} has edits that can't be ({str(found)[:80]}): compress the model again")
+        return found
 
     def entries(self, name: str) -> Mapping[str, Any]:
         found = self.about.get(name)
