@@ -90,14 +90,26 @@ def flags_for(claim: Claim, path: str, given: Mapping[str, Any]) -> tuple[dict[s
         return dict(given), [f"{claim.folder} was made with --{others[0]}, which is no flag of {Path(path).name}: of its flags none is "
                              f"taken, give those of {Path(path).name} that it needs"]
     mine = {name: value for name, value in claim.flags.items() if name not in given}
-    for name, value in mine.items():
-        check_type(claim, known[name], value)
-    texts = {name: value for name, value in mine.items() if isinstance(value, str) and value != known[name].default}
+    check_taken(claim, path, mine)
+    return {**mine, **given}, []
+
+
+def check_taken(claim: Claim, path: str, flags: Mapping[str, Any]) -> None:
+    """Refuse flags of a folder that nobody gave: text that could name a file, and what can't be a value of that flag."""
+    known = {flag.name: flag for flag in flags_known(path)}
+    for name, value in flags.items():
+        if name in known:
+            check_type(claim, known[name], value)
+    texts = {name: value for name, value in flags.items() if not is_plain(value) and not (name in known and value == known[name].default)}
     if texts:
         again = " ".join(f"--{name} {value!r}" for name, value in texts.items())
-        raise Mistake(f"{claim.folder} says that it was made with {again}. Text can name a file, so it is not taken from a folder: give "
-                      f"{'it' if len(texts) == 1 else 'them'} again, if it is right")
-    return {**mine, **given}, []
+        raise Mistake(f"{claim.folder} says that it was made with {again[:400]}. Text can name a file, so it is not taken from a folder: "
+                      f"give {'it' if len(texts) == 1 else 'them'} again, if it is right")
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a value can name nothing."""
+    return value is None or isinstance(value, (bool, int, float))
 
 
 def check_type(claim: Claim, flag: Flag, value: Any) -> None:

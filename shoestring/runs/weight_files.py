@@ -55,9 +55,9 @@ def files_of(path: Path) -> list[Path]:
 def shards(index: Path) -> list[Path]:
     """The files that an index names, each of which must have what the index says."""
     try:
-        places = json.loads(read_regular(index))["weight_map"]
-        names = list(dict.fromkeys(map(str, places.values())))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        places = {name: str(file) for name, file in json.loads(read_regular(index))["weight_map"].items()}
+        names = list(dict.fromkeys(places.values()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Mistake(f"the job's weights: {index} is not an index of safetensors files ({type(error).__name__}: {error})") from error
     for name in names:
         if Path(name).name != name or not (index.parent / name).is_file():
