@@ -4,6 +4,7 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
+from argparse import Namespace
 from binascii import crc32
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from torch import nn
 
 import shoestring
 from shoestring import Job, Mistake
-from shoestring.commands.report import show
+from shoestring.commands.report import reported
 from shoestring.commands.run_plan import kept_plan
 from shoestring.core.run import plain_run
 from shoestring.core.seal import sealed
@@ -115,7 +116,7 @@ def resealed(path: Path, whole: Any, use: Callable[[], object], each: int = 5) -
 
 
 WAYS = {"grid": ("Quantize(bits=4)",), "half": ("Half()",), "codebook": ("Codebook(bits=3)",), "sparse": ("Sparsify(share=0.5)",),
-        "seeded": ("Sparsify(share=0.5, by='seed')",), "int8": ("Int8()", "Half()"), "pruned": ("Prune(neurons=0.5)", "Half()"),
+        "seeded": ("Sparsify(share=0.5, by='random')",), "pruned": ("Prune(channels=0.5)", "Half()"),
         "factorized": ("Factorize(share=0.5)", "Half()")}
 
 
@@ -219,7 +220,7 @@ def test_a_plan(room: Room, tmp_path: Path) -> None:
 def test_the_plan_of_a_federation(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     whole = {"chosen": {"techniques": [{"name": "TopK", "knobs": {"share": 0.1}}, {"name": "FedAdam", "knobs": {}}], "exactness": "changed",
-                        "up_bytes": 3.0}, "how": {"way": "sequential", "chunk": 4, "processes": 1}}
+                        "up_bytes": 3.0}, "how": {"kind": "sequential", "chunk": 4, "why": "", "processes": 1}}
     folder.write("plan.json", whole)
     resealed(tmp_path / "plan.json", whole, lambda: kept_federated_plan(folder), 6)
 
@@ -228,10 +229,11 @@ def test_a_report(room: Room, capsys: pytest.CaptureFixture[str]) -> None:
     folder = Folder(room.run)
     whole: dict[str, Any] = {
         "losses": [1.0], "predicted": {"peak_bytes": 3}, "measured": {"peak_bytes": 4}, "techniques": [], "steps": 2, "shown": "",
-        "run": "a", "weights_sha256": "0" * 64, "exactness": "the same bits", "sure": "", "warnings": [], "metrics": {}, "best": None, "epochs": 0,
+        "run": "a", "weights_sha256": "0" * 64, "exactness": "the same bits", "sure": "", "warnings": [], "metrics": {}, "best": None,
+        "epochs": 0,
         "ended": "steps", "budget": {"memory": None}, "world": 1, "asked": {"steps": 2, "epochs": 0}}
     folder.write("report.json", whole)
-    resealed(room.run / "report.json", whole, lambda: (show(folder.read("report.json"), room.run), page(report_of(room.run).as_json())), 3)
+    resealed(room.run / "report.json", whole, lambda: reported(Namespace(report=None, json=False), folder.read("report.json"), room.run), 3)
 
 
 def test_events(room: Room, tmp_path: Path) -> None:

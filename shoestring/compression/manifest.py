@@ -61,6 +61,8 @@ def stored_in(name: str, entry: Mapping[str, Any]) -> Stored:
 
 def check_settings(settings: Mapping[str, Any]) -> None:
     """Refuse settings that are no small whole numbers, switches or words: all that forms have, but for those of a form inside."""
+    if "seed" in settings and not (type(settings["seed"]) is int and settings["seed"] >= 0 and type(settings.get("checksum")) is int):
+        raise ValueError(f"a mask of the seed {str(settings['seed'])[:40]} without its checksum")
     for name, value in settings.items():
         if name == "inner_settings" and isinstance(value, dict):
             check_settings(value)

@@ -126,6 +126,8 @@ def usable(record: Any) -> Event | StepRecord | None:
     """The event that JSON tells of, or the record of a step; None if it lacks what those who read it rely on."""
     if type(record) is not dict or type(record.get("time")) not in NUMBER or type(record.get("event")) is not str:
         return None
+    if not -MOST <= record["time"] < MOST:   # which NaN is not
+        return None
     if record["event"] == Stepped.kind:
         for name, kinds, default in NEEDED:
             value = record.get(name, default)

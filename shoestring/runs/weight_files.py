@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -60,7 +61,7 @@ def shards(index: Path) -> list[Path]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Mistake(f"the job's weights: {index} is not an index of safetensors files ({type(error).__name__}: {error})") from error
     for name in names:
-        if Path(name).name != name or not (index.parent / name).is_file():
+        if Path(name).name != name or not os.path.isfile(index.parent / name):   # which no name makes fail
             raise Mistake(f"the job's weights: {index.name} names {name}, which is not beside it in {index.parent}: a part of the model is "
                           f"missing")
     entries = {name: read(index.parent / name).entries for name in names}
