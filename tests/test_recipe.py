@@ -56,7 +56,8 @@ def killed_after(run: Path, step: int, flags: list[str]) -> None:
 
 
 def exported(run: Path, kind: str, out: Path) -> Path:
-    subprocess.run([sys.executable, "-m", "shoestring", "export", str(run), "--best", "--to", kind, "--out", str(out)], check=True)
+    subprocess.run([sys.executable, "-m", "shoestring", "export", str(run), "--job", str(RECIPE), "--best", "--to", kind, "--out",
+                    str(out)], check=True)
     return out
 
 

@@ -28,7 +28,7 @@ def flags(parser: ArgumentParser) -> None:
     parser.set_defaults(job_words=[], own_flags=[], given=set(), steps=None, epochs=None, seed=None)
     parser.add_argument("job", metavar="RUN|JOB", help="folder of a run, whose best weights are taken, or a job with weights")
     parser.add_argument("--job", dest="job_of_run", metavar="FILE",
-                        help="of a run that a script has begun: a job file that makes the same model, and its data")
+                        help="of a run: the job that it was trained with, a file or a built-in one; no file that a run names is ever run")
     parser.add_argument("--size", metavar="BYTES", help="most bytes on disk, such as 16MB")
     parser.add_argument("--latency", metavar="TIME", help="most time for an answer to one sample, 99 of 100 times, such as 5ms")
     parser.add_argument("--keep", metavar="SHARE", help="least fidelity to the original on unseen data, such as 0.998")
@@ -57,13 +57,8 @@ def run(options: Namespace) -> int:
 
     asked = asked_of(options)
     say(options, LOOKING)
-    job = None
-    if options.job_of_run:
-        from shoestring.jobfile import job_path, loaded_job
-
-        job = loaded_job(job_path(options.job_of_run), job_flags)
     with ticking("looking at the model"):
-        source = opened(path, job_flags, best=not options.newest, job=job)
+        source = opened(path, job_flags, best=not options.newest, job=options.job_of_run)
         warn(source.notes)
         session = session_of(options, source, asked)
     if options.heal is not None and not options.plan_only:
@@ -111,10 +106,10 @@ def checked_source(options: Namespace) -> tuple[str, dict[str, Any]]:
         if options.job_of_run:
             return options.job, parsed_flags(job_path(options.job_of_run), options.job_words, options.own_flags)
         if options.job_words:
-            raise Mistake(f"{options.job_words[0]!r}: a run has the flags that it was trained with; give the job file to change them")
+            raise Mistake(f"{options.job_words[0]!r} is no option of this command; flags of the run's job are given with --job FILE")
         return options.job, {}
     if options.job_of_run:
-        raise Mistake(f"--job makes the model of a run that a script has begun, and {options.job} is no folder of a run: leave --job out")
+        raise Mistake(f"--job makes the model of a run, and {options.job} is no folder of a run: leave --job out")
     return options.job, parsed_flags(job_path(options.job), options.job_words, options.own_flags)
 
 
@@ -168,9 +163,18 @@ def told(options: Namespace, session: Session, target: Path) -> int:
         print(json.dumps(report))
     else:
         print(measured_text(session, measured, report, screen(sys.stdout)))
-        print(f"written: {os.path.abspath(target)} (load it with shoestring.load({str(target)!r})); report: "
+        print(f"written: {os.path.abspath(target)} (load it with {loading(session, target)}); report: "
               f"{os.path.abspath(target / 'report.html')}")
     return missed(session, measured)
+
+
+def loading(session: Session, target: Path) -> str:
+    """How a user loads the folder that was written."""
+    from shoestring.jobfile import BUILT_IN, job_path
+
+    origin = session.source.job.origin
+    job = "model=..." if origin is None else "" if origin.file in map(job_path, BUILT_IN) else f"job={origin.file!r}"
+    return f"shoestring.load({str(target)!r}{', ' * bool(job)}{job})"
 
 
 def missed(session: Session, measured: Measured) -> int:
@@ -188,7 +192,8 @@ def exported(options: Namespace, session: Session, target: Path) -> dict[str, An
     from shoestring.compression.onnx.export import exported as export
 
     fast = options.to == "onnx-int8"
-    made = export(load(target), session.source.job.forward, session.given.unseen[0], target / "model.onnx", fast=fast,
+    job = session.source.job
+    made = export(load(target, model=job.model), job.forward, session.given.unseen[0], target / "model.onnx", fast=fast,
                   calibration=session.given.calibration if fast else ())
     warn(made.notes)
     return {"path": str(made.path), "bytes": made.bytes, "tolerance": made.tolerance, "largest_difference": made.largest_difference,

@@ -4,12 +4,14 @@ from __future__ import annotations
 from shoestring.commands import DONE
 from shoestring.commands.output import warn
 from shoestring.core.errors import Mistake
+from shoestring.core.suggest import did_you_mean
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from pathlib import Path
 
+    from shoestring.core.job import Job
     from shoestring.runs.checkpoints import Checkpoint
     from shoestring.runs.folder import Folder
 
@@ -18,7 +20,10 @@ help = "the weights or the course of a run in other people's formats"
 
 
 def flags(parser: ArgumentParser) -> None:
+    parser.set_defaults(job_words=[], own_flags=[], given=set())
     parser.add_argument("run", help="folder of a run")
+    parser.add_argument("--job", metavar="FILE", help="for hf and peft: the job that the run was trained with, a file or a built-in one, "
+                                                      "and its flags; no file that a run names is ever run")
     parser.add_argument("--to", required=True, choices=["safetensors", "hf", "peft", "csv", "json"],
                         help="safetensors: the weights; hf: a folder for from_pretrained; peft: what LowRank "
                              "trained, as an adapter; csv: steps; json: all that happened")
@@ -33,6 +38,10 @@ def run(options: Namespace) -> int:
 
     if options.best and (options.step is not None or options.to in ("csv", "json")):
         raise Mistake("--best names the weights to export: give it without --step, and with --to safetensors or hf")
+    if options.job_words and not options.job:
+        meant = did_you_mean(options.job_words[0].partition("=")[0], options.own_flags)
+        raise Mistake(f"{options.job_words[0]!r} is no option of export{meant}; "
+                      f"flags of the run's job are given with --job FILE")
     if not is_run(options.run):
         raise Mistake(f"{options.run} is not a run of shoestring: give the folder that `shoestring train` named")
     import json
@@ -55,7 +64,6 @@ def run(options: Namespace) -> int:
 def weights(options: Namespace, folder: Folder, target: Path) -> int:
     import json
 
-    from shoestring.jobfile import loaded_job
     from shoestring.runs.export import (
         best_weights,
         checkpoint_of,
@@ -65,17 +73,14 @@ def weights(options: Namespace, folder: Folder, target: Path) -> int:
         newer_weights,
         not_in_file,
     )
-    from shoestring.runs.folder import source_of
 
     checkpoint = best_weights(folder) if options.best else checkpoint_of(folder, options.step)
     unnamed = ""
     if options.to == "safetensors":
-        names, unnamed = names_of_model(folder, checkpoint)
+        names, unnamed = names_of_model(options, folder, checkpoint)
         made = export_weights(checkpoint, target, names, options.trained)
     else:
-        request = folder.request()
-        assert request is not None, "a run has a request"
-        job = loaded_job(source_of(folder), dict(request.flags))
+        job = job_of(options, folder)
         made = (export_hugging_face if options.to == "hf" else export_peft)(checkpoint, job, target, options.trained)
     newer = "" if options.step is not None or options.best else newer_weights(folder, checkpoint)
     more = "; ".join(filter(None, (newer, not_in_file(checkpoint), unnamed)))
@@ -86,19 +91,26 @@ def weights(options: Namespace, folder: Folder, target: Path) -> int:
     return DONE
 
 
-def names_of_model(folder: Folder, checkpoint: Checkpoint) -> tuple[frozenset[str] | None, str]:
+def job_of(options: Namespace, folder: Folder) -> Job:
+    """The job that the user names for a run."""
+    from shoestring.jobfile import job_path, parsed_flags
+    from shoestring.processes.named_job import claim_of_run, named_job
+
+    flags = parsed_flags(job_path(options.job), options.job_words, options.own_flags) if options.job else {}
+    job, notes = named_job(claim_of_run(folder), options.job, flags)
+    warn(notes)
+    return job
+
+
+def names_of_model(options: Namespace, folder: Folder, checkpoint: Checkpoint) -> tuple[frozenset[str] | None, str]:
     """The names of the model's state_dict for a checkpoint of an earlier version, which does not tell them, and what is to be said where
     the model can't be made."""
-    from shoestring.jobfile import loaded_job
     from shoestring.runs.export import tells_names, weights_of_model
-    from shoestring.runs.folder import source_of
 
     if tells_names(checkpoint):
         return None, ""
     try:
-        request = folder.request()
-        assert request is not None, "a run has a request"
-        return weights_of_model(loaded_job(source_of(folder), dict(request.flags)).model), ""
+        return weights_of_model(job_of(options, folder).model), ""
     except Exception as error:   # whatever the job's own code raises
         return None, (f"the checkpoint is of an earlier version and the job's model could not be made ({error}): buffers that are not in "
                       f"its state_dict may be in the file; load it with strict=False")

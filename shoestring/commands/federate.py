@@ -89,7 +89,7 @@ def run(options: Namespace) -> int:
     from shoestring.runs.resume import new_folder, opened
 
     asked = replace(request_for(path, job_flags, None, options.use, False, None), federated=wanted)
-    loader = JobLoader(options, path, ROOM)
+    loader = JobLoader(options, path, job_flags, ROOM)
     held = opened(Path(options.run) if options.run else new_folder(path.stem), asked, path.read_bytes(), options.fresh, options.adopt,
                   usual_values(path), loader.resolve)
     try:

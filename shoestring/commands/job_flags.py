@@ -133,14 +133,25 @@ def loaded(options: Namespace, path: Path, flags: dict[str, Any], room: str = "s
         raise
 
 
-class JobLoader:
-    """Makes the job of a file, once for the same flags."""
+def check_flags(folder: str, path: Path, flags: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Refuse flags of a run, or of node 0, that the user did not give here and that could name a file, or can't be."""
+    from pathlib import Path
 
-    def __init__(self, options: Namespace, path: Path, room: str = "shoestring.api") -> None:
-        self.options, self.path, self.room = options, path, room
+    if set(flags) - set(given):
+        from shoestring.processes.named_job import Claim, check_taken
+
+        check_taken(Claim(Path(folder)), str(path), {name: value for name, value in flags.items() if name not in given})
+
+
+class JobLoader:
+    """Makes the job of a file, once for the same flags. `given`: flags of this command; others are those of a run that goes on."""
+
+    def __init__(self, options: Namespace, path: Path, given: Mapping[str, Any], room: str = "shoestring.api") -> None:
+        self.options, self.path, self.given, self.room = options, path, given, room
         self.made: list[tuple[Mapping[str, Any], Job]] = []
 
     def job(self, flags: Mapping[str, Any]) -> Job:
+        check_flags(self.options.run or "the run", self.path, flags, self.given)
         if not self.made or self.made[0][0] != flags:
             self.made[:] = [(dict(flags), loaded(self.options, self.path, dict(flags), self.room))]
         return self.made[0][1]

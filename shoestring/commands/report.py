@@ -5,6 +5,7 @@ import sys
 
 from shoestring.commands import DONE, FAULT, STOPPED
 from shoestring.commands.output import say, screen, warn, write_page
+from shoestring.core.errors import Mistake
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -45,8 +46,12 @@ def reported(options: Namespace, report: dict[str, Any], run: Path) -> int:
         write_page(Path(options.report), page(told.as_json()), asked=True)
     if options.json:
         print(json.dumps(report))
-    else:
+        return DONE
+    try:
         show(report, Path(options.report or run / "report.html"))
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
+        raise Mistake(f"{run / 'report.json'} says what can't be ({type(error).__name__}: {str(error)[:120]}): remove it, and the same "
+                      f"command makes it again") from error
     return DONE
 
 

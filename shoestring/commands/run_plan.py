@@ -26,7 +26,9 @@ def settled_plan(options: Namespace, job: Job, held: Opened) -> Plan:
     kept = None if held.changed else kept_plan(held.folder, options.adopt)
     if kept is not None and not (reason := unplaced(kept, team(options).world)):
         from shoestring.planning.admission import check_together
+        from shoestring.planning.plan import check_paths
 
+        check_paths(kept.techniques, options.use or (), held.folder.path / "plan.json")
         check_together(kept.techniques)   # the rest was checked when the run was begun; a resume need not look at the data again
         return kept
     if kept is not None:
@@ -69,7 +71,7 @@ def replanned(held: Opened, reason: str, world: int) -> Opened:
 
 def following_plan(options: Namespace, job: Job, held: Opened) -> Plan:
     """The plan that was made when the run was out of memory; it is the run's from now on."""
-    from shoestring.planning.plan import plan_in
+    from shoestring.planning.plan import check_paths, plan_in
     from shoestring.runs.event import Adopted
     from shoestring.runs.events import note
 
@@ -79,6 +81,7 @@ def following_plan(options: Namespace, job: Job, held: Opened) -> Plan:
         raise Mistake(f"{folder.path} did not run out of memory, so nothing was measured to plan from: leave --replan out, "
                       f"or give another --memory with --adopt")
     chosen = plan_in(folder.read("plan-next.json"), following)
+    check_paths(chosen.techniques, options.use or (), following)
     check_from_file(options, job, chosen, held.request.exact)
     following.rename(folder.path / "plan.json")
     note(folder.path, Adopted(("the plan made from what was measured",)))
@@ -107,13 +110,17 @@ def kept_plan(folder: Folder, adopt: bool) -> Plan | None:
 def new_plan(options: Namespace, job: Job, held: Opened) -> Plan:
     """Plan, keep the plan, then show it: who is killed after that goes on with this plan."""
     from shoestring.core.budget import Budget
+    from shoestring.core.technique import parsed
     from shoestring.core.units import bytes_text
+    from shoestring.planning.catalogue import CATALOGUE
     from shoestring.planning.outcome import plan_file
+    from shoestring.planning.plan import check_paths
     from shoestring.runs.event import Planning, Warned
     from shoestring.runs.events import note
     from shoestring.show.terminal import plan_text
 
     request, memory = held.request, held.request.memory
+    check_paths((parsed(one, CATALOGUE) for one in request.use or ()), options.use or (), held.folder.path / "run.json")
     note(held.folder.path, Planning(memory))
     options.use, options.inexact, options.exact = request.use, request.inexact, request.exact
     chosen, outcome = planned(options, job, memory)

@@ -19,7 +19,7 @@ from shoestring.core.errors import Mistake, OverBudget
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from contextlib import AbstractContextManager
     from pathlib import Path
     from typing import Any
@@ -73,7 +73,7 @@ def run(options: Namespace) -> int:
     if workers.nodes is not None and workers.nodes.rank:
         return followed(options, given.path, wanted, workers)
     with rendezvous_of(workers) as rendezvous:
-        loader = JobLoader(options, given.path)
+        loader = JobLoader(options, given.path, given.flags)
         held = opened(Path(options.run) if options.run else new_folder(given.path.stem), wanted, given.path.read_bytes(), options.fresh,
                       options.adopt, usual_values(given.path), loader.resolve)
         try:
@@ -229,6 +229,24 @@ def grouped(task: TrainTask, held: Opened, workers: Team, rendezvous: Rendezvous
                      workers.patience, workers.restarts, on_stop=say_stopping)
 
 
+def check_invited(options: Namespace, path: Path, task: TrainTask, given: Mapping[str, Any]) -> None:
+    """Refuse files that node 0 names and the user of this machine did not: by text of a flag or of a technique. The folder of the run is
+    node 0's, whose address the user gave, unless --run says another."""
+    from pathlib import Path
+
+    from shoestring.commands.job_flags import check_flags
+    from shoestring.planning.evidence.tasks import techniques_of
+    from shoestring.planning.plan import check_paths
+
+    assert task.recording is not None, "machines train together, in a folder"
+    folder = task.recording.folder
+    if task.weights or (options.run and Path(options.run).resolve() != Path(folder)):
+        raise Mistake(f"node 0 trains in {folder!r}, and here --run is {options.run!r}: give the same --run everywhere, a folder that all "
+                      f"machines see")
+    check_flags(folder, path, task.flags, given)
+    check_paths(techniques_of(task.techniques), options.use or (), "node 0")
+
+
 def followed(options: Namespace, path: Path, wanted: Request, workers: Team) -> int:
     """Train on a machine that does not lead: node 0 plans, keeps the run and tells of it."""
     from dataclasses import replace
@@ -249,6 +267,7 @@ def followed(options: Namespace, path: Path, wanted: Request, workers: Team) -> 
         assert isinstance(task, TrainTask) and task.recording is not None, "machines train together, in a folder"
         if found:
             raise Mistake(f"{workers.nodes} asks for something else than node 0: {'; '.join(found)}; give the same command everywhere")
+        check_invited(options, path, task, wanted.flags)
         if not Path(task.recording.folder).is_dir():
             raise Mistake(f"{workers.nodes} does not see the folder of the run, {task.recording.folder}: put it where all machines see "
                           f"it, under the same name, and say so with --run")

@@ -26,6 +26,12 @@ def edited(model: nn.Module, edits: Sequence[Mapping[str, Any]]) -> nn.Module:
         if kind not in EDITORS:
             raise Mistake(f"the manifest has an edit of the kind {kind!r}, which this shoestring does not know: update it")
         module, _, function = EDITORS[kind].partition(":")
-        model = getattr(import_module(module), function)(model, edits[done:done + together])
+        try:
+            model = getattr(import_module(module), function)(model, edits[done:done + together])
+        except Mistake:
+            raise
+        except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError, MemoryError) as error:
+            raise Mistake(f"the edits of the kind {kind!r} can't be made to this model ({type(error).__name__}: {str(error)[:200]}): they "
+                          f"are of another model, or of nobody's") from error
         done += together
     return model

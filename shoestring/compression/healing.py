@@ -171,6 +171,9 @@ def kept_beginning(folder: Path, plan: str) -> dict[str, Any] | None:
     if kept.get("plan") != plan:
         raise Mistake(f"{folder} holds the healing of another plan or of another time (a latency that was asked for is measured, so its "
                       f"plan may come out otherwise): remove it to heal anew, or name another folder with --out")
+    if type(kept.get("steps")) is not int or not 0 < kept["steps"] < 1 << 40 or not isinstance(kept.get("objective"), str) or not (
+            isinstance(kept.get("rate"), float) and 0 < kept["rate"] < float("inf")):
+        raise Mistake(f"{folder / BEGUN} says what can't be ({str(kept)[:120]}): remove {folder} to heal anew")
     return kept
 
 

@@ -18,7 +18,7 @@ from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.options import speaking_of_arguments
 from shoestring.core.random_state import kept as random_state_kept
-from shoestring.jobfile import job_path, loaded_job
+from shoestring.processes.named_job import Named
 from shoestring.runs.initial_weights import fresh_model
 
 __all__ = ["Smaller", "compress", "load"]
@@ -35,7 +35,7 @@ class Smaller:
 
 @speaking_of_arguments()
 @random_state_kept()
-def compress(source: Job | str | Path, out: str | Path, *, job: Job | str | Path | None = None, size: str | int | None = None,
+def compress(source: Job | str | Path, out: str | Path, *, job: Named | None = None, size: str | int | None = None,
              latency: str | float | None = None, keep: float | None = None, metric: str | None = None,
              use: Iterable[str | CompressTechnique] | None = None, fidelity: str = "auto", output: str | Iterable[str] = (),
              axis: int | None = None, samples: int = 1024, model: nn.Module | None = None, **flags: Any) -> Smaller:
@@ -45,7 +45,8 @@ def compress(source: Job | str | Path, out: str | Path, *, job: Job | str | Path
         print(small.report["fidelity"]["mean"])
 
     source      a Job, the path of a job file, the name of a built-in one, or the folder of a run; `flags` are the file's own
-    job         of a run that a script has begun: the Job, or the path of a job file, that makes its model and data
+    job         of a run: the path of the job file, the Job, or a function that gives one, that makes its model and data. A run of a
+                built-in job needs none; what another run names is not run. Numbers among its flags are the run's, texts are given again
     size, latency, keep    budgets: bytes on disk, time of an answer to one sample (99 of 100), least fidelity on unseen data
     metric      what a metric of the job must be: "accuracy>=0.91"
     use         exactly these techniques instead of choosing: ["Quantize(bits=4)"]
@@ -65,12 +66,11 @@ def compress(source: Job | str | Path, out: str | Path, *, job: Job | str | Path
     return Smaller(session.loaded_model(Path(out)), Path(out), session.report(measured, Path(out)))
 
 
-def source_of(job: Job | str | Path, model: nn.Module | None, flags: Mapping[str, Any], of_run: Job | str | Path | None = None) -> Source:
+def source_of(job: Job | str | Path, model: nn.Module | None, flags: Mapping[str, Any], of_run: Named | None = None) -> Source:
     if of_run is not None and (isinstance(job, Job) or not is_run(str(job))):
-        raise Mistake("job= makes the model of a run that a script has begun: give the folder of that run first, or one job alone")
+        raise Mistake("job= makes the model of a run: give the folder of that run first, or one job alone")
     if not isinstance(job, Job):
-        makes = of_run if isinstance(of_run, Job) or of_run is None else loaded_job(job_path(str(of_run)), dict(flags))
-        found = opened(str(job), flags, job=makes)
+        found = opened(str(job), flags, job=of_run)
         return found if model is None else replace(found, model=prepared(copied(model)), notes=())
     job = job if job.origin is not None else with_copies(job)
     made = fresh_model(job) if model is None else copied(model)

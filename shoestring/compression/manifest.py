@@ -46,6 +46,30 @@ class Stored:
         return told | ({"also": list(self.names[1:])} if self.names[1:] else {})
 
 
+def stored_in(name: str, entry: Mapping[str, Any]) -> Stored:
+    """What a manifest says of a weight; what it can't say is a ValueError, a KeyError or a TypeError."""
+    kind, shape, settings, also = entry["kind"], entry["shape"], entry["settings"], entry.get("also", [])
+    if not isinstance(shape, list) or not all(type(one) is int and 0 <= one < 1 << 48 for one in shape):
+        raise ValueError(f"a shape of {str(shape)[:80]}")
+    if not isinstance(also, list) or not all(isinstance(one, str) for one in also):
+        raise ValueError(f"other names {str(also)[:80]}")
+    if kind not in KINDS or not isinstance(settings, dict):
+        raise ValueError(f"it is stored as {str(kind)[:40]} with {str(settings)[:80]}")
+    check_settings(settings)
+    return Stored((name, *also), kind, tuple(shape), DTYPES[entry["dtype"]], settings)
+
+
+def check_settings(settings: Mapping[str, Any]) -> None:
+    """Refuse settings that are no small whole numbers, switches or words: all that forms have, but for those of a form inside."""
+    if "seed" in settings and not (type(settings["seed"]) is int and settings["seed"] >= 0 and type(settings.get("checksum")) is int):
+        raise ValueError(f"a mask of the seed {str(settings['seed'])[:40]} without its checksum")
+    for name, value in settings.items():
+        if name == "inner_settings" and isinstance(value, dict):
+            check_settings(value)
+        elif not isinstance(value, (bool, str)) and (type(value) is not int or not -1 << 62 < value < 1 << 62):
+            raise ValueError(f"{name} is {str(value)[:60]}")
+
+
 def manifest(about: Mapping[str, Any], weights: Mapping[str, Stored], buffers: Mapping[str, Any], digest: str = "0" * 64) -> bytes:
     return sealed({"format": FORMAT, "version": VERSION, **about, "weights": {name: one.as_json() for name, one in weights.items()},
                    "buffers": list(buffers), "tensors": digest})

@@ -2,7 +2,9 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Mapping
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +13,15 @@ from torch import Tensor, nn
 
 from shoestring.compression.forms.form import Form
 from shoestring.compression.forms.kinds import KINDS
-from shoestring.compression.manifest import DTYPES, FORMAT, MANIFEST, TENSORS, VERSION, Stored, manifest, parts_of
+from shoestring.compression.manifest import FORMAT, MANIFEST, TENSORS, VERSION, Stored, manifest, parts_of, stored_in
 from shoestring.compression.place import decoded, placed
 from shoestring.core.errors import Mistake
 from shoestring.core.files import drafted
 from shoestring.core.regular import read_regular
 from shoestring.core.seal import Damaged, unsealed
+from shoestring.core.units import bytes_text
+from shoestring.measure.process import memory_all
+from shoestring.processes.named_job import Claim
 from shoestring.runs.tensors import NAMES, TensorFile, Unreadable, write_tensors
 
 PIECE = 1 << 22   # bytes that are hashed at once
@@ -92,6 +97,7 @@ class Packed:
             raise Mistake(f"{folder / TENSORS} is damaged: its SHA-256 is not the one in the manifest; copy the folder again, or compress "
                           f"the model again")
         self.stored = {str(name): self.stored_as(str(name), entry) for name, entry in self.entries("weights").items()}
+        self.check_names()
         self.check_tensors()
 
     def read_manifest(self) -> dict[str, Any]:
@@ -108,6 +114,25 @@ class Packed:
             raise Mistake(f"{path} is of version {about.get('version')}, and this shoestring reads version {VERSION}: update it")
         return about
 
+    @property
+    def claim(self) -> Claim | None:
+        """Which job it says that it was made by; None: it does not say."""
+        named = self.about.get("job")
+        if named is None:
+            return None
+        if not isinstance(named, dict) or not all(isinstance(named.get(one), str) for one in ("file", "sha256")) or not isinstance(
+                named.get("flags"), dict):
+            raise Mistake(f"{self.folder / MANIFEST} says of its job what can't be ({str(named)[:80]}): compress the model again")
+        return Claim(self.folder, named["file"], named["sha256"], named["flags"])
+
+    @property
+    def edits(self) -> list[dict[str, Any]]:
+        """How the model's structure was changed, each with its kind."""
+        found = self.about.get("edits", [])
+        if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+            raise Mistake(f"{self.folder / MANIFEST} has edits that can't be ({str(found)[:80]}): compress the model again")
+        return found
+
     def entries(self, name: str) -> Mapping[str, Any]:
         found = self.about.get(name)
         if not isinstance(found, Mapping):
@@ -117,18 +142,35 @@ class Packed:
     def stored_as(self, name: str, entry: Any) -> Stored:
         """What a weight is said to be stored as; whatever can't be is refused."""
         try:
-            kind, shape, settings = str(entry["kind"]), tuple(int(one) for one in entry["shape"]), dict(entry["settings"])
-            found = Stored((name, *map(str, entry.get("also", ()))), kind, shape, DTYPES[entry["dtype"]], settings)
-            if kind not in KINDS or min((0, *shape)) < 0:
-                raise ValueError(f"{kind} of {list(shape)}")
+            found = stored_in(name, entry)
             found.parts()
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise Mistake(f"{self.folder / MANIFEST} says of {name} what can't be ({type(error).__name__}: {error})") from error
+        except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
+            raise Mistake(f"{self.folder / MANIFEST} says of {name[:80]!r} what can't be ({type(error).__name__}: {str(error)[:200]}): "
+                          f"compress the model again") from error
+        return found
+
+    def check_names(self) -> None:
+        """Refuse a weight that is said to be two things, and weights that no memory could hold."""
+        names = Counter(alias for one in self.stored.values() for alias in one.names)
+        twice = next((name for name, count in names.items() if count > 1), None)
+        if twice is not None:
+            raise Mistake(f"{self.folder / MANIFEST} says twice how {twice!r} is stored: compress the model again")
+        size = sum(prod(one.shape) * one.dtype.itemsize for one in self.stored.values())
+        if size > memory_all():
+            raise Mistake(f"{self.folder / MANIFEST} says that the weights take {bytes_text(size)} of memory, and this machine has "
+                          f"{bytes_text(memory_all())}")
+
+    @property
+    def buffers(self) -> list[str]:
+        """What is kept beside the weights, by name."""
+        found = self.about.get("buffers", [])
+        if not isinstance(found, list) or not all(isinstance(one, str) for one in found) or len(set(found)) < len(found):
+            raise Mistake(f"{self.folder / MANIFEST} has buffers that can't be ({str(found)[:80]}): compress the model again")
         return found
 
     def check_tensors(self) -> None:
         wanted = {name: (part.dtype, part.shape) for name, part in parts_of(self.stored, {}).items()}
-        buffers = {f"{name}:buffer" for name in self.about.get("buffers", ())}
+        buffers = {f"{name}:buffer" for name in self.buffers}
         there = {name: (entry.dtype, entry.shape) for name, entry in self.file.entries.items() if name not in buffers}
         if there != wanted or not buffers <= set(self.file.entries):
             name = next((one for one in (*wanted, *there, *buffers) if there.get(one) != wanted.get(one)), "a buffer")
@@ -138,11 +180,14 @@ class Packed:
         found = {}
         for name, one in self.stored.items():
             tensors = {part.removeprefix(f"{name}:"): self.file[part] for part in one.parts()}
-            found[name] = KINDS[one.kind](one.shape, one.dtype, one.settings, tensors)
+            try:
+                found[name] = KINDS[one.kind](one.shape, one.dtype, one.settings, tensors)
+            except (KeyError, TypeError, ValueError, RuntimeError, ArithmeticError) as error:
+                raise Mistake(f"{self.folder} holds a weight {name!r} that can't be ({error}): compress the model again") from error
         return found
 
-    def fill(self, model: nn.Module) -> nn.Module:
-        """The model, made anew and cut as the manifest says, with what is stored in the place of its weights."""
+    def check_shapes(self, model: nn.Module) -> None:
+        """Refuse a model whose weights have other names or shapes."""
         own = dict(model.named_parameters(remove_duplicate=False))
         theirs = {alias: one for one in self.stored.values() for alias in one.names}
         floating = {name for name, value in own.items() if value.is_floating_point()}
@@ -154,6 +199,11 @@ class Packed:
             if tuple(own[name].shape) != one.shape:
                 raise Mistake(f"the model is not the one that was compressed: {name} has the shape {list(own[name].shape)} there, "
                               f"and {list(one.shape)} in the folder")
+
+    def fill(self, model: nn.Module) -> nn.Module:
+        """The model, made anew and cut as the manifest says, with what is stored in the place of its weights."""
+        self.check_shapes(model)
+        own = dict(model.named_parameters(remove_duplicate=False))
         forms = self.forms()
         for name, one in self.stored.items():   # a model that does not tie what was tied
             for alias in one.names:
@@ -161,9 +211,9 @@ class Packed:
                     forms[alias] = forms[name]
         placed(model, forms)
         buffers = beside(model)
-        for name in self.about["buffers"]:
+        for name in self.buffers:
             value = self.file[f"{name}:buffer"]
-            if name not in buffers or buffers[name].shape != value.shape:
+            if name not in buffers or buffers[name].shape != value.shape or buffers[name].is_floating_point() != value.is_floating_point():
                 raise Mistake(f"the model is not the one that was compressed: its buffer {name} is missing or has another shape")
             buffers[name].data = value
         model.eval().requires_grad_(False)

@@ -116,7 +116,7 @@ class Session:
     def loaded_model(self, target: Path) -> nn.Module:
         packed = Packed(target)
         with random_state.kept():
-            return packed.fill(edited(self.source.job.model(), packed.about["edits"]))
+            return packed.fill(edited(self.source.job.model(), packed.edits))
 
     def job_copy(self) -> dict[str, bytes]:
         origin = self.source.job.origin

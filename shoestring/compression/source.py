@@ -16,8 +16,9 @@ from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.data.feed import looking
 from shoestring.jobfile import BUILT_IN, job_path, loaded_job
+from shoestring.processes.named_job import Named, claim_of_run, named_job
 from shoestring.runs.export import best_weights, checkpoint_of, named_weights, newer_weights
-from shoestring.runs.folder import Folder, source_of
+from shoestring.runs.folder import Folder
 from shoestring.runs.initial_weights import fresh_model
 from shoestring.runs.modules import changed_text, changes, imported_modules, kept_modules
 
@@ -41,10 +42,10 @@ def is_run(path: str) -> bool:
     return (Path(path) / "run.json").exists()
 
 
-def opened(path: str, flags: Mapping[str, Any], best: bool = True, job: Job | None = None) -> Source:
-    """A run, with the weights that were best in validation or the newest, or a job with its own weights. `job`: makes the model of the run,
-    in place of the run's own job file."""
-    return from_run(Folder(Path(path)), best, job) if is_run(path) else from_job(path, flags)
+def opened(path: str, flags: Mapping[str, Any], best: bool = True, job: Named | None = None) -> Source:
+    """A run, with the weights that were best in validation or the newest, or a job with its own weights. `job`: makes the model of the
+    run; `flags`: of that job."""
+    return from_run(Folder(Path(path)), best, job, flags) if is_run(path) else from_job(path, flags)
 
 
 def from_job(path: str, flags: Mapping[str, Any]) -> Source:
@@ -57,18 +58,10 @@ UNTRAINED = ("{} names no weights, so the model is compressed as the job's facto
              "run of it instead, or Job(weights=...)")
 
 
-def from_run(folder: Folder, best: bool, job: Job | None = None) -> Source:
-    request = folder.request()
-    if request is None:
-        raise Mistake(f"{folder.path} is not a run of shoestring: give the folder that `shoestring train` named, or a job")
-    if job is None and request.by_script:
-        raise Mistake(f"{folder.path} was begun by a script, which made its Job itself, so there is no job file to make its model from: "
-                      f"give --job, a file with `def job(...) -> Job` that makes the same model, or call shoestring.compress in the "
-                      f"script, with the folder of the run and job=")
-    notes: list[str] = []
-    if job is None:
-        job = loaded_job(source_of(folder), dict(request.flags))
-        changed = changes(kept_modules(folder) or {}, imported_modules(), source_of(folder).parent).changed
+def from_run(folder: Folder, best: bool, named: Named | None, flags: Mapping[str, Any]) -> Source:
+    job, notes = named_job(claim_of_run(folder), named, flags)
+    if job.origin is not None:
+        changed = changes(kept_modules(folder) or {}, imported_modules(), Path(job.origin.file).parent).changed
         notes += [f"{changed_text(name)}: what it computes with the run's weights may be something else" for name in changed]
     job = job if job.origin is not None else with_copies(job)
     model = filled(job, folder, best, notes)

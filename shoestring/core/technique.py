@@ -12,12 +12,14 @@ from dataclasses import asdict, fields, is_dataclass
 from functools import reduce
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
+from shoestring.core.codec import Unreadable, hints_of, made
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
 from shoestring.core.technique_syntax import call_of, check_knobs, check_name
 
 S = TypeVar("S")   # the subject
 C = TypeVar("C")   # its cost
+LARGEST = 1 << 62  # no knob is as large
 
 
 class Technique(ABC, Generic[S, C]):
@@ -110,10 +112,20 @@ def built(name: str, knobs: Mapping[str, Any], catalogue: Iterable[type[T]]) -> 
     kind: Any = kinds[name]
     check_knobs(name, knobs, [field.name for field in fields(kind)] if is_dataclass(kind) else [])
     try:
-        made: T = kind(**knobs)
-        return made
-    except TypeError as error:
-        raise Mistake(f"{name} can't be made of {dict(knobs)}: {error}") from error
+        check_types(kind, knobs)
+        technique: T = kind(**knobs)
+        return technique
+    except (TypeError, Unreadable, ArithmeticError) as error:
+        raise Mistake(f"{name} can't be made of {str(dict(knobs))[:200]}: {error}") from error
+
+
+def check_types(kind: type, knobs: Mapping[str, Any]) -> None:
+    """Refuse knobs of another type than a technique says, and numbers that are none or that nothing can be as large as."""
+    hints = hints_of(kind) if is_dataclass(kind) else {}
+    for name, value in knobs.items():
+        made(hints.get(name, Any), value, False, name)
+        if isinstance(value, (int, float)) and not -LARGEST < value < LARGEST:
+            raise Unreadable(f"{name} is {str(value)[:40]}")
 
 
 def parsed(written: str, catalogue: Iterable[type[T]]) -> T:

@@ -49,6 +49,7 @@ class TrainingTechnique(Technique[Run, Ledger], ABC):
     speeds_up: ClassVar[bool] = False      # it makes a step faster, so it is of use where memory is not short
     splits_batch: ClassVar[bool] = False   # it computes a part of a batch at a time
     divides: ClassVar[Division | None] = None   # how it divides the optimizer's step; None: all weights are stepped at once
+    folders: ClassVar[tuple[str, ...]] = ()    # knobs that name a folder: it is never taken from a file that is read back
     unites: ClassVar[str] = ""             # the axis of the mesh along which it makes workers train one model; empty: none
 
     def refusal(self, ledger: Ledger) -> str:

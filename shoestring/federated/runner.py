@@ -27,13 +27,14 @@ from shoestring.federated.simulation import Simulation
 from shoestring.measure.process import status
 from shoestring.privacy.spending import Spending
 from shoestring.runs.cadence import Cadence
-from shoestring.runs.checkpoints import Checkpoint, clear_drafts, forget_best, move_aside, newest_good
+from shoestring.runs.checkpoints import Checkpoint, believed, best_in, clear_drafts, forget_best, move_aside, newest_good, whole_number
 from shoestring.runs.digest import weights_sha256
 from shoestring.runs.event import Begun, Event, Failed, Finished, Rounded, Stepped, Stopped, Validated, Warned
 from shoestring.runs.events import Events
 from shoestring.runs.folder import Folder
 from shoestring.runs.initial_weights import fresh_model
 from shoestring.runs.saver import Saver, Snapshot
+from shoestring.runs.tensors import TensorFile
 from shoestring.validation import check_goal, validated
 
 PARTS = ("step", "server", "devices", "parts", "best")   # what a checkpoint's state must have to be gone on from
@@ -109,7 +110,10 @@ class Runner:
         self.say(Begun(pid=os.getpid(), steps=self.given.rounds, step=self.round, how=how))
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        state, weights = checkpoint.state(), checkpoint.weights()
+        with believed(checkpoint):
+            self.take(checkpoint, checkpoint.state(), checkpoint.weights())
+
+    def take(self, checkpoint: Checkpoint, state: dict[str, Any], weights: TensorFile) -> None:
         row = self.given.row.clone()
         for name, view in self.given.layout.views(row).items():
             source = weights.metadata.get(f"alias {name}", name)
@@ -117,11 +121,12 @@ class Runner:
                 raise Mistake(f"the checkpoint {checkpoint.path} has no weights {name!r} of the shape {tuple(view.shape)}: the model is "
                               f"not the one it was made of; give the flags it was begun with, another --run, or --fresh")
             view.copy_(weights[source])
-        self.server = self.given.server_at(state["step"], row, {name: value.clone() for name, value in state["server"].items()})
+        server = {name: value.clone() for name, value in state["server"].items()}
+        self.server = self.given.server_at(whole_number(state["step"]), row, server)
         self.simulation.states.update({name: {key: value.clone() for key, value in one.items()} for name, one in state["devices"].items()})
         if state.get("plainly"):
-            self.simulation.work_plainly(state["plainly"])
-        self.best = state["best"] and tuple(state["best"])
+            self.simulation.work_plainly(str(state["plainly"]))
+        self.best = best_in(state)
         self.saver.saved_step, self.saver.best = self.round, None if self.given.job.validates else self.best
 
     def ledger(self, release: Release) -> Spending:

@@ -37,6 +37,7 @@ from shoestring.core.units import bytes_text
 PAGE = 4096        # bytes: offsets, sizes and addresses of direct I/O are multiples of it
 AT_ONCE = 8 << 20  # bytes that are moved and checked at once
 THREADS = 3
+DTYPES = {str(one).removeprefix("torch."): one for one in vars(torch).values() if isinstance(one, torch.dtype)}
 
 
 def pages(size: int) -> int:
@@ -123,7 +124,7 @@ class DiskStore:
         self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="disk store")
 
     def opened(self, directory: Path) -> int:
-        flags = os.O_RDWR | os.O_CREAT
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW   # who sent the folder may have put a link there
         if self.path is None:
             number, name = tempfile.mkstemp(dir=directory)
             os.close(number)
@@ -315,6 +316,8 @@ class Reader:
         if self.held[0] != name:
             offset, size, slot, check = self.regions[name]
             with open(self.path, "rb", opener=regular) as file:
+                if min(offset, size, slot) < 0 or offset + (slot + 1) * size > os.fstat(file.fileno()).st_size:
+                    raise Mistake(f"{name} is said to lie outside of {self.path}: the checkpoint is not one of this run")
                 file.seek(offset + slot * size)
                 self.held = (name, found := bytearray(file.read(size)))
             if xxh3_64(found).intdigest() != check:
@@ -331,11 +334,14 @@ class FileTensor:
 
     def __init__(self, reader: Reader, entry: Mapping[str, Any]) -> None:
         self.reader, self.parts = reader, entry["parts"]
-        self.dtype: torch.dtype = getattr(torch, entry["dtype"])
+        self.dtype = DTYPES[entry["dtype"]]
         self.shape = torch.Size(entry["shape"])
 
     def pieces(self) -> Iterator[Tensor]:
         for region, begin, shape, stride in self.parts:
+            if min((begin, *shape)) < 0 or prod(shape) * self.dtype.itemsize > len(self.reader.region(region)):
+                raise Mistake(f"a part of a weight in {self.reader.path} is said to be larger than what is there: the checkpoint is not "
+                              f"one of this run")
             flat = torch.frombuffer(self.reader.region(region), dtype=torch.uint8)[begin:]
             flat = flat[: len(flat) // self.dtype.itemsize * self.dtype.itemsize].view(self.dtype)
             yield flat.as_strided(shape, stride, flat.storage_offset()).contiguous().reshape(-1)

@@ -42,6 +42,7 @@ class Spill(TrainingTechnique):
     order: ClassVar[int] = 30
     exact: ClassVar[bool] = True
     saves_memory: ClassVar[bool] = True
+    folders: ClassVar[tuple[str, ...]] = ("to",)
     why: ClassVar[str] = "activations wait on disk, not in memory"
 
     def __post_init__(self) -> None:

@@ -123,7 +123,7 @@ def opened(about: Mapping[str, Any], speed: float, fresh: bool = False) -> Kept:
     if found is None or found.version != VERSION or max(found.speed, speed) > DRIFTED * min(found.speed, speed):
         return new
     answers = unpacked(found.answers)
-    if not answers or digests(found.files) != found.files:
+    if not answers or not all(map(importable, found.files)) or digests(found.files) != found.files:
         return new
     return Kept(new.place, found.speed, answers, found.when, found.files, frozenset(answers), alike=alike)
 
@@ -159,6 +159,14 @@ def disturbed(answer: object) -> bool:
 
 def digest(question: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(question, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def importable(file: str) -> bool:
+    """Whether a file could be a module of the user's: one that is imported, or lies in a folder on `sys.path`. No other that a cache
+    names is opened."""
+    places = {os.path.abspath(place) for place in sys.path}
+    inside = file.endswith(".py") and os.path.abspath(file) == file and any(str(one) in places for one in Path(file).parents)
+    return inside or file in own_modules()
 
 
 def digests(files: Iterable[str]) -> dict[str, str]:

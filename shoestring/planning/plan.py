@@ -3,12 +3,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from shoestring.core.codec import from_json, to_json
+from shoestring.core.codec import from_json, hints_of, made, to_json
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness, stated_in
 from shoestring.core.figures import Figures, figures
@@ -18,12 +18,14 @@ from shoestring.core.regular import read_regular
 from shoestring.core.seal import Damaged, unsealed
 from shoestring.core.staging import Staging, Work
 from shoestring.core.sums import Speeds
-from shoestring.core.technique import built, described, in_order
+from shoestring.core.technique import built, described, in_order, parsed, text
 from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.data.lengths import Lengths
 from shoestring.planning.catalogue import CATALOGUE
 from shoestring.planning.quantities import QUANTITIES, VERSION
 from shoestring.planning.room import named
+
+LARGEST = 1 << 62   # no figure is as large
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,16 @@ def techniques_in(data: Any) -> tuple[Technique, ...]:
     return in_order(built(one["name"], one["knobs"], CATALOGUE) for one in data)
 
 
+def check_paths(techniques: Iterable[Technique], given: Iterable[str | Technique], where: object) -> None:
+    """Refuse a folder that techniques from a file name, unless the user wrote the same technique."""
+    own = {one if isinstance(one, Technique) else parsed(one, CATALOGUE) for one in given}
+    for technique in techniques:
+        named_folders = [knob for knob in technique.folders if vars(technique)[knob]]
+        if named_folders and technique not in own:
+            raise Mistake(f"{where} has {text(technique)}. No folder that a file names is written to: give the techniques yourself, with "
+                          f"--use \"{text(technique)}\", if that is right")
+
+
 def load_plan(path: Path) -> Plan:
     """The plan in a file that a user gave; one that a run keeps is sealed, and damage to it is found."""
     try:
@@ -134,7 +146,9 @@ def load_plan(path: Path) -> Plan:
                       f"\"sha256\"") from error
     except OSError as error:
         raise Mistake(f"{path} can't be read ({error.strerror}): {SAVE.format(path)}") from error
-    return plan_in(data, path)
+    plan = plan_in(data, path)
+    check_paths(plan.techniques, (), path)
+    return plan
 
 
 def staging_in(chosen: Mapping[str, Any]) -> Staging | None:
@@ -160,7 +174,7 @@ def plan_in(data: Mapping[str, Any], path: Path) -> Plan:
         if stated is None:
             raise KeyError("exactness")
         drift = chosen.get("drift", 0.0)
-        return Plan(
+        plan = Plan(
             techniques_in(chosen["techniques"]), chosen["peak_bytes"], chosen["process_bytes"], chosen["step_seconds"],
             stated, flops=chosen.get("flops", 0.0), traffic_bytes=chosen.get("traffic_bytes", 0.0), where=chosen.get("where", ""),
             parts=tuple(chosen.get("parts", {}).items()), sure=chosen.get("sure", ""), sent_bytes=chosen.get("sent_bytes", 0.0),
@@ -173,7 +187,22 @@ def plan_in(data: Mapping[str, Any], path: Path) -> Plan:
             lengths=from_json(Lengths, chosen.get("lengths", {})), mesh=tuple(chosen.get("mesh", {}).items()), staging=staging_in(chosen),
             speeds=from_json(Speeds, chosen["speeds"]) if "speeds" in chosen else None, looked=chosen.get("looked", True) is not False,
         )
+        check_values(plan)
+        return plan
     except Mistake:
         raise
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise Mistake(f"{path} is not a plan that can be read ({type(error).__name__}: {error}); {SAVE.format(path)}") from error
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
+        said = str(error)[:200]
+        raise Mistake(f"{path} is not a plan that can be read ({type(error).__name__}: {said}); {SAVE.format(path)}") from error
+
+
+def check_values(plan: Plan) -> None:
+    """Refuse values of another type than a plan has, and figures that nothing can be."""
+    for name, value in plan.numbers().items():
+        if value is not None and (not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value < LARGEST):
+            raise ValueError(f"{name} is {str(value)[:40]}")
+    hints = hints_of(Plan)
+    for name in ("where", "parts", "sure", "warnings", "mesh", "ranks", "blocks", "drift"):
+        made(hints[name], to_json(vars(plan)[name]), False, name)
+    if plan.staging is not None:
+        from_json(Staging, to_json(plan.staging))

@@ -88,7 +88,7 @@ class Spending:
         self.entries[entry.key] = entry
 
     def append(self, line: bytes) -> None:
-        file = regular(self.path, os.O_WRONLY | os.O_APPEND)
+        file = regular(self.path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW)
         try:
             torn = os.fstat(file).st_size % WIDTH
             left = (b" " * (WIDTH - torn - 1) + b"\n" if torn else b"") + line   # what a kill cut off stays, as a line that counts

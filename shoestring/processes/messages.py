@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 from shoestring.core.codec import from_json, to_json
 from shoestring.core.errors import Crashed, JobFailed, Mistake
 from shoestring.runs.event import Event
-from shoestring.runs.events import event_of, record_of
+from shoestring.runs.events import event_of, record_of, usable
 
 
 class OutOfMemory(Mistake):
@@ -49,8 +49,10 @@ class Happened(Message):
 
     @property
     def event(self) -> Event:
-        found = event_of(dict(self.record))
-        assert found is not None, "it was made of an event"
+        found = usable(dict(self.record))
+        found = event_of(found) if isinstance(found, dict) else found
+        if found is None:
+            raise Mistake(f"a worker told of something that is no event: {str(self.record)[:80]}")
         return found
 
 
@@ -113,6 +115,7 @@ KINDS: Mapping[str, type[Message]] = {one.kind: one for one in (
     Happened, Answer, Failure, Heartbeat, Joined, PeerLost, StopAsked, WorkerDied)}
 
 Send = Callable[[Message], None]
+NONSENSE = (ValueError, LookupError, TypeError, AttributeError, RecursionError)   # what reading JSON raises that says what can't be
 
 
 def happened(event: Event) -> Happened:
@@ -128,8 +131,11 @@ def written_message(message: Message) -> str:
 
 
 def read_message(text: str | bytes) -> Message:
-    data = json.loads(text)
-    return from_json(KINDS[data.pop("message")], data)
+    try:
+        data = json.loads(text)
+        return from_json(KINDS[data.pop("message")], data)
+    except NONSENSE as error:
+        raise Mistake(f"a worker, or another machine, said what is no message ({type(error).__name__}): {text[:80]!r}") from error
 
 
 @dataclass(frozen=True)

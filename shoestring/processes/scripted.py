@@ -26,7 +26,7 @@ from shoestring.jobfile import IMPORTED, resolved_arguments
 from shoestring.planning.door import check_named
 from shoestring.planning.evidence.tasks import Worker
 from shoestring.planning.outcome import plan_file
-from shoestring.planning.plan import Plan, plan_in
+from shoestring.planning.plan import Plan, check_paths, plan_in
 from shoestring.processes.finished import finished_report
 from shoestring.processes.sizes import expected
 from shoestring.processes.training import Training
@@ -95,6 +95,7 @@ class Scripted:
         if found and before.techniques == given.techniques:
             return before
         if found and not adopt:
+            check_paths(before.techniques, given.techniques, self.held.folder.path / "plan.json")
             self.check_kept(before)
             told = f"the run goes on with the plan it was begun with, {before}, not with {given}: --adopt takes that one"
             note(self.held.folder.path, Warned(told))

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from shoestring.core.codec import from_json, to_json
+from shoestring.core.errors import Mistake
 from shoestring.core.hardware import Hardware
 from shoestring.core.sums import Rate
 from shoestring.planning.evidence.tasks import (
@@ -22,6 +23,7 @@ from shoestring.planning.evidence.tasks import (
     Task,
     TrialTask,
 )
+from shoestring.processes.messages import NONSENSE
 from shoestring.processes.sizes import Expected
 from shoestring.runs.recorder import Recording
 
@@ -95,5 +97,8 @@ def read_task(text: str) -> Task[Any]:
     >>> read_task(written_task(DoctorTask()))
     DoctorTask()
     """
-    data = json.loads(text)
-    return from_json(TASKS[data.pop("task")], data)
+    try:
+        data = json.loads(text)
+        return from_json(TASKS[data.pop("task")], data)
+    except NONSENSE as error:
+        raise Mistake(f"what came is no task ({type(error).__name__}: {str(error)[:120]}): {text[:80]!r}") from error

@@ -19,13 +19,15 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from shoestring.core.errors import Mistake
 from shoestring.core.files import sync
 from shoestring.core.regular import NotRegular, read_regular, regular
 from shoestring.core.run import StoredTensor
@@ -35,6 +37,8 @@ from shoestring.runs.tensors import TensorFile, Unreadable, write_tensors
 
 FILES = ("weights.safetensors", "state.safetensors", "state.json")
 BEST = "best"   # the kind of checkpoint that has the best weights
+# What reading a file raises that is sealed as ours are and says what can't be; MemoryError: sizes that nobody has
+BROKEN = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, RuntimeError, MemoryError)
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,7 @@ class Checkpoint:
         try:
             document = json.loads(read_regular(self.path / "state.json"))
             state = unpacked(document, tensors(self.path / "state.safetensors"))
-        except (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        except (OSError, *BROKEN) as error:
             raise Unreadable(f"it can't be unpacked: {type(error).__name__}: {error}") from error
         if not isinstance(state, dict):
             raise Unreadable("it can't be unpacked: it holds no state")
@@ -66,7 +70,13 @@ class Checkpoint:
     def files(self) -> list[Path]:
         """Those of the run that a part of its state lies in: each part that is on disk has one of its own name."""
         document = dict(json.loads(read_regular(self.path / "state.json"))["dict"])
-        return [self.path.parent.parent / f"{name}.bin" for name in document.get("on_disk", {"list": []})["list"]]
+        return [self.own_file(f"{name}.bin") for name in document.get("on_disk", {"list": []})["list"]]
+
+    def own_file(self, name: str) -> Path:
+        """A file of the run that the checkpoint names: one in the run's folder, and nothing else."""
+        if Path(name).name != name or not name.endswith(".bin"):
+            raise Unreadable(f"it says that its state lies in {name[:80]!r}, which is no file of its run")
+        return self.path.parent.parent / name
 
     def weights(self) -> TensorFile:
         """Those that were in memory when it was made."""
@@ -82,12 +92,41 @@ class Checkpoint:
         """All of them, as averages where the run keeps those, unless `trained`; what lies elsewhere is read when it is asked for."""
         inside = self.weights()
         stream = self.outline()["parts"].get("stream")
-        lying = Reader(self.path.parent.parent / stream["file"], stream["regions"]).weights(stream["weights"]) if stream else {}
+        lying = Reader(self.own_file(str(stream["file"])), stream["regions"]).weights(stream["weights"]) if stream else {}
         return {name: inside.later(name) for name in inside} | lying | ({} if trained else self.averages())
 
     def aliases(self) -> dict[str, str]:
         """Weights that are others by another name, with the name that they are kept under."""
         return {name.removeprefix("alias "): of for name, of in self.weights().metadata.items() if name.startswith("alias ")}
+
+
+@contextmanager
+def believed(checkpoint: Checkpoint) -> Iterator[None]:
+    """While inside, what a checkpoint says that can't be is told as its fault: every byte may be as somebody wrote it, and still no run
+    has written it."""
+    try:
+        yield
+    except Mistake:
+        raise
+    except BROKEN as error:
+        said = (str(error).strip().splitlines() or [""])[0][:200]
+        raise Mistake(f"the checkpoint {checkpoint.path} says what can't be ({type(error).__name__}: {said}): it is whole, and no run of "
+                      f"this job has written it; use another checkpoint, or begin anew with --fresh") from error
+
+
+def whole_number(value: Any) -> int:
+    """A count of a state, such as its step."""
+    if type(value) is not int or not 0 <= value < 1 << 62:
+        raise Unreadable(f"{str(value)[:60]} is no number of steps")
+    return value
+
+
+def best_in(state: Mapping[str, Any]) -> tuple[float, int] | None:
+    """The best value of a state and the step that it was of."""
+    if state["best"] is None:
+        return None
+    value, step = state["best"]
+    return float(value), whole_number(step)
 
 
 def draft(folder: Path, step: int, weights: Mapping[str, Tensor | StoredTensor], state: Mapping[str, Any],
@@ -174,7 +213,9 @@ def changed(checkpoint: Checkpoint) -> str:
         return str(error)
     except OSError as error:
         return f"{name} can't be read ({error.strerror or type(error).__name__})"
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except Unreadable as error:
+        return str(error)
+    except BROKEN as error:
         return f"manifest.json can't be read ({type(error).__name__})"
     return ""
 

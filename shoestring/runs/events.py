@@ -130,6 +130,8 @@ def usable(record: Any) -> Event | StepRecord | None:
     """The event that JSON tells of, or the record of a step; None if it lacks what those who read it rely on."""
     if type(record) is not dict or type(record.get("time")) not in NUMBER or type(record.get("event")) is not str:
         return None
+    if not -MOST <= record["time"] < MOST:   # which NaN is not
+        return None
     if record["event"] == Stepped.kind:
         if "loss" in record and record["loss"] is None:
             record["loss"] = nan
@@ -147,7 +149,7 @@ class Events:
     """Appends to a run's events. A full disk loses events, never the run."""
 
     def __init__(self, folder: Path) -> None:
-        self.file = regular(folder / NAME, os.O_RDWR | os.O_APPEND | os.O_CREAT)
+        self.file = regular(folder / NAME, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW)   # no link leads us elsewhere
         self.closed = weakref.finalize(self, os.close, self.file)   # also if a failure keeps its owner from closing it
         size = os.fstat(self.file).st_size
         self.torn = size > 0 and os.pread(self.file, 1, size - 1) != b"\n"   # somebody died in the middle of a line

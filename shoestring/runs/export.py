@@ -16,7 +16,7 @@ from shoestring.core.files import drafted, write_whole
 from shoestring.core.job import Job
 from shoestring.core.run import StoredTensor
 from shoestring.memory.adapters import merged
-from shoestring.runs.checkpoints import BEST, Checkpoint, damage, newest_good, saved
+from shoestring.runs.checkpoints import BEST, Checkpoint, believed, damage, newest_good, saved
 from shoestring.runs.folder import Folder, holder
 from shoestring.runs.history import History, best_of
 from shoestring.runs.report import report_of
@@ -82,31 +82,39 @@ def export_weights(checkpoint: Checkpoint, target: Path, names: Collection[str] 
     `load_state_dict(load_file(path), strict=True)` works. `names`: those of the state_dict, where a checkpoint does not tell;
     `trained`: not their averages."""
     new(target)
-    with drafted(target) as draft:
+    with believed(checkpoint), drafted(target) as draft:
         write_tensors(draft, named_weights(checkpoint, names, trained), {"format": "pt"})
     return target
 
 
 def named_weights(checkpoint: Checkpoint, names: Collection[str] | None = None, trained: bool = False) -> dict[str, StoredTensor]:
     """The weights by all names of the model's state_dict, with what was trained beside them added."""
-    left_out = checkpoint.outline().get("left_out")
-    found = checkpoint.all_weights(trained)
-    for alias, of in checkpoint.aliases().items():
-        found[alias] = found[of]
-    if (beside := low_rank(checkpoint)) is not None:
-        found = merged(found, beside)
-    if left_out is None:   # by an earlier version
-        return {name: one for name, one in found.items() if names is None or name in names}
-    return {name: one for name, one in found.items() if name not in left_out}
+    with believed(checkpoint):
+        left_out = checkpoint.outline().get("left_out")
+        found = checkpoint.all_weights(trained)
+        for alias, of in checkpoint.aliases().items():
+            found[alias] = found[of]
+        if (beside := low_rank(checkpoint)) is not None:
+            found = merged(found, beside)
+        if left_out is None:   # by an earlier version
+            return {name: one for name, one in found.items() if names is None or name in names}
+        return {name: one for name, one in found.items() if name not in left_out}
 
 
 def low_rank(checkpoint: Checkpoint) -> dict[str, Any] | None:
     """What LowRank trained beside the weights; None of a run without it."""
-    return checkpoint.state()["parts"]["low rank"] if "low rank" in checkpoint.outline()["parts"] else None
+    with believed(checkpoint):
+        return checkpoint.state()["parts"]["low rank"] if "low rank" in checkpoint.outline()["parts"] else None
 
 
 def export_peft(checkpoint: Checkpoint, job: Job, target: Path, trained: bool = False) -> Path:
     """A folder that `peft.PeftModel.from_pretrained` reads: what LowRank trained, for the model that it began from."""
+    base = getattr(getattr(model_of(job.model), "config", None), "name_or_path", "") or None
+    with believed(checkpoint):
+        return adapter_folder(checkpoint, base, target, trained)
+
+
+def adapter_folder(checkpoint: Checkpoint, base: str | None, target: Path, trained: bool) -> Path:
     state = low_rank(checkpoint)
     if state is None:
         raise Mistake("the run trained the model's weights themselves, and a PEFT adapter has low-rank updates of them, which "
@@ -127,7 +135,6 @@ def export_peft(checkpoint: Checkpoint, job: Job, target: Path, trained: bool = 
     for kind in "AB":
         tensors |= {f"{PEFT}{name}.lora_{kind}.weight": one for name, one in state[kind].items()}
     tensors |= {PEFT + name: one for name, one in weights.items() if name.rpartition(".")[0] in whole}
-    base = getattr(getattr(model_of(job.model), "config", None), "name_or_path", "") or None
     config = {
         "peft_type": "LORA", "r": state["rank"], "lora_alpha": state["alpha"], "lora_dropout": 0.0, "bias": "none", "inference_mode": True,
         "target_modules": "|".join(f"(?:{re.escape(name)})" for name in state["A"]), "fan_in_fan_out": kinds == {True},
@@ -145,7 +152,8 @@ def whole_modules(state: Mapping[str, Any]) -> list[str]:
 
 def not_in_file(checkpoint: Checkpoint) -> str:
     """What is to be said of a state that has more than dense tensors; empty if it has not."""
-    other = list(checkpoint.outline()["model"])
+    with believed(checkpoint):
+        other = [str(name) for name in checkpoint.outline()["model"]]
     return (f"{', '.join(other[:3])}{' and others' * (len(other) > 3)} of the model's state_dict can't be in a safetensors file, which "
             f"has dense tensors only: load the others with strict=False") if other else ""
 
@@ -183,7 +191,7 @@ def export_hugging_face(checkpoint: Checkpoint, job: Job, target: Path, trained:
     model.config.architectures = [type(model).__name__]
     dtypes = [one.dtype for one in weights.values() if one.dtype.is_floating_point]
     model.config.dtype = dtypes[0] if dtypes else model.config.dtype   # as they are in the file: from_pretrained makes the model of it
-    with drafted(target, folder=True) as draft:
+    with believed(checkpoint), drafted(target, folder=True) as draft:
         model.config.save_pretrained(draft)
         if getattr(model, "generation_config", None) is not None:
             model.generation_config.save_pretrained(draft)

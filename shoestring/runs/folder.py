@@ -149,21 +149,6 @@ def holder(folder: Path) -> int | None:
     return None
 
 
-def source_of(folder: Folder) -> Path:
-    """The job file of a run: where it was if it is the same, so that what it imports is found; else the copy, if it is whole."""
-    request = folder.request()
-    assert request is not None, "who asks has looked whether it is a run"
-    if request.by_script:
-        raise Mistake(f"{folder.path} was begun by a script, which made its Job itself, so there is no job file to make its model from: do "
-                      f"this in the script, or put the Job into a file with `def job(...) -> Job`")
-    there, copy = Path(request.job), folder.path / "job.py"
-    for path in (there, copy):
-        if has_digest(path, request.source):
-            return path
-    raise Mistake(f"{there} is not the job file that the run was begun with, and the copy {copy} is missing or damaged: put the job file "
-                  f"back as it was")
-
-
 def has_digest(path: Path, digest: str) -> bool:
     """Whether a file is there and has this SHA-256, perhaps with line ends as a copy made by an earlier version has them."""
     try:

@@ -15,6 +15,7 @@ from torch import Tensor
 from shoestring.core.errors import Mistake
 from shoestring.core.private import dense_parts
 from shoestring.core.run import StoredTensor
+from shoestring.measure.process import memory_all
 from shoestring.runs.tensors import TensorFile
 
 
@@ -45,6 +46,16 @@ def packed(value: Any, tensors: dict[str, Tensor | StoredTensor], name: str) -> 
                   f"give its owner a state_dict made of those")
 
 
+def with_strides(found: Tensor, strides: list[int]) -> Tensor:
+    """A tensor laid out as it was. Gaps between its numbers take address space, of which a file may claim any amount."""
+    if len(strides) != found.dim() or any(type(one) is not int or one < 0 for one in strides):
+        raise ValueError(f"strides {strides} for a tensor of {list(found.shape)}")
+    size = (1 + sum((length - 1) * one for length, one in zip(found.shape, strides, strict=True))) * found.dtype.itemsize
+    if found.numel() and size > memory_all():
+        raise ValueError(f"strides {strides}, by which a tensor of {list(found.shape)} takes {size} bytes")
+    return torch.empty_strided(found.shape, strides, dtype=found.dtype, device=found.device).copy_(found)
+
+
 def unpacked(value: Any, tensors: Mapping[str, Tensor] | TensorFile) -> Any:
     """What was packed. Of tensors on the meta device, arrays are such tensors too."""
     if not isinstance(value, dict):
@@ -53,7 +64,7 @@ def unpacked(value: Any, tensors: Mapping[str, Tensor] | TensorFile) -> Any:
         found = tensors[value["tensor"]]
         if "stride" not in value:
             return found
-        return torch.empty_strided(found.shape, value["stride"], dtype=found.dtype, device=found.device).copy_(found)
+        return with_strides(found, value["stride"])
     if "sparse" in value:
         indices, values = (tensors[f"{value['sparse']}/{part}"] for part in ("indices", "values"))
         return values if values.is_meta else torch.sparse_coo_tensor(indices, values, value["shape"], check_invariants=True,

@@ -19,7 +19,7 @@ from shoestring.core.units import bytes_text
 from shoestring.course import DATA_ENDED, Course
 from shoestring.data.feed import Feed
 from shoestring.runs.cadence import Cadence
-from shoestring.runs.checkpoints import Checkpoint, clear_drafts, forget_best, move_aside, newest_good
+from shoestring.runs.checkpoints import Checkpoint, believed, best_in, clear_drafts, forget_best, move_aside, newest_good, whole_number
 from shoestring.runs.event import Begun, Event, Failed, Finished, Stepped, Stopped, Validated, Warned
 from shoestring.runs.events import Events
 from shoestring.runs.folder import Folder
@@ -110,9 +110,10 @@ class Recorder:
             self.tell(Warned(text))
         self.saver.by_loss = not feed.job.validates
         if self.checkpoint is not None:
-            state = restore(self.checkpoint, run, feed)
-            self.step = self.saver.saved_step = state["step"]
-            self.saver.best = state["best"] if self.saver.by_loss else None
+            with believed(self.checkpoint):
+                state = restore(self.checkpoint, run, feed)
+                self.step = self.saver.saved_step = whole_number(state["step"])
+                self.saver.best = best_in(state) if self.saver.by_loss else None
         if self.link.rank == 0:
             forget_best(self.folder.checkpoints, self.step)
         self.tell(Begun(pid=os.getpid(), steps=self.steps, step=self.step, how=feed.how if self.step else "from the beginning",

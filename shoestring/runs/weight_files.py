@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -55,12 +56,12 @@ def files_of(path: Path) -> list[Path]:
 def shards(index: Path) -> list[Path]:
     """The files that an index names, each of which must have what the index says."""
     try:
-        places = json.loads(read_regular(index))["weight_map"]
-        names = list(dict.fromkeys(map(str, places.values())))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        places = {name: str(file) for name, file in json.loads(read_regular(index))["weight_map"].items()}
+        names = list(dict.fromkeys(places.values()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Mistake(f"the job's weights: {index} is not an index of safetensors files ({type(error).__name__}: {error})") from error
     for name in names:
-        if Path(name).name != name or not (index.parent / name).is_file():
+        if Path(name).name != name or not os.path.isfile(index.parent / name):   # which no name makes fail
             raise Mistake(f"the job's weights: {index.name} names {name}, which is not beside it in {index.parent}: a part of the model is "
                           f"missing")
     entries = {name: read(index.parent / name).entries for name in names}

@@ -45,6 +45,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def run_of(trained: Path) -> list[str]:
+    return [str(trained / "run"), "--job", str(trained / "net.py")]
+
+
 def answer(capsys: pytest.CaptureFixture[str], words: list[str], code: int = 0) -> dict[str, Any]:
     capsys.readouterr()
     assert run([*words, "--json"]) == code, capsys.readouterr().err
@@ -52,7 +56,7 @@ def answer(capsys: pytest.CaptureFixture[str], words: list[str], code: int = 0) 
 
 
 def test_a_run_is_compressed_to_a_size_and_the_report_has_both(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    told = answer(capsys, ["compress", str(trained / "run"), "--size", "12KB", "--keep", "0.99", "--out", str(tmp_path / "small")])
+    told = answer(capsys, ["compress", *run_of(trained), "--size", "12KB", "--keep", "0.99", "--out", str(tmp_path / "small")])
     size = told["size_bytes"]
     assert size["predicted"] == size["measured"] == sum((tmp_path / "small" / name).stat().st_size for name in told["files"])
     assert 0.9 * 12_000 <= size["measured"] <= 12_000
@@ -65,34 +69,34 @@ def test_a_run_is_compressed_to_a_size_and_the_report_has_both(trained: Path, tm
     assert len(sizes) > 5 and sizes == sorted(sizes)
     page = (tmp_path / "small" / "report.html").read_text()
     assert "<svg" in page and json.loads((tmp_path / "small" / "report.json").read_text())["size_bytes"] == size
-    model = shoestring.load(tmp_path / "small")
+    model = shoestring.load(tmp_path / "small", job=trained / "net.py")
     assert model(torch.zeros(2, 64)).shape == (2, 10)
 
 
 def test_a_budget_that_can_not_be_met_ends_with_3_and_tells_the_nearest_and_the_frontier(
         trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    told = answer(capsys, ["compress", str(trained / "run"), "--size", "3KB", "--out", str(tmp_path / "small")], code=3)
+    told = answer(capsys, ["compress", *run_of(trained), "--size", "3KB", "--out", str(tmp_path / "small")], code=3)
     assert "nothing fits" in told["error"] and told["nearest"]["size_bytes"] > 3000 and len(told["nearest"]["frontier"]) > 3
     assert not (tmp_path / "small").exists()
-    told = answer(capsys, ["compress", str(trained / "run"), "--metric", "accuracy>=0.9999", "--out", str(tmp_path / "small")], code=3)
+    told = answer(capsys, ["compress", *run_of(trained), "--metric", "accuracy>=0.9999", "--out", str(tmp_path / "small")], code=3)
     assert "accuracy" in told["error"] and not (tmp_path / "small").exists()
 
 
 def test_the_smallest_that_is_good_enough(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    kept = answer(capsys, ["compress", str(trained / "run"), "--keep", "0.999", "--out", str(tmp_path / "a")])
-    less = answer(capsys, ["compress", str(trained / "run"), "--keep", "0.98", "--out", str(tmp_path / "b")])
+    kept = answer(capsys, ["compress", *run_of(trained), "--keep", "0.999", "--out", str(tmp_path / "a")])
+    less = answer(capsys, ["compress", *run_of(trained), "--keep", "0.98", "--out", str(tmp_path / "b")])
     assert less["size_bytes"]["measured"] < kept["size_bytes"]["measured"] and kept["fidelity"]["mean"]["measured"] > 0.9985
-    good = answer(capsys, ["compress", str(trained / "run"), "--metric", "accuracy>=0.85", "--out", str(tmp_path / "c")])
+    good = answer(capsys, ["compress", *run_of(trained), "--metric", "accuracy>=0.85", "--out", str(tmp_path / "c")])
     assert good["metric"]["accuracy"]["measured"] >= 0.82 and good["size_bytes"]["measured"] <= kept["size_bytes"]["measured"]
 
 
 def test_a_latency_is_kept_by_decoding_once(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    told = answer(capsys, ["compress", str(trained / "run"), "--size", "12KB", "--latency", "10s", "--out", str(tmp_path / "a")])
+    told = answer(capsys, ["compress", *run_of(trained), "--size", "12KB", "--latency", "10s", "--out", str(tmp_path / "a")])
     assert "Decode" not in [one["name"] for one in told["techniques"]], "ten seconds are enough to decode in every call"
-    told = answer(capsys, ["compress", str(trained / "run"), "--use", "Quantize(bits=4)", "--use", "Decode()", "--out",
+    told = answer(capsys, ["compress", *run_of(trained), "--use", "Quantize(bits=4)", "--use", "Decode()", "--out",
                            str(tmp_path / "b")])
     assert told["memory_bytes"]["measured"] > 2 * told["size_bytes"]["measured"]
-    assert run(["compress", str(trained / "run"), "--use", "Sparsify(share=0.5)", "--latency", "10s", "--out", str(tmp_path / "c")]) == 2
+    assert run(["compress", *run_of(trained), "--use", "Sparsify(share=0.5)", "--latency", "10s", "--out", str(tmp_path / "c")]) == 2
     assert "make nothing faster below 90%" in capsys.readouterr().err
 
 
@@ -122,7 +126,7 @@ run(sys.argv[1:])
 def test_healing_mends_what_two_bits_broke_and_goes_on_after_a_kill(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
                                                                     monkeypatch: pytest.MonkeyPatch) -> None:
     def words(name: str) -> list[str]:
-        return ["compress", str(trained / "run"), "--use", "Quantize(bits=2)", "--heal", "2s", "--out", str(tmp_path / name)]
+        return ["compress", *run_of(trained), "--use", "Quantize(bits=2)", "--heal", "2s", "--out", str(tmp_path / name)]
 
     process = subprocess.run([sys.executable, "-c", KILLED, *words("small")], capture_output=True, text=True,
                              env={**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())})
@@ -157,11 +161,11 @@ def test_help_with_a_job_shows_its_own_flags(trained: Path, capsys: pytest.Captu
     ([], "nothing says how small"), (["--metric", "accuracy"], "--metric accuracy"), (["--metric", "f1>=0.5"], "the job measures"),
     (["--use", "Quantise()"], "Quantize"), (["--use", "Quantize(bit=4)"], "bit"), (["--use", "Quantize(bits=9)"], "give 2 to 8"),
     (["--use", "Half()", "--use", "Half()"], "twice"), (["--use", "Prune(heads=0.5)"], "heads"),
-    (["--size", "9KB", "--width", "8"], "--width"),
+    (["--size", "9KB", "--width", "8"], "give the job, and the flags"), (["--size", "9KB", "--wide", "8"], "--width"),
     (["--size", "9KB", "--samples", "0"], "--samples"), (["--size", "9KB", "--heal", "soon"], "is not a time")])
 def test_mistakes_are_told_and_nothing_is_written(trained: Path, tmp_path: Path, words: list[str], said: str,
                                                   capsys: pytest.CaptureFixture[str]) -> None:
-    code = run(["compress", str(trained / "run"), *words, "--out", str(tmp_path / "small")])
+    code = run(["compress", *run_of(trained), *words, "--out", str(tmp_path / "small")])
     error = capsys.readouterr().err
     assert code in (2, 3) and said in error and "Traceback" not in error
     assert not (tmp_path / "small").exists()

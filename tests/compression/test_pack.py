@@ -155,15 +155,16 @@ def test_the_job_file_may_move_and_is_only_run_where_the_user_says_so(tmp_path: 
     file.write_text("from tests.compression.models import job_of\n\ndef job() -> object:\n    return job_of('mlp')\n")
     shoestring.compress(file, tmp_path / "small", use=["Half()"], samples=16)
     x = torch.randn(2, 16)
-    answer = shoestring.load(tmp_path / "small")(x)
-    file.rename(tmp_path / "moved.py")
-    with pytest.raises(Mistake, match="is not there"):
+    answer = shoestring.load(tmp_path / "small", job=file)(x)
+    with pytest.raises(Mistake, match=f"so it is run only if you name it: add job='{file}'"):
         shoestring.load(tmp_path / "small")
+    file.rename(tmp_path / "moved.py")
     assert torch.equal(shoestring.load(tmp_path / "small", job=tmp_path / "moved.py")(x), answer)
     assert torch.equal(shoestring.load(tmp_path / "small", job=tmp_path / "small" / "job.py")(x), answer)
+    assert torch.equal(shoestring.load(tmp_path / "small", job=lambda: job_of("mlp"))(x), answer)
     file.write_text((tmp_path / "moved.py").read_text() + "# changed\n")
     with pytest.warns(UserWarning, match="is not as it was"):
-        shoestring.load(tmp_path / "small")
+        shoestring.load(tmp_path / "small", job=file)
     assert json.loads((tmp_path / "small" / "manifest.json").read_text())["job"]["file"] == str(file)
 
 

@@ -44,13 +44,13 @@ def test_the_trained_weights_are_compressed_and_the_script_s_model_stays(run: Pa
     kept, trained = small.model(BATCHES[0][0]), shoestring.compress(run, run.parent / "other", use=["Half()"], job=job_of_width())
     assert torch.equal(kept, trained.model(BATCHES[0][0])) and not torch.allclose(kept, own(BATCHES[0][0]), atol=1e-5)
     assert command(["compress", str(run), "--job", str(run.parent / "file.py"), "--use", "Half()", "--out", str(run.parent / "c")]) == 0
-    assert torch.equal(shoestring.load(run.parent / "c")(BATCHES[0][0]), kept)
+    assert torch.equal(shoestring.load(run.parent / "c", job=run.parent / "file.py")(BATCHES[0][0]), kept)
 
 
 def test_without_a_job_it_is_told_what_to_give(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command(["compress", str(run), "--use", "Half()"]) != 0
     assert "was begun by a script" in (said := capsys.readouterr().err) and "--job" in said
-    with pytest.raises(Mistake, match="give job, a file"):
+    with pytest.raises(Mistake, match="give job=, a file"):
         shoestring.compress(run, run.parent / "small", use=["Half()"])
     with pytest.raises(Mistake, match=r"0\.weight is \(8, 8\) in the checkpoint of step 2 and \(4, 8\) in the job's model"):
         shoestring.compress(run, run.parent / "small", use=["Half()"], job=job_of_width(4))

@@ -20,10 +20,7 @@ from shoestring.measure.cache import cache_folder, value_of
 from shoestring.measure.tracker import Event, Log, Moment
 from shoestring.planning import duration, earlier, kept
 from shoestring.planning.evidence.tasks import TrialResult
-
-NUMBERS = st.one_of(st.integers(), st.integers(-10**400, 10**400), st.floats(), st.sampled_from([0, -1, 1 << 63, 10**400, 1e308, -0.0]))
-JSON = st.recursive(st.one_of(st.none(), st.booleans(), NUMBERS, st.text(max_size=5)),
-                    lambda inside: st.lists(inside, max_size=4) | st.dictionaries(st.text(max_size=5), inside, max_size=4), max_leaves=6)
+from tests.mutations import JSON, changed
 
 RATES = [[1e-9, 1e-6, 1024], [2e-9, 1e-6, 0]]
 WHOLE: dict[str, dict[str, Any]] = {
@@ -39,19 +36,6 @@ WHOLE: dict[str, dict[str, Any]] = {
 LOG = json.loads(json.dumps(Log(
     events=[Event(1, 64), Event(1, -64)], marks=[(0, Moment("forward", "0"))], roles={1: "parameters"}, outputs={"0": [1]}, workspaces={1},
     flops=Counter({Moment("forward", "0"): 9}), moved=[1], sent=[2], blocks=["0"], traits={"complex weights"}).as_json()))
-
-
-def changed(draw: Callable[..., Any], whole: Any) -> Any:
-    """The same JSON with something else in one place, or more of it."""
-    if not isinstance(whole, (dict, list)) or not whole or draw(st.integers(0, 3)) == 0:
-        return draw(JSON)
-    if isinstance(whole, list):
-        place = draw(st.integers(0, len(whole) - 1))
-        return [changed(draw, one) if number == place else one for number, one in enumerate(whole)]
-    name = draw(st.sampled_from(sorted(whole)))
-    if draw(st.integers(0, 5)) == 0:
-        return {key: one for key, one in whole.items() if key != name} | {draw(st.text(max_size=4)): draw(JSON)}
-    return whole | {name: changed(draw, whole[name])}
 
 
 def use_hardware(place: Path) -> None:

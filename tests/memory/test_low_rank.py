@@ -404,7 +404,7 @@ def test_a_run_is_exported_with_its_updates_and_for_peft_and_is_refused_under_an
     assert any("LowRank trains updates of rank 4 of 4 weights and 2 weights as they are" in event.get("text", "")
                for event in records(tmp_path / "a"))
     for kind in ("safetensors", "hf", "peft"):
-        out = command(tmp_path, "export", "a", "--to", kind, "--out", kind)
+        out = command(tmp_path, "export", "a", "--job", "job.py", "--to", kind, "--out", kind)
         assert out.returncode == 0, out.stderr
 
     def base() -> Any:

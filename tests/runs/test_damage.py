@@ -24,10 +24,11 @@ from shoestring.memory.stream import Stream
 from shoestring.planning.outcome import plan_file
 from shoestring.planning.plan import Plan, load_plan
 from shoestring.processes import training
+from shoestring.processes.named_job import claim_of_run
 from shoestring.runs.checkpoints import Checkpoint, newest_good, saved
 from shoestring.runs.events import NAME, Events, line_of, read
 from shoestring.runs.export import checkpoint_of, export_steps, export_weights
-from shoestring.runs.folder import Folder, Unusable, holder, source_of
+from shoestring.runs.folder import Folder, Unusable, holder
 from shoestring.runs.history import History
 from shoestring.runs.report import report_of
 from shoestring.runs.request import request_for
@@ -80,7 +81,7 @@ class Trained:
         (self.path / "report.html").write_text(page(report_of(self.path).as_json()))
         held.lock.release()
         self.files = sorted(path for path in self.path.rglob("*") if path.is_file())
-        self.source, self.before = sha256(JOB.encode()).hexdigest(), self.outlook()
+        self.before = self.outlook()
 
     def outlook(self) -> tuple[Any, str, bool]:
         """What is trained from: the request and the plan; the checkpoint; and whether a newer one was passed over, which is told."""
@@ -102,7 +103,7 @@ class Trained:
             export_steps(Folder(self.path), kind, out / kind)
             (out / kind).unlink()
         try:
-            assert sha256(source_of(Folder(self.path)).read_bytes()).hexdigest() == self.source
+            claim_of_run(Folder(self.path))
         except Unusable as error:
             assert "run.json is damaged" in str(error)
         kept_report(Folder(self.path))
@@ -364,21 +365,6 @@ def test_a_damaged_plan_to_go_on_with_leaves_the_plan_that_was(trained: Trained)
         held.lock.release()
         following.unlink()
     assert (trained.path / "plan.json").read_bytes() == whole
-
-
-# The job's source
-
-def test_a_damaged_copy_of_the_job_is_not_run(trained: Trained) -> None:
-    copy = trained.path / "job.py"
-    trained.job.rename(trained.job.with_suffix(".away"))
-    try:
-        assert source_of(Folder(trained.path)) == copy
-        copy.write_text(JOB.replace("Tanh", "ReLU"))
-        with pytest.raises(Mistake, match="missing or damaged: put the job file back"):
-            source_of(Folder(trained.path))
-    finally:
-        copy.write_text(JOB)
-        trained.job.with_suffix(".away").rename(trained.job)
 
 
 # By the command

@@ -84,7 +84,7 @@ def trained(place: Path, source: str) -> Any:
 
 
 def exported(place: Path, kind: str) -> Path:
-    done = shoestring(place, "export", "a", "--to", kind, "--out", f"out-{kind}", "--json")
+    done = shoestring(place, "export", "a", "--job", "small.py", "--to", kind, "--out", f"out-{kind}", "--json")
     assert done.returncode == 0, done.stderr
     return place / json.loads(done.stdout)["path"]
 
@@ -139,7 +139,7 @@ def test_a_model_that_was_made_by_from_pretrained_is_exported_and_gives_the_same
 
 def test_a_model_of_transformers_inside_of_another_is_not_exported_for_from_pretrained(tmp_path: Path) -> None:
     trained(tmp_path, WRAPPER)
-    done = shoestring(tmp_path, "export", "a", "--to", "hf")
+    done = shoestring(tmp_path, "export", "a", "--job", "small.py", "--to", "hf")
     assert done.returncode == 2 and "the job's model is a Wrapper, not a model of transformers" in done.stderr
     assert "its part encoder is one (BertModel)" in done.stderr and not (tmp_path / "a" / "export-hf").exists()
 

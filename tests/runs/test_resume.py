@@ -204,7 +204,7 @@ def test_exports(place: Path) -> None:
         rows = list(csv.DictReader(file))
     losses = json.loads((place / "a" / "export.json").read_text())["losses"]
     assert [float(row["loss"]) for row in rows] == losses and len(losses) == 12
-    for words, said in ((["--to", "csv"], "is there already"), (["--to", "hf"], "not a model of transformers"),
+    for words, said in ((["--to", "csv"], "is there already"), (["--to", "hf", "--job", "small.py"], "not a model of transformers"),
                         (["--to", "safetensors", "--step", "5", "--out", "x"], "no checkpoint of step 5; there are 4, 8, 12")):
         done = shoestring(place, "export", "a", *words)
         assert done.returncode == 2 and said in done.stderr
@@ -227,7 +227,7 @@ def test_a_transformers_model_is_exported_for_from_pretrained(place: Path) -> No
 
     (place / "small.py").write_text(GPT2)
     assert train(place, "--plan", "saved.json").returncode == 0
-    done = shoestring(place, "export", "a", "--to", "hf", "--out", "out")
+    done = shoestring(place, "export", "a", "--job", "small.py", "--to", "hf", "--out", "out")
     assert done.returncode == 0, done.stderr
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(place / "out")
     weights = load_file(next((place / "a" / "checkpoints").glob("step-00000003/weights.safetensors")))

@@ -35,7 +35,7 @@ def job(student: str, student_flags: str = "{}", teacher: str = "[]", objective:
         if passes or noise or layers:
             raise Mistake("--passes, --noise and --layers are about a teacher, and --peers has none: leave them out")
         return codistilled(own, peers, **how, unlabelled=more, ratio=ratio)
-    teachers = Teachers(tuple(opener(one, own.forward) for one in named), passes)
+    teachers = Teachers(tuple(opener(one) for one in named), passes)
     own = own if not layers else thinned(own, layers, named)
     return distilled(own, teachers, **how, noise=noise_of(noise) if noise else None, unlabelled=more, ratio=ratio)
 

@@ -1,18 +1,20 @@
 """Where teachers come from, by what a user writes, and which weights exactly: a run that goes on is taught by the same ones.
 
-    runs/big                              a run of `shoestring train`: its best weights if it validated, else its newest good ones
+    big.py@runs/big                       a run of `shoestring train`: its best weights if it validated, else its newest good ones
     big.py --width 64                     a job file with its flags: the model as the job makes it, with the job's `weights`
     big.py@weights.safetensors            the same with weights of a file
-    a folder of `shoestring compress`     the compressed model, called as the student is
+    big.py@small                          a folder of `shoestring compress`
+    runs/digits                           a folder alone, where a built-in job made it: no other file that a folder names is run
 
-Pinned, each is followed by what it is known by: runs/big@best-00000040#1f3a9c20 (the checkpoint, and the beginning of its SHA-256).
+Pinned, each is a job file with all its flags and with the weights, followed by what those are known by:
+big.py@runs/big/checkpoints/best-00000040#1f3a9c20 --width=64 (the checkpoint, and the beginning of its SHA-256).
 """
 from __future__ import annotations
 
 import os
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,13 +26,14 @@ from shoestring.compression.distil.method import PROJECTION, Projecting
 from shoestring.compression.distil.teachers import Opened
 from shoestring.compression.load import load
 from shoestring.compression.manifest import MANIFEST, TENSORS
-from shoestring.core.batch import Batch
+from shoestring.compression.pack import Packed
 from shoestring.core.errors import Mistake
-from shoestring.core.job import Job, default_forward
+from shoestring.core.job import Job
 from shoestring.jobfile import job_path, loaded_job, parsed_flags
+from shoestring.processes.named_job import Claim, claim_of_run, flags_for
 from shoestring.runs.checkpoints import BEST, Checkpoint, damage, digest, saved
 from shoestring.runs.export import best_weights, checkpoint_of, named_weights
-from shoestring.runs.folder import Folder, source_of
+from shoestring.runs.folder import Folder
 from shoestring.runs.initial_weights import valued
 
 PINNED = re.compile(r"(?P<path>[^#]*?)(?:@(?P<weights>[^@#]+))?(?:#(?P<digest>[0-9a-f]{8}))?")
@@ -40,8 +43,8 @@ PINNED = re.compile(r"(?P<path>[^#]*?)(?:@(?P<weights>[^@#]+))?(?:#(?P<digest>[0
 class Written:
     """What a user wrote of a teacher, in its parts."""
 
-    path: str
-    weights: str = ""              # of a run: the checkpoint's name; of a job file: a safetensors file
+    path: str                      # of the job file; of a folder alone, the folder
+    weights: str = ""              # a safetensors file, a run, one of its checkpoints, or a compressed model
     digest: str = ""               # the beginning of a SHA-256; empty: not pinned
     flags: tuple[str, ...] = ()    # of a job file
 
@@ -58,28 +61,52 @@ def read(written: str) -> Written:
     first, *flags = shlex.split(written) or [""]
     match = PINNED.fullmatch(first)
     if match is None or not match["path"]:
-        raise Mistake(f"--teacher {written!r}: give the folder of a run, or a job file, perhaps with weights (big.py@weights.safetensors)")
+        raise Mistake(f"--teacher {written!r}: give a job file, perhaps with weights: the folder of a run (big.py@runs/big), or a file "
+                      f"(big.py@weights.safetensors)")
     return Written(match["path"], match["weights"] or "", match["digest"] or "", tuple(flags))
 
 
 def pinned(written: str) -> str:
     """The same, with the weights that it has now and what they are known by."""
-    found = read(written)
-    if is_run(found.path):
-        if found.flags:
-            raise Mistake(f"--teacher {written!r}: a run was begun with its own flags; give it without {found.flags[0]}")
-        checkpoint = checkpoint_in(found)
-        return str(Written(os.path.realpath(found.path), checkpoint.path.name, digest_of(checkpoint.path / "manifest.json")))
-    if is_packed(found.path):
-        return str(replace(found, path=os.path.realpath(found.path), digest=digest_of(manifest(found.path))))
-    if os.path.isdir(found.path):
+    if read(written).digest:
+        return written
+    found = with_job(read(written))
+    file, folder = job_path(found.path), found.weights
+    given = parsed_flags(file, list(found.flags))
+    if is_run(folder) or is_checkpoint(folder):
+        checkpoint = newest_of(Folder(Path(folder))) if is_run(folder) else checkpoint_in(found)
+        weights, known_by, folder = str(checkpoint.path), checkpoint.path / "manifest.json", str(checkpoint.path.parent.parent)
+    elif is_packed(folder):
+        weights, known_by = os.path.realpath(folder), Path(manifest(folder))
+    elif folder and not os.path.isfile(folder):
+        raise Mistake(f"--teacher {written!r}: there is no file {folder}, and no run of shoestring")
+    else:
+        return str(Written(file, os.path.realpath(folder) if folder else "", digest_of(folder or file), found.flags))
+    flags = flags_for(claim_of(folder), file, given)[0]
+    return str(Written(file, os.path.realpath(weights), digest_of(known_by), words_of(flags)))
+
+
+def words_of(flags: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(f"--{name}={value}" for name, value in flags.items() if value is not None)
+
+
+def with_job(found: Written) -> Written:
+    """A teacher with its job named: by the user, or by the folder of a built-in one."""
+    if not os.path.isdir(found.path):
+        return found
+    if not (is_run(found.path) or is_packed(found.path)):
         raise Mistake(f"{found.path} is a folder and no run of shoestring: give the folder that `shoestring train` named, or a job file")
-    file = job_path(found.path)
-    parsed_flags(file, list(found.flags))
-    if found.weights and not os.path.isfile(found.weights):
-        raise Mistake(f"--teacher {written!r}: there is no file {found.weights}")
-    weights = os.path.realpath(found.weights) if found.weights else ""
-    return str(Written(file, weights, digest_of(weights or file), found.flags))
+    claim = claim_of(found.path)
+    if not claim.built_in:
+        raise Mistake(f"{found.path} says that {claim.job or 'a script'!r} makes its model. A job is code, and anybody can write a folder "
+                      f"that names one, so it is run only if you name it: give --teacher '{claim.job or 'JOB'}@{found.path}', if you trust "
+                      f"that file")
+    return replace(found, path=claim.built_in, weights=found.path)
+
+
+def claim_of(folder: str) -> Claim:
+    """What a folder says of its job."""
+    return claim_of_run(Folder(Path(folder))) if is_run(folder) else Packed(Path(folder)).claim or Claim(Path(folder))
 
 
 def is_run(path: str) -> bool:
@@ -106,12 +133,19 @@ def same(found: Written, path: str | Path) -> None:
                       f"anew with --fresh")
 
 
+def newest_of(folder: Folder) -> Checkpoint:
+    """The best weights of a run, or its newest good ones."""
+    return best_weights(folder) if saved(folder.checkpoints, BEST) else checkpoint_of(folder, None)
+
+
+def is_checkpoint(path: str) -> bool:
+    """Whether a path is that of a checkpoint in a run, which may be gone."""
+    return os.path.basename(os.path.dirname(path)) == "checkpoints" and not os.path.isfile(path)
+
+
 def checkpoint_in(found: Written) -> Checkpoint:
-    """The checkpoint of a run that was pinned; else its best weights, or its newest good ones."""
-    folder = Folder(Path(found.path))
-    if not found.weights:
-        return best_weights(folder) if saved(folder.checkpoints, BEST) else checkpoint_of(folder, None)
-    checkpoint = Checkpoint(folder.checkpoints / found.weights)
+    """The checkpoint that was pinned."""
+    checkpoint = Checkpoint(Path(found.weights))
     if not checkpoint.path.is_dir():
         raise Mistake(f"the teacher's checkpoint {checkpoint.path} is not there any more: its run went on and kept newer ones, or somebody "
                       f"removed it; begin anew with --fresh, or put it back")
@@ -121,26 +155,22 @@ def checkpoint_in(found: Written) -> Checkpoint:
     return checkpoint
 
 
-def opener(written: str, forward: Callable[[nn.Module, Batch], Any] = default_forward) -> Callable[[], Opened]:
-    """What opens a teacher; `forward`: how a model that has no job of its own is called."""
+def opener(written: str) -> Callable[[], Opened]:
+    """What opens a teacher."""
     def opened() -> Opened:
-        found = read(written)
-        if is_run(found.path):
-            return of_run(found)
-        if is_packed(found.path):
-            same(found, manifest(found.path))
-            return Opened(load(found.path), forward, found.path)
-        return of_file(found)
+        found = read(pinned(written))
+        file = job_path(found.path)
+        job = loaded_job(file, parsed_flags(file, list(found.flags)))
+        if is_checkpoint(found.weights):
+            return Opened(with_weights(job, checkpoint_in(found)), job.forward, found.weights)
+        if is_packed(found.weights):
+            same(found, manifest(found.weights))
+            return Opened(load(found.weights, model=job.model), job.forward, found.weights)
+        same(found, found.weights or file)
+        job = replace(job, weights=found.weights) if found.weights else job
+        return Opened(valued(job.model(), job), job.forward, found.path)
 
     return opened
-
-
-def of_run(found: Written) -> Opened:
-    folder = Folder(Path(found.path))
-    request, checkpoint = folder.request(), checkpoint_in(found)
-    assert request is not None, "a run has a request"
-    job = loaded_job(source_of(folder), dict(request.flags))
-    return Opened(with_weights(job, checkpoint), job.forward, found.path)
 
 
 def with_weights(job: Job, checkpoint: Checkpoint) -> nn.Module:
@@ -152,29 +182,23 @@ def with_weights(job: Job, checkpoint: Checkpoint) -> nn.Module:
     try:
         model.load_state_dict(state)
     except RuntimeError as error:
-        raise Mistake(f"the weights of {checkpoint.path} do not fit the model of its job: {str(error).splitlines()[-1].strip()}") from error
+        raise Mistake(f"the weights of {checkpoint.path} do not fit the model of its job: {str(error).splitlines()[-1].strip()} "
+                      f"Give the job, and the flags, that it was trained with: --teacher 'big.py@runs/big --width 64'") from error
     return model
-
-
-def of_file(found: Written) -> Opened:
-    file = job_path(found.path)
-    same(found, found.weights or file)
-    job = loaded_job(file, parsed_flags(file, list(found.flags)))
-    job = replace(job, weights=found.weights) if found.weights else job
-    return Opened(valued(job.model(), job), job.forward, found.path)
 
 
 def taken_from(written: str) -> str:
     """The safetensors file with all weights of a teacher, for a student that begins from some of them."""
-    found = read(written)
-    if not is_run(found.path):
-        if not found.weights:
-            raise Mistake(f"--layers takes weights of the teacher, and {found.path} is not a run and names no weights: give a run, or "
-                          f"{found.path}@weights.safetensors")
+    found = read(pinned(written))
+    if not is_checkpoint(found.weights):
+        if not found.weights or is_packed(found.weights):
+            raise Mistake(f"--layers takes weights of the teacher, and {written} is not a run and names no weights: give "
+                          f"{found.path}@runs/big, or {found.path}@weights.safetensors")
         return found.weights
     checkpoint = checkpoint_in(found)
     file = checkpoint.path / "weights.safetensors"
     if checkpoint.averages() or set(checkpoint.all_weights()) != set(checkpoint.weights()) or "low rank" in checkpoint.outline()["parts"]:
         raise Mistake(f"--layers takes weights of the teacher from {file}, and its run keeps some of them elsewhere: export them "
-                      f"(shoestring export {found.path} --to safetensors --out big.safetensors) and give --teacher big.py@big.safetensors")
+                      f"(shoestring export {checkpoint.path.parent.parent} --to safetensors --out big.safetensors) and give --teacher "
+                      f"big.py@big.safetensors")
     return str(file)

@@ -45,6 +45,7 @@ class Train:
 
 Edit = LowRank | Tucker | Train
 EDITS: dict[str, Any] = {kind.__name__: kind for kind in (LowRank, Tucker, Train)}
+MOST_NUMBERS = 1 << 16   # that a small layer may have after an edit
 Moments = Mapping[str, Tensor]   # of the inputs of weights, by their names: sums of x x^T
 
 
@@ -121,6 +122,9 @@ def chain_for(layer: Any, edit: Edit) -> nn.Module:
     kinds: tuple[Any, ...] = {LowRank: (nn.Linear, nn.Conv2d), Tucker: (nn.Conv2d,), Train: (nn.Embedding,)}[type(edit)]
     if not isinstance(layer, kinds) and not (isinstance(edit, LowRank) and is_transposed(layer)):
         raise Mistake(f"{edit.module} is a {type(layer).__name__}, not for {type(edit).__name__}: these edits are of another model")
+    if (count := numbers_in_chain(layer, edit)) > MOST_NUMBERS + 4 * layer.weight.numel():
+        raise Mistake(f"{edit.module} has {layer.weight.numel()} numbers, and would have {count} after {edit}: no edit of ours makes a "
+                      f"layer larger; take a folder that was not changed")
     stride: Any = getattr(layer, "stride", 1)
     padding: Any = getattr(layer, "padding", 0)
     kind = {"dtype": layer.weight.dtype, "device": layer.weight.device}
@@ -143,6 +147,19 @@ def chain_for(layer: Any, edit: Edit) -> nn.Module:
                 raise Mistake(f"{edit.module} is a table of {layer.num_embeddings} x {layer.embedding_dim}, and the train one of "
                               f"{prod(edit.rows)} x {prod(edit.columns)}: these edits are of another model")
             return TrainEmbedding(layer.num_embeddings, edit.rows, edit.columns, edit.ranks, layer.padding_idx, **kind)
+
+
+def numbers_in_chain(layer: Any, edit: Edit) -> int:
+    """How many numbers the layers have that a layer becomes, but for the bias."""
+    outputs, inputs, *window = layer.weight.shape
+    match edit:
+        case LowRank(rank=rank):
+            return int(rank * (inputs * prod(window) + outputs))
+        case Tucker(ranks=(left, right)):
+            return int(inputs * right + left * right * prod(window) + left * outputs)
+        case Train():
+            ranks = (1, *edit.ranks, 1)
+            return sum(ranks[one] * edit.rows[one] * edit.columns[one] * ranks[one + 1] for one in range(3))
 
 
 def as_json(edits: Iterable[Edit]) -> Json:

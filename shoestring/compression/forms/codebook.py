@@ -75,6 +75,7 @@ def scaled(values: Tensor, scales: Tensor, group: int) -> Tensor:
     tensor([[2., 2., 2., 2., 3.]])
     """
     columns, scales = values.shape[1], scales.to(values.dtype)
+    group = min(group, max(columns, 1))   # a group may be longer than a row
     if columns % group == 0:
         return values.view(len(values), -1, group).mul_(scales[..., None]).view(len(values), columns)
     return values.mul_(scales.repeat_interleave(group, 1)[:, :columns])

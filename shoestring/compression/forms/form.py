@@ -101,6 +101,8 @@ class Plain(Form):
 
     @classmethod
     def layout(cls, shape: Shape, dtype: torch.dtype, settings: Settings) -> dict[str, Part]:
+        if settings.get("stored", "") not in ("", *FLOATS):
+            raise ValueError(f"numbers stored as {settings['stored']!r}: there are {', '.join(FLOATS)}")
         stored = FLOATS.get(settings.get("stored", ""), dtype)
         return {"values": Part(tuple(shape), stored)}
 

@@ -59,7 +59,8 @@ class Grid(Form):
 
     def valued(self, codes: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
         """scale (code - zero), group by group, in the weight's own type."""
-        group, columns = int(self.settings["group"]), codes.shape[1]
+        columns = codes.shape[1]
+        group = min(int(self.settings["group"]), max(columns, 1))   # a group may be longer than a row
         scales, zeros = scales.to(self.dtype), zeros.to(self.dtype)
         if columns % group == 0:
             parts = codes.view(len(codes), -1, group).to(self.dtype)

@@ -58,6 +58,7 @@ class Drop:
     kept: tuple[int, ...]
 
 
+LONGEST = 1 << 16   # hexadecimal digits of a bitmap of units
 Edit = Cut | Narrow | Attribute | Drop
 EDITS: dict[str, Any] = {kind.__name__: kind for kind in (Cut, Narrow, Attribute, Drop)}
 
@@ -88,12 +89,27 @@ def edited_with_names(model: nn.Module, edits: Sequence[Edit]) -> tuple[nn.Modul
             case Attribute():
                 owner: Any = holder(modules, edit.module)
                 owner = getattr(owner, "config", None) if edit.config else owner
-                if not hasattr(owner, edit.name):
-                    raise Mistake(f"the model's {edit.module or 'root'} has no attribute {edit.name}: these edits are of another model")
+                check_attribute(owner, edit)
                 setattr(owner, edit.name, edit.value)
             case Drop():
                 drop(modules, edit)
     return result, modules
+
+
+def check_attribute(owner: Any, edit: Attribute) -> None:
+    """Refuse to set anything but a number, a switch or a list that is there, to one of its kind. Text stays what it was: another could name
+    something."""
+    if edit.name.startswith("_") or not hasattr(owner, edit.name):
+        raise Mistake(f"the model's {edit.module or 'root'} has no attribute {edit.name!r}: these edits are of another model")
+    now = getattr(owner, edit.name)
+    words = {edit.value} if isinstance(edit.value, str) else {one for one in edit.value if isinstance(one, str)} if isinstance(
+        edit.value, list) else set()
+    there = {now} if isinstance(now, str) else {one for one in now if isinstance(one, str)} if isinstance(now, (list, tuple)) else set()
+    alike = type(edit.value) is type(now) or (isinstance(edit.value, list) and isinstance(now, tuple)) or (
+        isinstance(edit.value, (int, float)) and isinstance(now, (int, float)) and not isinstance(now, bool))
+    if not alike or not words <= there:
+        raise Mistake(f"the model's {edit.module or 'root'} has {edit.name} {str(now)[:40]!r}, and the edit makes it "
+                      f"{str(edit.value)[:40]!r}: these edits are of another model")
 
 
 def holder(modules: dict[str, nn.Module], name: str) -> nn.Module:
@@ -191,5 +207,7 @@ def bitmap(kept: Iterable[int]) -> str:
 
 
 def units(text: str) -> tuple[int, ...]:
+    if not isinstance(text, str) or len(text) > LONGEST:
+        raise ValueError("a bitmap of units that is none")
     number = int(text, 16)
     return tuple(unit for unit in range(number.bit_length()) if number >> unit & 1)

@@ -31,7 +31,7 @@ from shoestring.core.codec import from_json, to_json
 from shoestring.core.errors import Mistake
 from shoestring.core.units import seconds_text
 from shoestring.processes.group.round import Invitation
-from shoestring.processes.messages import Closing, Message, read_message, written_message
+from shoestring.processes.messages import NONSENSE, Closing, Message, read_message, written_message
 from shoestring.processes.nodes import Nodes
 
 BEAT = 0.5        # seconds between beats
@@ -214,7 +214,10 @@ class Rendezvous(RendezvousHandler):
                 if self.silence(0) > max(self.patience, SILENT):
                     raise Mistake(self.leader_gone())
                 time.sleep(PAUSE)
-            return from_json(Invitation, json.loads(self.store.get("invitation")))
+            try:
+                return from_json(Invitation, json.loads(self.store.get("invitation")))
+            except NONSENSE as error:
+                raise Mistake(f"what node 0 says is no invitation of this version ({error}): use the same shoestring everywhere") from error
 
     def __enter__(self) -> Rendezvous:
         return self

@@ -1,0 +1,128 @@
+"""The job of a folder that is read back: named by the caller, never by the folder.
+
+A run and a compressed model say which job file made them. A job file is code, and anybody can write such a folder and seal it, so what it
+says is a `Claim`: it is shown in messages and compared with what the caller names. No path of it is opened. Three things are taken of it,
+because none of them can name code or a file:
+
+    the name of a built-in job       or the SHA-256 of one: its code is ours
+    numbers and switches             flags of the job that the caller names, each of the type that the job says
+    text that is the job's default   of a flag; any other text could name a file, and the caller gives it again
+"""
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shoestring.core.errors import Mistake
+from shoestring.core.job import Job
+from shoestring.core.regular import read_regular
+from shoestring.jobfile import BUILT_IN, Flag, flags_known, job_path, loaded_job
+from shoestring.runs.folder import Folder
+
+Named = Job | Callable[..., Job] | str | Path   # a Job, a function that makes one, a job file, or the name of a built-in job
+LARGEST = 1 << 63                                # no whole number of a flag is as large
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a folder says of the job that made it."""
+
+    folder: Path
+    job: str = ""                                               # path of a file, or name of a built-in job; empty: a script made the Job
+    source: str = ""                                            # SHA-256 of the file
+    flags: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def built_in(self) -> str:
+        """The path of the built-in job that it is; empty: it is none."""
+        if self.job in BUILT_IN:
+            return job_path(self.job)
+        return next((path for path in map(job_path, BUILT_IN) if self.source and digest_of(path) == self.source), "")
+
+
+def claim_of_run(folder: Folder) -> Claim:
+    request = folder.request()
+    if request is None:
+        raise Mistake(f"{folder.path} is not a run of shoestring: give the folder that `shoestring train` named")
+    return Claim(folder.path, "" if request.by_script else request.job, request.source, request.flags)
+
+
+def named_job(claim: Claim, named: Named | None, given: Mapping[str, Any]) -> tuple[Job, list[str]]:
+    """The job that the caller names for a folder, with the flags that are `given` and the folder's, and what the caller should know."""
+    if isinstance(named, Job):
+        return named, []
+    if callable(named):
+        made = named(**given)
+        if not isinstance(made, Job):
+            raise Mistake(f"job= gave a {type(made).__name__}, not a Job")
+        return made, []
+    path = job_file(claim, named)
+    flags, notes = flags_for(claim, path, given)
+    if claim.source and digest_of(path) != claim.source:
+        notes.insert(0, f"{path} is not as it was when {claim.folder} was made; that its weights have the same names and shapes is "
+                        f"checked, what it computes with them is not")
+    return loaded_job(path, flags), notes
+
+
+def job_file(claim: Claim, named: str | Path | None) -> str:
+    """The file of the job that the caller names, or of the built-in job that a folder names."""
+    if named is not None:
+        return job_path(str(named))
+    if claim.built_in:
+        return claim.built_in
+    if not claim.job:
+        raise Mistake(f"{claim.folder} was begun by a script, which made its Job itself, so there is no job file to make its model from: "
+                      f"give --job, a file with `def job(...) -> Job` that makes the same model, or call it in the script, with job=")
+    raise Mistake(f"{claim.folder} says that {claim.job!r} makes its model. A job is code, and anybody can write a folder that names one, "
+                  f"so it is run only if you name it: add --job {claim.job!r}, if you trust that file")
+
+
+def flags_for(claim: Claim, path: str, given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The flags of a job for a folder: those that are given, and of the folder's what can be taken. Where the folder's are flags of
+    another job, as those of a distillation are beside the student's, none of them is."""
+    known = {flag.name: flag for flag in flags_known(path)}
+    others = [name for name in claim.flags if name not in known]
+    if others:
+        return dict(given), [f"{claim.folder} was made with --{others[0]}, which is no flag of {Path(path).name}: of its flags none is "
+                             f"taken, give those of {Path(path).name} that it needs"]
+    mine = {name: value for name, value in claim.flags.items() if name not in given}
+    check_taken(claim, path, mine)
+    return {**mine, **given}, []
+
+
+def check_taken(claim: Claim, path: str, flags: Mapping[str, Any]) -> None:
+    """Refuse flags of a folder that nobody gave: text that could name a file, and what can't be a value of that flag."""
+    known = {flag.name: flag for flag in flags_known(path)}
+    for name, value in flags.items():
+        if name in known:
+            check_type(claim, known[name], value)
+    texts = {name: value for name, value in flags.items() if not is_plain(value) and not (name in known and value == known[name].default)}
+    if texts:
+        again = " ".join(f"--{name} {value!r}" for name, value in texts.items())
+        raise Mistake(f"{claim.folder} says that it was made with {again[:400]}. Text can name a file, so it is not taken from a folder: "
+                      f"give {'it' if len(texts) == 1 else 'them'} again, if it is right")
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a value can name nothing."""
+    return value is None or isinstance(value, (bool, int, float))
+
+
+def check_type(claim: Claim, flag: Flag, value: Any) -> None:
+    """Refuse what can't be a value of a flag."""
+    kinds: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "str": (str,), "bool": (bool,)}
+    fits = isinstance(value, kinds[flag.kind]) and isinstance(value, bool) == (flag.kind == "bool")
+    finite = not isinstance(value, float) or math.isfinite(value)
+    small = not isinstance(value, int) or -LARGEST <= value < LARGEST
+    if not (fits and finite and small) and not (value is None and flag.default is None):
+        raise Mistake(f"{claim.folder} says that --{flag.name} was {str(value)[:60]!r}, which is no value of that flag ({flag.kind}): give "
+                      f"--{flag.name} yourself")
+
+
+def digest_of(path: str | Path) -> str:
+    """The SHA-256 of a job file."""
+    return hashlib.sha256(read_regular(path)).hexdigest()

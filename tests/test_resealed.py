@@ -1,0 +1,318 @@
+"""Files that are sealed as ours are and say what can't be: in every room they are used or refused in a sentence, and nothing is lost."""
+from __future__ import annotations
+
+import json
+import shutil
+import warnings
+from argparse import Namespace
+from binascii import crc32
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import shoestring
+from shoestring import Job, Mistake
+from shoestring.commands.report import reported
+from shoestring.commands.run_plan import kept_plan
+from shoestring.core.run import plain_run
+from shoestring.core.seal import sealed
+from shoestring.data.feed import Feed
+from shoestring.federated.kept_plan import kept_plan as kept_federated_plan
+from shoestring.jobfile import loaded_job
+from shoestring.planning.outcome import plan_file
+from shoestring.planning.plan import Plan, load_plan
+from shoestring.privacy.spending import Entry, Spending, line_of
+from shoestring.processes.messages import Cause, Failure, read_message, written_message
+from shoestring.processes.named_job import claim_of_run, flags_for
+from shoestring.processes.tasks import DoctorTask, TrainTask, read_task, written_task
+from shoestring.runs.checkpoints import Checkpoint, believed, damage, saved
+from shoestring.runs.events import NAME
+from shoestring.runs.events import line_of as event_line
+from shoestring.runs.export import export_weights
+from shoestring.runs.folder import Folder
+from shoestring.runs.history import History
+from shoestring.runs.modules import changes, kept_modules
+from shoestring.runs.report import report_of
+from shoestring.runs.request import differences
+from shoestring.runs.resume import settled
+from shoestring.runs.snapshot import PARTS, restore
+from shoestring.runs.tensors import TensorFile
+from shoestring.runs.weight_files import opened as opened_weights
+from shoestring.show.page import page
+from tests.mutations import variants
+
+NET = """
+import torch
+from torch import nn
+from shoestring import Job
+
+def job(width: int = 8) -> Job:
+    return Job(model=lambda: nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.BatchNorm1d(width), nn.Linear(width, 2)), steps=2,
+               data=[(torch.randn(16, 8), torch.arange(16) % 2) for _ in range(12)])
+"""
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.BatchNorm1d(8), nn.Linear(8, 2))
+
+
+class Room:
+    """Folders of every room, made once."""
+
+    def __init__(self, place: Path) -> None:
+        self.place, self.net, self.run = place, place / "net.py", place / "run"
+        self.net.write_text(NET)
+        for _ in shoestring.train(str(self.net), (), run=self.run):
+            pass
+
+    def compressed(self, name: str, *use: str) -> Path:
+        folder = self.place / name
+        if not folder.exists():
+            shoestring.compress(Job(model=net, data=[(torch.randn(16, 8), torch.arange(16) % 2) for _ in range(12)]), folder, use=list(use),
+                                samples=16)
+        return folder
+
+
+@pytest.fixture(scope="module")
+def room(tmp_path_factory: pytest.TempPathFactory) -> Room:
+    return Room(tmp_path_factory.mktemp("room"))
+
+
+@contextmanager
+def told(what: object = "") -> Iterator[None]:
+    """Whatever a file says, a user gets a sentence and no error of Python's."""
+    try:
+        yield
+    except Mistake as error:
+        assert str(error) and len(str(error)) < 2000, "a sentence"
+    except Exception as error:
+        raise AssertionError(f"{type(error).__name__}: {error} for {str(what)[:300]}") from error
+
+
+def unseal(path: Path) -> dict[str, Any]:
+    found = json.loads(path.read_text())
+    found.pop("sha256", None)
+    return dict(found)
+
+
+def resealed(path: Path, whole: Any, use: Callable[[], object], each: int = 5) -> None:
+    """Use a file with one thing after another in every place of it; what was there is put back."""
+    before = path.read_bytes()
+    try:
+        use()   # as it was written it is used
+        for one in variants(whole, each):
+            if isinstance(one, dict):
+                path.write_bytes(sealed({key: value for key, value in one.items() if key != "sha256"}))
+                with told(one):
+                    use()
+    finally:
+        path.write_bytes(before)
+
+
+WAYS = {"grid": ("Quantize(bits=4)",), "half": ("Half()",), "codebook": ("Codebook(bits=3)",), "sparse": ("Sparsify(share=0.5)",),
+        "seeded": ("Sparsify(share=0.5, by='random')",), "pruned": ("Prune(channels=0.5)", "Half()"),
+        "factorized": ("Factorize(share=0.5)", "Half()")}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_manifest_of_a_compressed_model(way: str, room: Room) -> None:
+    folder = room.compressed(way, *WAYS[way])
+    x = torch.zeros(2, 8)
+    whole = unseal(folder / "manifest.json")
+    resealed(folder / "manifest.json", whole, lambda: shoestring.load(folder, model=net)(x), each=3)
+
+
+def test_what_a_manifest_says_of_its_job(room: Room, tmp_path: Path) -> None:
+    shoestring.compress(room.net, tmp_path / "small", use=["Half()"], samples=16, width=8)
+    whole = unseal(tmp_path / "small" / "manifest.json")
+    for one in variants({"job": whole["job"]}, 8):
+        if isinstance(one, dict):
+            (tmp_path / "small" / "manifest.json").write_bytes(sealed(whole | one))
+            with told(one), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                shoestring.load(tmp_path / "small", job=room.net, width=8)
+
+
+def header_of(path: Path) -> tuple[dict[str, Any], bytes]:
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    return json.loads(data[8:8 + length]), data[8 + length:]
+
+
+def with_header(path: Path, header: Any, rest: bytes) -> None:
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + rest)
+
+
+def test_the_header_of_a_tensor_file(room: Room) -> None:
+    folder = room.compressed("half", "Half()")
+    file, manifest = folder / "model.safetensors", folder / "manifest.json"
+    (header, rest), before, sealed_before = header_of(file), file.read_bytes(), manifest.read_bytes()
+    whole = unseal(manifest)
+    try:
+        for one in variants(header, 5):
+            with_header(file, one, rest)
+            manifest.write_bytes(sealed(whole | {"tensors": sha256(file.read_bytes()).hexdigest()}))
+            with told(one):
+                shoestring.load(folder, model=net)
+            with told(one):
+                for found in opened_weights([str(file)]).values():
+                    list(found.items())
+    finally:
+        file.write_bytes(before)
+        manifest.write_bytes(sealed_before)
+    assert TensorFile(file).entries
+
+
+def test_an_index_of_tensor_files(room: Room, tmp_path: Path) -> None:
+    shutil.copy(room.compressed("half", "Half()") / "model.safetensors", tmp_path / "one.safetensors")
+    names = dict.fromkeys(TensorFile(tmp_path / "one.safetensors").entries, "one.safetensors")
+    index = tmp_path / "model.safetensors.index.json"
+    for one in variants({"metadata": {"total_size": 3}, "weight_map": names}, 6):
+        index.write_text(json.dumps(one))
+        with told(one):
+            opened_weights([str(index)])
+
+
+def test_what_was_asked_for(room: Room) -> None:
+    folder = Folder(room.run)
+    now = folder.request()
+    assert now is not None
+
+    def use() -> None:
+        before = folder.request()
+        if before is not None:
+            settled(now, before)
+            differences(before, now)
+            flags_for(claim_of_run(folder), str(room.net), {})
+        page(report_of(room.run).as_json())
+
+    resealed(room.run / "run.json", unseal(room.run / "run.json"), use)
+
+
+def test_a_plan(room: Room, tmp_path: Path) -> None:
+    from shoestring.memory.accumulate import Accumulate
+    from shoestring.memory.checkpoint import Checkpoint as Recompute
+
+    folder = Folder(room.run)
+    whole = json.loads(json.dumps(plan_file(Plan((Accumulate(pieces=2), Recompute(every=2)), 10, 20, 3.0, blocks=(("0", 5),)), {})))
+
+    def use() -> None:
+        plan = kept_plan(folder, False)
+        if plan is not None:
+            str(plan), plan.as_json(), plan.figures
+        page(report_of(room.run).as_json())
+
+    folder.write("plan.json", whole)
+    resealed(room.run / "plan.json", whole, use, each=3)
+    for one in variants(whole["chosen"], 4):
+        (tmp_path / "plan.json").write_text(json.dumps({"shoestring": 1, "chosen": one}))
+        with told(one):
+            load_plan(tmp_path / "plan.json").as_json()
+
+
+def test_the_plan_of_a_federation(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    whole = {"chosen": {"techniques": [{"name": "TopK", "knobs": {"share": 0.1}}, {"name": "FedAdam", "knobs": {}}], "exactness": "changed",
+                        "up_bytes": 3.0}, "how": {"kind": "sequential", "chunk": 4, "why": "", "processes": 1}}
+    folder.write("plan.json", whole)
+    resealed(tmp_path / "plan.json", whole, lambda: kept_federated_plan(folder), 6)
+
+
+def test_a_report(room: Room, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = Folder(room.run)
+    whole: dict[str, Any] = {
+        "losses": [1.0], "predicted": {"peak_bytes": 3}, "measured": {"peak_bytes": 4}, "techniques": [], "steps": 2, "shown": "",
+        "run": "a", "weights_sha256": "0" * 64, "exactness": "the same bits", "sure": "", "warnings": [], "metrics": {}, "best": None,
+        "epochs": 0,
+        "ended": "steps", "budget": {"memory": None}, "world": 1, "asked": {"steps": 2, "epochs": 0}}
+    folder.write("report.json", whole)
+    resealed(room.run / "report.json", whole, lambda: reported(Namespace(report=None, json=False), folder.read("report.json"), room.run), 3)
+
+
+def test_events(room: Room, tmp_path: Path) -> None:
+    lines = (room.run / NAME).read_bytes().splitlines()
+    shutil.copytree(room.run, tmp_path / "run", ignore=shutil.ignore_patterns("checkpoints"))
+    for number, line in enumerate(lines):
+        record = json.loads(line)
+        record.pop("crc", None)
+        for one in variants(record, 2):
+            text = event_line(one) if isinstance(one, dict) and one else json.dumps(one).encode()
+            (tmp_path / "run" / NAME).write_bytes(b"\n".join([*lines[:number], text, *lines[number + 1:]]) + b"\n")
+            with told(one):
+                page(report_of(tmp_path / "run", History().read(tmp_path / "run")).as_json())
+
+
+def test_modules(room: Room) -> None:
+    folder = Folder(room.run)
+    whole = {"modules": {"net.py": "0" * 64, "layers/one.py": "1" * 64}}
+    folder.write("modules.json", whole)
+    resealed(room.run / "modules.json", whole, lambda: changes(kept_modules(folder) or {}, {}, room.place).remarks, 12)
+
+
+def written_again(checkpoint: Checkpoint, name: str, data: bytes) -> None:
+    (checkpoint.path / name).write_bytes(data)
+    files = json.loads((checkpoint.path / "manifest.json").read_bytes().split(b"\n")[0])["files"]
+    files[name] = {"bytes": len(data), "sha256": sha256(data).hexdigest()}
+    line = json.dumps({"files": files}).encode()
+    (checkpoint.path / "manifest.json").write_bytes(line + b"\n" + sha256(line).hexdigest().encode() + b"\n")
+
+
+def test_the_state_of_a_checkpoint(room: Room, tmp_path: Path) -> None:
+    shutil.copytree(room.run, tmp_path / "run")
+    checkpoint = saved(tmp_path / "run" / "checkpoints")[-1]
+    job = loaded_job(room.net, {})
+    whole = json.loads((checkpoint.path / "state.json").read_text())
+
+    def use(out: Path) -> None:
+        if damage(checkpoint, PARTS):
+            return
+        export_weights(checkpoint, out)
+        with believed(checkpoint):
+            restore(checkpoint, plain_run(job, job.model(), {}), Feed(job))
+
+    use(tmp_path / "whole")
+    for number, one in enumerate(variants(whole, 1)):
+        written_again(checkpoint, "state.json", json.dumps(one).encode())
+        with told(one):
+            use(tmp_path / str(number))
+    assert not list(tmp_path.glob("*tmp-*")), "drafts are gone"
+
+
+def test_the_aliases_of_a_checkpoint_and_its_header(room: Room, tmp_path: Path) -> None:
+    shutil.copytree(room.run, tmp_path / "run")
+    checkpoint = saved(tmp_path / "run" / "checkpoints")[-1]
+    header, rest = header_of(checkpoint.path / "weights.safetensors")
+    for number, one in enumerate(variants(header | {"__metadata__": {"format": "pt", "alias a": "0.weight", "alias b": "nowhere"}}, 3)):
+        text = json.dumps(one).encode()
+        written_again(checkpoint, "weights.safetensors", len(text).to_bytes(8, "little") + text + rest)
+        with told(one):
+            if not damage(checkpoint, PARTS):
+                export_weights(checkpoint, tmp_path / str(number))
+
+
+def test_tasks_and_messages(room: Room) -> None:
+    read: Callable[[str], object]
+    for text, read in [(written_task(TrainTask(file="a.py", steps=3)), read_task), (written_task(DoctorTask()), read_task),
+                       (written_message(Failure(Cause.JOB, "no")), read_message)]:
+        read(text)
+        for one in variants(json.loads(text), 6):
+            with told(one):
+                read(json.dumps(one))
+
+
+def test_a_privacy_ledger(tmp_path: Path) -> None:
+    whole = vars(Entry(0, "0" * 64, 1.0, 0.1, 1e-5)).copy()
+    head = line_of(Entry(0, "0" * 64, 1.0, 0.1, 1e-5))
+    for one in variants(whole, 12):
+        text = json.dumps(one).encode()[:-1].ljust(len(head) - 19)
+        (tmp_path / "privacy.jsonl").write_bytes(text + b',"crc":"%08x"}\n' % crc32(text))
+        with told(one):
+            found = Spending(tmp_path)
+            assert found.entries or found.lost, "what may have been spent counts"
