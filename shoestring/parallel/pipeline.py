@@ -34,7 +34,7 @@ from shoestring.parallel.one_process import StagesHere, mail_meshes
 from shoestring.parallel.partition import smallest_maximum
 from shoestring.parallel.pipedream import CLIPS, PipeDream
 from shoestring.parallel.pipeline_cost import STASHING, Pipe, piped, worth_trying
-from shoestring.parallel.schedule import SCHEDULES, Orders, orders
+from shoestring.parallel.schedule import SCHEDULES, Orders, checked, orders
 from shoestring.parallel.shared_norms import STATISTICS, playable
 from shoestring.parallel.stages import Stages
 from shoestring.parallel.walk import Chain
@@ -71,7 +71,7 @@ class Pipeline(TrainingTechnique):
         if self.balance and (len(self.balance) != self.stages * self.chunks or min(self.balance) < 1):
             raise Mistake(f"Pipeline(balance={list(self.balance)}): give the number of blocks, at least one, of each of the "
                           f"{self.stages * self.chunks} parts that {self.stages} stages x {self.chunks} chunks are")
-        self.orders(self.pieces_wanted)   # what can't be ordered is refused here
+        checked(self.schedule, self.stages, self.pieces_wanted, self.chunks)
         if not self.stashes and (self.vertical or self.flush != type(self).flush):
             raise Mistake(f"Pipeline(schedule={self.schedule!r}): vertical and flush are for schedule='pipedream'; leave them out")
         if self.flush < 1:
