@@ -18,6 +18,7 @@ from shoestring.data.clients import clients_of
 from shoestring.federated.cohort import Engine, How, how_to_work, work_of
 from shoestring.federated.layout import Layout, layout_of
 from shoestring.federated.plain import plain_round
+from shoestring.federated.randomness import SYSTEM, Randomness, SeededRandomness
 from shoestring.federated.records import records_of
 from shoestring.federated.round import Device, Group, Population, Round, Server
 from shoestring.federated.simulate import SimulatedDevices, States, Workshop
@@ -42,6 +43,7 @@ class Asked:
     epsilon: float | None = None
     delta: float | None = None
     processes: int | None = None    # that simulate devices here
+    insecure_seed: int | None = None   # noise follows from it, for tests: nothing is private then
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,12 @@ class Prepared:
     @property
     def plain(self) -> Round:
         """The round without techniques, as it is simulated here."""
-        return plain_round(self.layout, self.job.local, work_of(Engine(self.job, self.layout, self.how))).with_(initial_weights=self.row)
+        parts = plain_round(self.layout, self.job.local, work_of(Engine(self.job, self.layout, self.how)))
+        return parts.with_(initial_weights=self.row, randomness=self.randomness)
+
+    @property
+    def randomness(self) -> Randomness:
+        return SYSTEM if self.asked.insecure_seed is None else SeededRandomness(self.asked.insecure_seed)
 
     def server(self, parts: Round) -> Server:
         """The server before the first round."""

@@ -23,6 +23,7 @@ from torch import Tensor
 from shoestring.core.errors import Mistake
 from shoestring.core.local import Local
 from shoestring.federated.layout import Layout
+from shoestring.federated.randomness import SYSTEM, Randomness
 from shoestring.federated.records import Records
 
 Tensors = Mapping[str, Tensor]
@@ -36,6 +37,7 @@ class Server:
     round: int                                                  # rounds that are done
     weights: Tensor                                             # (size)
     state: Tensors = field(default_factory=dict)                # of techniques, by name: moments, control variates, a clipping norm
+    drawn: Tensors = field(default_factory=dict)                # of this round alone, such as who takes part: a secret, which no file has
 
 
 class Group(NamedTuple):
@@ -195,6 +197,7 @@ class Round:
     answers: Callable[[Order, str], bool] = lambda order, name: True    # simulated devices: whether one answers at all,
     duration: Callable[[Order, str], float] = lambda order, name: 1.0   # and after how long, in units of the median device's time
     initial_weights: Tensor | None = None                       # (size): every device can make them itself, from the job and its seed
+    randomness: Randomness = SYSTEM                             # of noise and of who takes part, where privacy depends on it
 
     def with_(self, **parts: Any) -> Round:
         return replace(self, **parts)
@@ -243,7 +246,7 @@ def play(parts: Round, server: Server, devices: Devices, population: Population,
 
     combined = parts.combine(server, arriving())
     told.check(server.round)
-    after = replace(parts.advance(replace(server, state=state), combined), round=server.round + 1)
+    after = replace(parts.advance(replace(server, state=state), combined), round=server.round + 1, drawn={})
     return told.played(after)
 
 
