@@ -18,6 +18,7 @@ from shoestring.data.clients import clients_of
 from shoestring.federated.cohort import Engine, How, how_to_work, work_of
 from shoestring.federated.layout import Layout, layout_of
 from shoestring.federated.plain import plain_round
+from shoestring.federated.private.release import check_delta_for
 from shoestring.federated.randomness import SYSTEM, Randomness, SeededRandomness
 from shoestring.federated.records import records_of
 from shoestring.federated.round import Device, Group, Population, Round, Server
@@ -43,7 +44,9 @@ class Asked:
     epsilon: float | None = None
     delta: float | None = None
     processes: int | None = None    # that simulate devices here
-    insecure_seed: int | None = None   # noise follows from it, for tests: nothing is private then
+    insecure_seed: int | None = None     # noise follows from it, for tests: nothing is private then
+    ledger: str | None = None            # the population's privacy ledger; None: the run's folder has one of its own
+    ledger_epsilon: float | None = None  # epsilon that all runs on the ledger may spend
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,7 @@ def prepared(job: Job, asked: Asked, model: nn.Module | None = None, how: How | 
     torch.set_num_threads(1)   # processes are what uses several cores, and sums of one thread are the same bits everywhere
     clients = clients_of(job, asked.clients, job.seed)
     population = population_of(clients, asked.per_round)
+    check_delta_for(asked.delta, population.count)
     rounds = ROUNDS if asked.rounds is None else asked.rounds
     if rounds < 1:
         raise Mistake(f"--rounds {rounds}: give 1 or more")

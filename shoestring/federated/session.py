@@ -14,10 +14,12 @@ from shoestring.core.job import Job
 from shoestring.federated.finished import finished_report
 from shoestring.federated.kept_plan import kept_plan
 from shoestring.federated.prepare import Asked, Prepared, prepared
+from shoestring.federated.private.release import check_room
 from shoestring.federated.room import FederatedOutcome, FederatedPlan, planned
 from shoestring.federated.runner import Ended, Runner
 from shoestring.federated.wanted import Wanted
 from shoestring.runs.cadence import Cadence
+from shoestring.runs.checkpoints import newest_good
 from shoestring.runs.event import Event, Planning, Warned
 from shoestring.runs.events import note
 from shoestring.runs.modules import note_modules
@@ -28,7 +30,8 @@ VERSION = 2   # of plan.json
 
 
 def asked_of(wanted: Wanted) -> Asked:
-    return Asked(wanted["clients"], wanted["per_round"], wanted["rounds"], wanted["epsilon"], wanted["delta"], wanted["processes"])
+    return Asked(wanted["clients"], wanted["per_round"], wanted["rounds"], wanted["epsilon"], wanted["delta"], wanted["processes"],
+                 wanted.get("insecure_seed"), wanted.get("ledger"), wanted.get("ledger_epsilon"))
 
 
 def budget_of(wanted: Wanted) -> Budget:
@@ -70,8 +73,7 @@ class Session:
         request, folder = self.held.request, self.held.folder
         if job_file := self.given.job.origin:   # what was imported while devices' work was tried is known by now
             note_modules(folder, Path(job_file.file).parent, True, lambda text: note(folder.path, Warned(text)), begins=True)
-        known_by = f"{request.source} {sorted(request.flags.items())}"
-        return Runner(self.given, self.plan, self.held.folder, tell, cadence, (request.federated or {}).get("every") or 0, known_by).run()
+        return Runner(self.given, self.plan, self.held.folder, tell, cadence, (request.federated or {}).get("every") or 0).run()
 
     def report(self, ended: Ended) -> dict[str, Any]:
         """What it came to, which the folder keeps from now on."""
@@ -85,6 +87,8 @@ def begun(job: Job, held: Opened) -> Session:
     """Plan, or read the plan of the run that goes on."""
     wanted = dict(held.request.federated or {})
     note(held.folder.path, Planning())
+    if wanted.get("epsilon") is not None and not newest_good(held.folder.checkpoints)[0]:
+        check_room(held.folder.path, wanted.get("ledger"), wanted.get("ledger_epsilon"))
     kept = None if held.changed else kept_plan(held.folder)
     if kept is not None:
         return Session(held, prepared(job, asked_of(wanted), how=kept.how), kept.plan, None)

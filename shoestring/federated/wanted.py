@@ -1,7 +1,9 @@
 """What is asked of a federation, checked. Nothing heavy is imported: a wrong flag is told at once."""
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from math import inf, nan
 from typing import Any
 
 from shoestring.core.budget import Budget
@@ -9,7 +11,9 @@ from shoestring.core.errors import Mistake
 from shoestring.core.extras import require
 
 Wanted = Mapping[str, Any]   # what is asked for, by the names of `NAMES`; None: it is not
-NAMES = ("clients", "per_round", "rounds", "processes", "every", "upload", "download", "time", "epsilon", "delta")
+NAMES = ("clients", "per_round", "rounds", "processes", "every", "upload", "download", "time", "epsilon", "delta", "ledger", "ledger_epsilon",
+         "insecure_seed")
+PRIVATE = ("ledger", "ledger_epsilon", "insecure_seed")   # what goes with epsilon; a task has a ledger without
 
 
 def checked(wanted: Wanted) -> dict[str, Any]:
@@ -28,4 +32,31 @@ def checked(wanted: Wanted) -> dict[str, Any]:
         raise Mistake(f"--epsilon {found['epsilon']}: give a number above 0")
     if budget.epsilon is not None:
         require("private")
+    found |= {"ledger": found["ledger"] and os.path.realpath(found["ledger"]), "insecure_seed": whole("--insecure-seed", found["insecure_seed"]),
+              "ledger_epsilon": above_zero("--ledger-epsilon", found["ledger_epsilon"])}
     return found | {"upload": budget.up, "download": budget.down, "time": budget.seconds, "epsilon": budget.epsilon, "delta": budget.delta}
+
+
+def check_private(found: Wanted) -> None:
+    """Of a training: what is about privacy goes with epsilon."""
+    for name in PRIVATE:
+        if found[name] is not None and found["epsilon"] is None:
+            raise Mistake(f"--{name.replace('_', '-')} {found[name]} goes with --epsilon: without it nothing is private, and no ledger is kept")
+
+
+def whole(flag: str, value: Any) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not str(value).isdecimal() or int(value) >= 1 << 63:
+        raise Mistake(f"{flag} {value}: give a whole number, 0 or more")
+    return int(value)
+
+
+def above_zero(flag: str, value: Any) -> float | None:
+    try:
+        number = None if value is None else float(value)
+    except (TypeError, ValueError):
+        number = nan
+    if number is not None and not 0 < number < inf:
+        raise Mistake(f"{flag} {value}: give a number above 0")
+    return number

@@ -116,6 +116,7 @@ class Rounded(Event):
     missing_names: tuple[str, ...] = left_out(())               # the first of them by name
     rejected: tuple[tuple[str, str], ...] = left_out(())        # devices whose update could not be used, and why
     epsilon: float | None = left_out(None)                      # spent so far; None: nothing is private
+    epsilon_in_all: float | None = left_out(None)               # by all runs on the ledger; None: there is no other one
     before: Mapping[str, float] | None = left_out(None)         # metrics of devices on what they hold out, before their work
     after: Mapping[str, float] | None = left_out(None)          # and after
     simulated: float | None = left_out(None)                    # seconds that the round would take devices, in units of a usual one's work

@@ -22,8 +22,8 @@ from shoestring.runs.modules import changed_text, changes, keep_modules, kept_mo
 from shoestring.runs.request import Request, argument_differences, differences, flags_together
 
 # Files that a start leaves before its first step
-ATTEMPT = ("events.jsonl", "plan.json", "plan-next.json", "report.json", "report.html", "job.py", MODULES, "moments.bin", "stream.bin",
-           "run.json")
+ATTEMPT = ("events.jsonl", "privacy.json", "plan.json", "plan-next.json", "report.json", "report.html", "job.py", MODULES, "moments.bin",
+           "stream.bin", "run.json")
 SPENT = "privacy.jsonl"   # what a private federation has spent is never forgotten
 
 
