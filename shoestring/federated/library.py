@@ -59,8 +59,8 @@ def federate(job: Job | str | Path, rounds: int | None = None, per_round: int | 
              upload: str | int | None = None, download: str | int | None = None, epsilon: float | None = None, delta: float | None = None,
              time: str | float | None = None, use: Iterable[FederatedTechnique | str] | None = None, every: int | None = None,
              processes: int | None = None, ledger: str | Path | None = None, ledger_epsilon: float | None = None,
-             insecure_seed: int | None = None, run: str | Path | None = None, fresh: bool = False, adopt: bool = False, seed: int | None = None,
-             tell: Callable[[Event], None] | None = None, **flags: Any) -> Federated:
+             insecure_seed: int | None = None, run: str | Path | None = None, fresh: bool = False, adopt: bool = False,
+             seed: int | None = None, tell: Callable[[Event], None] | None = None, **flags: Any) -> Federated:
     """Train a job where its records lie, on simulated devices.
 
         done = shoestring.federate(job, rounds=20, per_round=10, upload="20KB")

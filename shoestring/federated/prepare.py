@@ -16,6 +16,7 @@ from shoestring.core.job import Job
 from shoestring.core.technique import applied
 from shoestring.data.clients import clients_of
 from shoestring.federated.cohort import Engine, How, how_to_work, work_of
+from shoestring.federated.device_errors import UnusableRecords
 from shoestring.federated.layout import Layout, layout_of
 from shoestring.federated.plain import plain_round
 from shoestring.federated.private.release import check_delta_for
@@ -120,12 +121,12 @@ def sample_of(job: Job, clients: Mapping[str, Any], population: Population) -> t
     for name in islice(map(population.name, range(population.count)), TRIES):
         try:
             found.append(Device(records_of(job, name, clients[name], job.seed)))
-        except Mistake as error:
-            wrong = wrong or str(error)
+        except UnusableRecords as error:
+            wrong = wrong or f"{error.why}: {error.cure}"
         if len(found) == SAMPLE:
             break
     if not found:
-        raise Mistake(f"none of the first {min(TRIES, population.count)} clients can be used: {wrong}")
+        raise Mistake(f"none of the first {min(TRIES, population.count)} clients can be used; of the first that can't, {wrong}")
     return tuple(found)
 
 

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from shoestring.core.errors import Mistake
 from shoestring.core.local import Local
+from shoestring.federated.device_errors import counted_kinds
 from shoestring.federated.layout import Layout
 from shoestring.federated.randomness import SYSTEM, Randomness
 from shoestring.federated.records import Records
@@ -133,7 +134,7 @@ class Rejected:
     """A device whose update can't be used."""
 
     name: str
-    why: str
+    why: str                                                    # in words of ours, never a text that a device made (device_errors)
 
 
 @dataclass(frozen=True)
@@ -287,8 +288,8 @@ class Telling:
     def check(self, number: int) -> None:
         """What fails on every device is no device's fault."""
         if self.given and not self.senders and len(self.rejected) == self.given:
-            raise Mistake(f"the work of all {self.given} devices of round {number + 1} failed; the client {self.rejected[0].name!r}: "
-                          f"{self.rejected[0].why}")
+            raise Mistake(f"the work of all {self.given} devices of round {number + 1} failed: "
+                          f"{counted_kinds(one.why for one in self.rejected)}")
 
     def played(self, server: Server) -> Played:
         loss = self.loss / self.samples if self.samples else float("nan")

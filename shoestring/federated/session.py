@@ -11,6 +11,7 @@ from shoestring.core.blame import blamed
 from shoestring.core.budget import Budget
 from shoestring.core.errors import Mistake, OverBudget
 from shoestring.core.job import Job
+from shoestring.federated.device_errors import class_of, raised_by_us, withheld
 from shoestring.federated.finished import finished_report
 from shoestring.federated.kept_plan import kept_plan
 from shoestring.federated.prepare import Asked, Prepared, prepared
@@ -40,17 +41,20 @@ def budget_of(wanted: Wanted) -> Budget:
 
 @contextmanager
 def blaming_the_job() -> Iterator[None]:
-    """While inside, what fails in a function of the job is a Mistake that says where; what fails in ours is ours."""
+    """While inside, what fails in a function of the job is a Mistake that says where; what fails in ours is ours. Either may have been at
+    work on a record, so its text is withheld."""
     try:
         yield
-    except (Mistake, OverBudget, MemoryError):
+    except (OverBudget, MemoryError):
         raise
     except Exception as error:
         found = blamed(error)
-        if found.ours:
+        if (isinstance(error, Mistake) and raised_by_us(error)) or (isinstance(error, OSError) and found.ours):
             raise
-        said = (str(error).strip().splitlines() or [""])[0]
-        raise Mistake(f"the job failed in {found.place}: {type(error).__name__}: {said}; add --traceback to see more") from error
+        if found.ours:
+            raise withheld(error) from None
+        raise Mistake(f"the job failed in {found.place}: {class_of(error)}, whose text is withheld because it may hold a record; "
+                      f"add --traceback to see where") from withheld(error)
 
 
 @blaming_the_job()

@@ -11,8 +11,8 @@ from shoestring.core.errors import Mistake
 from shoestring.core.extras import require
 
 Wanted = Mapping[str, Any]   # what is asked for, by the names of `NAMES`; None: it is not
-NAMES = ("clients", "per_round", "rounds", "processes", "every", "upload", "download", "time", "epsilon", "delta", "ledger", "ledger_epsilon",
-         "insecure_seed")
+NAMES = ("clients", "per_round", "rounds", "processes", "every", "upload", "download", "time", "epsilon", "delta", "ledger",
+         "ledger_epsilon", "insecure_seed")
 PRIVATE = ("ledger", "ledger_epsilon", "insecure_seed")   # what goes with epsilon; a task has a ledger without
 
 
@@ -32,7 +32,8 @@ def checked(wanted: Wanted) -> dict[str, Any]:
         raise Mistake(f"--epsilon {found['epsilon']}: give a number above 0")
     if budget.epsilon is not None:
         require("private")
-    found |= {"ledger": found["ledger"] and os.path.realpath(found["ledger"]), "insecure_seed": whole("--insecure-seed", found["insecure_seed"]),
+    found |= {"ledger": found["ledger"] and os.path.realpath(found["ledger"]),
+              "insecure_seed": whole("--insecure-seed", found["insecure_seed"]),
               "ledger_epsilon": above_zero("--ledger-epsilon", found["ledger_epsilon"])}
     return found | {"upload": budget.up, "download": budget.down, "time": budget.seconds, "epsilon": budget.epsilon, "delta": budget.delta}
 
@@ -41,7 +42,8 @@ def check_private(found: Wanted) -> None:
     """Of a training: what is about privacy goes with epsilon."""
     for name in PRIVATE:
         if found[name] is not None and found["epsilon"] is None:
-            raise Mistake(f"--{name.replace('_', '-')} {found[name]} goes with --epsilon: without it nothing is private, and no ledger is kept")
+            raise Mistake(f"--{name.replace('_', '-')} {found[name]} goes with --epsilon: without it nothing is private, and no ledger is "
+                          f"kept")
 
 
 def whole(flag: str, value: Any) -> int | None:

@@ -23,7 +23,7 @@ def test_normals_have_the_moments_and_the_tails_of_the_normal_distribution(sourc
 
 
 def test_uniform_numbers_are_never_0_or_1() -> None:
-    assert 0 < float(uniform(bytes(8))) and float(uniform(b"\xff" * 8)) < 1
+    assert float(uniform(bytes(8))) > 0 and float(uniform(b"\xff" * 8)) < 1
     assert float(normals(SYSTEM, 10_001).abs().max()) < 8.7
 
 

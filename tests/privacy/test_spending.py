@@ -207,7 +207,8 @@ def test_a_ledger_of_which_nothing_is_left_has_spent_everything(tmp_path: Path) 
     assert found.epsilon() == inf and found.would_exceed(WEAK, 1e6)
 
 
-@pytest.mark.parametrize("nonsense", [{"line": 10**15}, {"limit": inf}, {"limit": -1.0}, {"multiplier": "8"}, {"multiplier": 1e-9}, {"rate": 2.0},
+@pytest.mark.parametrize("nonsense", [{"line": 10**15}, {"limit": inf}, {"limit": -1.0}, {"multiplier": "8"}, {"multiplier": 1e-9},
+                                      {"rate": 2.0},
                                       {"round": "first"}, {"seeded": 1}, {"delta": 0.0}, {"other": 3}, {"run": 7}])
 def test_resealed_nonsense_counts_as_a_lost_line_and_never_as_less(tmp_path: Path, nonsense: dict[str, object]) -> None:
     import json

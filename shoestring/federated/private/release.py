@@ -139,8 +139,8 @@ class RunLedger:
         return own if self.opened.runs < 2 else own | {"epsilon_in_all": self.opened.epsilon(exactly=exactly)}
 
 
-NOT_PRIVATE = ("NOT PRIVATE: the noise follows from --insecure-seed, so whoever knows that number subtracts it; it is for tests, and epsilon "
-               "means nothing here")
+NOT_PRIVATE = ("NOT PRIVATE: the noise follows from --insecure-seed, so whoever knows that number subtracts it; it is for tests, and "
+               "epsilon means nothing here")
 
 
 def check_delta_for(delta: float | None, clients: int) -> str:

@@ -17,6 +17,7 @@ from shoestring.federated.round import Device, Group, Objective, Order, Round, S
 from shoestring.federated.technique import Evidence, FederatedTechnique, RoundCost
 
 SEED = 5
+FOR_TESTS = SeededRandomness(SEED)
 
 
 @dataclass
@@ -25,7 +26,7 @@ class MadeUp:
 
     rows: Mapping[str, Tensor]
     techniques: Sequence[FederatedTechnique] = ()
-    randomness: Randomness = SeededRandomness(SEED)       # of noise
+    randomness: Randomness = FOR_TESTS                    # of noise
     states: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     started: list[Tensor] = field(default_factory=list)   # the weights that devices began from
 
