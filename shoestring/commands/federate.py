@@ -138,16 +138,17 @@ def without_folder(options: Namespace, job: Job, wanted: dict[str, Any]) -> int:
     import json
 
     from shoestring.commands.federate_text import outcome_text, verdict_text
+    from shoestring.core.codec import without_nan
     from shoestring.federated.session import chosen
     from shoestring.federated.verify import verified
 
     say(options, LOOKING)
     outcome = chosen(job, wanted, options.use)
     if not options.verify:
-        print(json.dumps(outcome.as_json()) if options.json else outcome_text(outcome, screen(sys.stdout)))
+        print(json.dumps(without_nan(outcome.as_json())) if options.json else outcome_text(outcome, screen(sys.stdout)))
         return DONE
     found = verified(outcome.given, outcome.chosen)
-    print(json.dumps(found.as_json()) if options.json else verdict_text(found, screen(sys.stdout)))
+    print(json.dumps(without_nan(found.as_json())) if options.json else verdict_text(found, screen(sys.stdout)))
     return DONE if found.kept else NOT_KEPT
 
 

@@ -54,6 +54,7 @@ def run_task(options: Namespace, job: Job, wanted: dict[str, Any]) -> int:
     import json
     from dataclasses import replace
 
+    from shoestring.core.codec import without_nan
     from shoestring.federated.prepare import prepared
     from shoestring.federated.session import asked_of, blaming_the_job
     from shoestring.federated.tasks.asked import asked_devices, candidates_of, cohort_of, keep_comparison, models_of, registry_of, task_of
@@ -79,5 +80,5 @@ def run_task(options: Namespace, job: Job, wanted: dict[str, Any]) -> int:
     found = performed(task, cohort_of(given, models, registry), names)
     if isinstance(found, Comparison) and len(options.model or ()) == 2:
         keep_comparison(options.model[1], found)
-    print(json.dumps(found.as_json()) if options.json else result_text(found, screen(sys.stdout)))
+    print(json.dumps(without_nan(found.as_json())) if options.json else result_text(found, screen(sys.stdout)))
     return DONE

@@ -137,7 +137,7 @@ def report_text(report: dict[str, Any], screen: Screen) -> str:
     lines += ["NOT PRIVATE: the noise followed from --insecure-seed, so this epsilon means nothing"] * (report.get("private") is False)
     lines.append(f"{bytes_text(report['bytes_up'])} up and {bytes_text(report['bytes_down'])} down in all{spent}")
     losses = report["losses"]
-    lines.append((f"loss {losses[0]:.3f} -> {losses[-1]:.3f} in {report['rounds']} rounds, " if losses else "")
+    lines.append((f"loss {number_text(losses[0])} -> {number_text(losses[-1])} in {report['rounds']} rounds, " if losses else "")
                  + f"{report['clients_per_second'] or 0:.0f} clients/s; weights {report['weights_sha256'][:12]}")
     return "\n".join([*lines, *([report["shown"]] if report["shown"] else [])])
 

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from functools import cache
+from math import isfinite
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints, runtime_checkable
@@ -58,6 +59,19 @@ def to_json(value: object) -> Json:
     if isinstance(value, Path):
         return str(value)
     return value
+
+
+def without_nan(value: Json) -> Json:
+    """JSON has no numbers that are not finite, and most readers refuse what Python writes for them: null stands in their place.
+
+    >>> without_nan({"losses": [1.5, float("nan"), float("inf")], "best": (2, 1e308)})
+    {'losses': [1.5, None, None], 'best': [2, 1e+308]}
+    """
+    if isinstance(value, float):
+        return value if isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: without_nan(one) for key, one in value.items()}
+    return [without_nan(one) for one in value] if isinstance(value, (list, tuple)) else value
 
 
 def from_json(kind: type[T], data: Json, unknown: str = "refused") -> T:

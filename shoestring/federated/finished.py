@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from shoestring.core.codec import without_nan
 from shoestring.federated.runner import Ended
 from shoestring.planning.quantities import compared
 from shoestring.runs.federation import federation
@@ -14,7 +15,7 @@ def finished_report(request: Request, told: Report, ended: Ended) -> dict[str, A
     """Its sums are over all rounds that count; `participants`, `missing` and `rejected` are lists with an entry a round."""
     found = federation(request.federated or {}, told.rounds)
     predicted, seconds = dict(told.plan.get("predicted", {})), sum(told.seconds)
-    return {
+    return dict(without_nan({
         "run": told.run, "job": told.job, "flags": dict(request.flags), "arguments": dict(told.arguments),
         "steps": ended.rounds, "rounds": ended.rounds,
         "losses": list(told.losses), "metrics": told.metrics, "best": told.best, "weights_sha256": ended.weights_sha256,
@@ -27,4 +28,4 @@ def finished_report(request: Request, told: Report, ended: Ended) -> dict[str, A
         "off": {one.quantity.name: one.off for one in compared(predicted, told.measured) if one.off is not None},
         "techniques": told.plan.get("techniques", []), "exactness": told.exactness.word if told.exactness else None,
         "ended": ended.why, "shown": ended.shown, "budget": {"memory": None},
-    }
+    }))

@@ -4,6 +4,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +106,8 @@ def federate(job: Job | str | Path, rounds: int | None = None, per_round: int | 
         assert last is not None, "the last weights were saved"
         model, weights = fresh_model(made), last.weights()
         model.load_state_dict({name: weights[weights.metadata.get(f"alias {name}", name)] for name in model.state_dict()})
-    return Federated(model, tuple(report["losses"]), tuple(report["metrics"]), tuple(report["before"]), tuple(report["after"]), report)
+    losses = tuple(nan if one is None else one for one in report["losses"])
+    return Federated(model, losses, tuple(report["metrics"]), tuple(report["before"]), tuple(report["after"]), report)
 
 
 def silent(event: Event) -> None:

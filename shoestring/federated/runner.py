@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any
 
 import torch
@@ -201,7 +202,7 @@ class Runner:
             self.saver.save(self.snapshot)
 
     def noted(self, played: Played, seconds: float, clocks: dict[str, float]) -> list[Event]:
-        """What is told of a round. Of a private one no device is named: `Told` in the docs of privacy."""
+        """What is told of a round. Of a private one no device is named."""
         loss, simulated = played.loss, max(clocks.values(), default=played.seconds)
         self.saver.losses.append(loss)
         spent: Mapping[str, float] = self.ledger.told(exactly=self.round == self.given.rounds) if self.ledger else {}
@@ -292,8 +293,9 @@ def grown(before: Tensors, after: Tensors, word: str) -> dict[str, float]:
     return {name: by for name, by in found.items() if by}
 
 
-def means(sums: Sums) -> dict[str, float]:
-    return {name: total / weight for name, (total, weight) in sums.items() if weight}
+def means(sums: Sums) -> dict[str, float | None]:
+    """None: not a number."""
+    return {name: total / weight if isfinite(total / weight) else None for name, (total, weight) in sums.items() if weight}
 
 
 def named_weights(model: torch.nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, str]]:

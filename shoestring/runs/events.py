@@ -14,10 +14,11 @@ import time
 import weakref
 from binascii import crc32
 from dataclasses import fields, replace
+from math import nan
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from shoestring.core.codec import Unreadable, from_json
+from shoestring.core.codec import Unreadable, from_json, without_nan
 from shoestring.core.regular import regular
 from shoestring.runs.event import KINDS, Event, Other, Stepped
 
@@ -90,7 +91,11 @@ def event_of(record: dict[str, Any]) -> Event | None:
 
 def line_of(record: dict[str, Any]) -> bytes:
     """A record as a line, without its end."""
-    head = json.dumps(record, separators=(",", ":")).encode()[:-1]
+    try:
+        text = json.dumps(record, separators=(",", ":"), allow_nan=False)
+    except ValueError:
+        text = json.dumps(without_nan(record), separators=(",", ":"))
+    head = text.encode()[:-1]
     return head + b',"crc":"%08x"}' % crc32(head)
 
 
@@ -129,6 +134,8 @@ def usable(record: Any) -> Event | StepRecord | None:
     if record["event"] == Stepped.kind:
         for name, kinds, default in NEEDED:
             value = record.get(name, default)
+            if value is None and name in record and kinds is NUMBER:   # what is no finite number is written as null
+                value = record[name] = nan
             if type(value) not in kinds or (type(value) is int and not -MOST <= value < MOST):
                 return None
         return record

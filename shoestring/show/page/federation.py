@@ -98,8 +98,8 @@ def privacy(story: Entries) -> Privacy | None:
     """None where nothing is private, or nothing is known yet."""
     spent = last_of(story, "epsilon")
     seeded = inner(story, "federated").get("private") is False
-    asked = (asked_for(story, name) for name in ("epsilon", "delta"))
-    return None if spent is None else Privacy(spent, *asked, last_of(story, "epsilon_in_all"), seeded)
+    budget, delta, in_all = asked_for(story, "epsilon"), asked_for(story, "delta"), last_of(story, "epsilon_in_all")
+    return None if spent is None else Privacy(spent, budget, delta, in_all, seeded)
 
 
 def how_federated(story: Entries, ended: str = "") -> str:
