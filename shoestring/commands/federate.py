@@ -43,6 +43,10 @@ def flags(parser: ArgumentParser) -> None:
     parser.add_argument("--delta", metavar="D", help="the chance at which the privacy loss may be greater, such as 1e-6")
     parser.add_argument("--statistics", metavar="RULE", help="running statistics of norm layers: averaged, local or frozen (default: as "
                         "the job's Local says, else averaged, with --epsilon frozen)")
+    parser.add_argument("--ledger", metavar="FILE",
+                        help="the privacy ledger of these people, for all runs on them (default: one in the run's folder)")
+    parser.add_argument("--ledger-epsilon", metavar="E", help="most privacy loss of all runs on the ledger together; it is kept there")
+    parser.add_argument("--insecure-seed", metavar="N", help="for tests: noise follows from this number, so NOTHING IS PRIVATE")
     parser.add_argument("--use", action="append", metavar="TECHNIQUE",
                         help='exactly these techniques instead of choosing, such as "FedAdam(lr=0.01)"; may be repeated')
     parser.add_argument("--every", metavar="N", help="judge the model every so many rounds (default: ten times in all)")
@@ -63,10 +67,12 @@ def flags(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     from shoestring.commands.federate_task import check_task, run_task
-    from shoestring.federated.wanted import checked
+    from shoestring.federated.wanted import check_private, checked
 
     check_task(options)
     wanted = checked(wanted_of(options))
+    if options.task == "train":
+        check_private(wanted)
     path, job_flags = checked_job(options)
     if (options.fresh or options.adopt) and not options.run:
         raise Mistake("--fresh and --adopt are about a run that is there: name it with --run")
@@ -109,7 +115,8 @@ def wanted_of(options: Namespace) -> dict[str, Any]:
         if written is not None and not (str(written).isdecimal() and int(written)):
             raise Mistake(f"--{flag.replace('_', '-')} {written}: give a whole number, 1 or more")
     wholes = {flag: None if vars(options)[flag] is None else int(vars(options)[flag]) for flag in WHOLE}
-    return wholes | {flag: vars(options)[flag] for flag in ("upload", "download", "time", "epsilon", "delta", "statistics")}
+    return wholes | {flag: vars(options)[flag] for flag in ("upload", "download", "time", "epsilon", "delta", "statistics", "ledger",
+                                                            "ledger_epsilon", "insecure_seed")}
 
 
 def checked_job(options: Namespace) -> tuple[Any, dict[str, Any]]:

@@ -41,6 +41,11 @@ def check_task(options: Namespace) -> None:
             raise Mistake(f"{flag} is for --task {' or '.join(others)}, and this is {options.task}")
     if options.task == "tune" and not options.settings:
         raise Mistake('--task tune needs settings to choose among: --settings "lr=0.01,0.1,1"')
+    private = {"--epsilon": options.epsilon, "--delta": options.delta, "--ledger-epsilon": options.ledger_epsilon,
+               "--insecure-seed": options.insecure_seed}
+    if options.task != "train" and (given_too := [flag for flag, value in private.items() if value is not None]):
+        raise Mistake(f"{' and '.join(given_too)} {'are' if len(given_too) > 1 else 'is'} for --task train, and this is {options.task}: "
+                      f"what devices tell in a task has no noise, and is protected by how many they are (--least)")
     if options.task != "train" and (options.use or options.run):
         raise Mistake(f"--use and --run are for --task train, and this is {options.task}: its result is printed (--json)")
 
@@ -49,9 +54,10 @@ def run_task(options: Namespace, job: Job, wanted: dict[str, Any]) -> int:
     import json
     from dataclasses import replace
 
+    from shoestring.core.codec import finite_json
     from shoestring.federated.prepare import prepared
     from shoestring.federated.session import asked_of, blaming_the_job
-    from shoestring.federated.tasks.asked import asked_devices, candidates_of, cohort_of, keep_comparison, models_of, task_of
+    from shoestring.federated.tasks.asked import asked_devices, candidates_of, cohort_of, keep_comparison, models_of, registry_of, task_of
     from shoestring.federated.tasks.compare import Comparison
     from shoestring.federated.tasks.perform import performed
     from shoestring.federated.tasks.release import LEAST
@@ -69,8 +75,10 @@ def run_task(options: Namespace, job: Job, wanted: dict[str, Any]) -> int:
                       f'--settings "lr=0.1,0.01"')
     names = asked_devices(given, wanted["per_round"])
     task = task_of(options.task, job, candidates, models, options.least or LEAST, halving=options.halving, apart=options.apart)
-    found = performed(task, cohort_of(given, models), names)
+    registry = registry_of(job, wanted["ledger"])
+    say(options, f"which devices something is told about is kept in {registry.path}, so that no two results differ by a few of them")
+    found = performed(task, cohort_of(given, models, registry), names)
     if isinstance(found, Comparison) and len(options.model or ()) == 2:
         keep_comparison(options.model[1], found)
-    print(json.dumps(found.as_json()) if options.json else result_text(found, screen(sys.stdout)))
+    print(json.dumps(finite_json(found.as_json())) if options.json else result_text(found, screen(sys.stdout)))
     return DONE

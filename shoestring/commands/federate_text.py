@@ -35,6 +35,7 @@ def outcome_text(outcome: FederatedOutcome, screen: Screen) -> str:
     lines += [f"  {type(one).__name__}: {one.why}" for one in outcome.chosen.techniques]
     if choice and choice.refused:
         lines += ["not used:", *(f"  {name}: {why}" for name, why in choice.refused)]
+    lines += [f"note: {said}" for said in notes_on_privacy(given)]
     error = outcome.chosen.numbers()["error"]
     lines += [f"note: what comes out of a round is expected to be off by {error:.2g} times what devices find (squared), so little may be "
               f"learned: more devices a round, fewer rounds or larger budgets would help"] * (error >= MUCH)
@@ -55,6 +56,13 @@ def statistics_text(given: Prepared) -> str:
             Statistics.LOCAL: "local: every device keeps its own, and the common model's stay as it began",
             Statistics.FROZEN: "frozen: norm layers use those that the model begins with"}[given.statistics]
     return f"{count:,} statistics of norm layers are {told}" + ", because epsilon does not cover them" * private
+
+
+def notes_on_privacy(given: Prepared) -> list[str]:
+    from shoestring.federated.private.release import NOT_PRIVATE, check_delta_for
+
+    return [*filter(None, [check_delta_for(given.asked.delta, given.population.count)]),
+            *[NOT_PRIVATE] * (given.asked.insecure_seed is not None)]
 
 
 def plan_row(plan: FederatedPlan, why: str) -> list[str]:
@@ -109,7 +117,8 @@ class RoundShower:
                   + (f", {len(event.rejected)} rejected" if event.rejected else "")]
         parts += [f"{bytes_text(event.up)} up"]
         if event.epsilon is not None:
-            parts.append(f"epsilon {event.epsilon:.3g}" + (f" of {self.epsilon:g}" if self.epsilon else ""))
+            parts.append(f"epsilon {event.epsilon:.3g}" + (f" of {self.epsilon:g}" if self.epsilon else "")
+                         + (f" ({event.epsilon_in_all:.3g} in all)" if event.epsilon_in_all is not None else ""))
         parts.append(f"about {about((self.rounds - event.step) * sum(self.seconds) / len(self.seconds))} left")
         return "  ".join(parts)
 
@@ -136,6 +145,8 @@ def report_text(report: dict[str, Any], screen: Screen) -> str:
     lines += [f"{away} answers were missing, {turned} updates were rejected"] * bool(away or turned)
     lines += [f"  round {one['round']}, {one['name']}: {one['why']}" for one in report["turned_away"][-3:]]
     spent = f"; epsilon {report['epsilon']:.4g} spent" if report["epsilon"] is not None else ""
+    spent += f", {report['epsilon_in_all']:.4g} by all runs on the ledger" if report.get("epsilon_in_all") is not None else ""
+    lines += ["NOT PRIVATE: the noise followed from --insecure-seed, so this epsilon means nothing"] * (report.get("private") is False)
     lines.append(f"{bytes_text(report['bytes_up'])} up and {bytes_text(report['bytes_down'])} down in all{spent}")
     losses = [loss for loss in report["losses"] if loss is not None]   # nobody took part: there is none
     lines.append((f"loss {losses[0]:.3f} -> {losses[-1]:.3f} in {report['rounds']} rounds, " if losses else "")

@@ -36,6 +36,7 @@ def reported(options: Namespace, report: dict[str, Any], run: Path) -> int:
     import json
     from pathlib import Path
 
+    from shoestring.core.codec import finite_json
     from shoestring.runs.report import report_of
     from shoestring.show.page import page
 
@@ -45,7 +46,7 @@ def reported(options: Namespace, report: dict[str, Any], run: Path) -> int:
     if options.report:
         write_page(Path(options.report), page(told.as_json()), asked=True)
     if options.json:
-        print(json.dumps(report))
+        print(json.dumps(finite_json(report)))
         return DONE
     try:
         show(report, Path(options.report or run / "report.html"))

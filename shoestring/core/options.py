@@ -15,7 +15,8 @@ from shoestring.core.errors import Mistake, OverBudget
 
 SWITCHES = ("inexact", "fresh", "adopt", "replan", "fresh-plan")   # flags without a value
 VALUED = ("memory", "use", "devices", "hardware", "exact", "steps", "epochs", "seed", "run", "job", "plan", "rounds", "per-round",
-          "clients", "upload", "download", "epsilon", "delta", "time", "every", "processes")   # arguments of the library
+          "clients", "upload", "download", "epsilon", "delta", "time", "every", "processes", "ledger", "ledger-epsilon",
+          "insecure-seed")   # arguments of the library
 VALUE = r"\d[\w.]*|'[^']*'|\"[^\"]*\"|bits\b|rounding\b|draws\b"   # as messages write them
 TRACEBACK = re.compile(r"[;,] add --traceback to see (?:where|more)")
 FLAG = re.compile(rf"(?<![\w-])--([a-z][a-z-]*)(?:[ =]({VALUE}))?")

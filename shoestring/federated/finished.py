@@ -21,6 +21,7 @@ def finished_report(request: Request, told: Report, ended: Ended) -> dict[str, A
         "losses": list(told.losses), "metrics": told.metrics, "best": told.best, "weights_sha256": ended.weights_sha256,
         "clients_per_second": sum(found["participants"]) / seconds if seconds else None,
         "bytes_up": found["bytes_up"], "bytes_down": found["bytes_down"], "epsilon": found["epsilon"][-1] if found["epsilon"] else None,
+        "epsilon_in_all": found["epsilon_in_all"][-1] if found["epsilon_in_all"] else None, "private": found["private"],
         "participants": found["participants"], "missing": found["missing"], "rejected": found["rejected"],
         "before": found["before"], "after": found["after"], "turned_away": found["turned_away"],
         "predicted": predicted, "measured": dict(told.measured),

@@ -20,7 +20,7 @@ from shoestring.core.signals import deliver
 from shoestring.core.technique import text
 from shoestring.federated.session import begun
 from shoestring.federated.technique import FederatedTechnique
-from shoestring.federated.wanted import checked
+from shoestring.federated.wanted import check_private, checked
 from shoestring.jobfile import job_path, loaded_job, resolved_arguments, with_course
 from shoestring.runs.cadence import Cadence
 from shoestring.runs.checkpoints import newest_good
@@ -60,6 +60,7 @@ def federate(job: Job | str | Path, rounds: int | None = None, per_round: int | 
              upload: str | int | None = None, download: str | int | None = None, epsilon: float | None = None, delta: float | None = None,
              time: str | float | None = None, statistics: str | None = None,
              use: Iterable[FederatedTechnique | str] | None = None, every: int | None = None, processes: int | None = None,
+             ledger: str | Path | None = None, ledger_epsilon: float | None = None, insecure_seed: int | None = None,
              run: str | Path | None = None, fresh: bool = False, adopt: bool = False, seed: int | None = None,
              tell: Callable[[Event], None] | None = None, **flags: Any) -> Federated:
     """Train a job where its records lie, on simulated devices.
@@ -71,6 +72,9 @@ def federate(job: Job | str | Path, rounds: int | None = None, per_round: int | 
     rounds, per_round, clients    rounds, devices that take part in one, and devices that there are
     upload, download, time, epsilon, delta    budgets: bytes of a device in a round, time of all rounds, privacy loss of all rounds
     statistics  of norm layers: "averaged", "local" (every device keeps its own) or "frozen"; the job's Local says so, too
+    ledger      the privacy ledger of these people, if other runs are about them, too; left out, the run's folder has its own.
+                `ledger_epsilon`: what all runs on it may spend together
+    insecure_seed    noise follows from this number, for tests: nothing is private, and the report says so
     use         exactly these techniques instead of choosing: ["FedAdam(lr=0.01)", TopK(share=0.01)]
     every       judge the model every so many rounds
     processes   that simulate devices; the result is the same bits with any number
@@ -82,7 +86,8 @@ def federate(job: Job | str | Path, rounds: int | None = None, per_round: int | 
     """
     wanted = checked({"clients": clients, "per_round": per_round, "rounds": rounds, "processes": processes, "every": every,
                       "upload": upload, "download": download, "time": time, "epsilon": epsilon, "delta": delta,
-                      "statistics": statistics})
+                      "statistics": statistics, "ledger": ledger, "ledger_epsilon": ledger_epsilon, "insecure_seed": insecure_seed})
+    check_private(wanted)
     made = job if isinstance(job, Job) else loaded_job(job_path(str(job)), flags)
     made = made if seed is None else with_course(made, {"seed": seed})
     names = None if use is None else tuple(one if isinstance(one, str) else text(one) for one in use)

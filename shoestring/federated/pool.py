@@ -18,6 +18,7 @@ import torch
 
 from shoestring.core.errors import Mistake
 from shoestring.data.fetch import bind_to_parent
+from shoestring.federated.device_errors import kind_of
 from shoestring.federated.parcel import Buffer
 from shoestring.federated.round import Order
 
@@ -183,4 +184,4 @@ def serve(pool: Pool, one: Process, connection: Connection, others: Connection) 
         try:
             connection.send((one.slots[slot].result.wrapped(pool.workshop.done(order, chunk, states)), ""))
         except Exception as error:
-            connection.send((b"", f"{type(error).__name__}: {error}"))
+            connection.send((b"", str(error) if isinstance(error, Mistake) else kind_of(error)))

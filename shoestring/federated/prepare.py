@@ -19,9 +19,12 @@ from shoestring.core.technique import applied
 from shoestring.data.clients import clients_of
 from shoestring.federated.cohort import Engine, How, how_to_work, work_of
 from shoestring.federated.cohort.sequential import Sequential, made_model, sequential
+from shoestring.federated.device_errors import UnusableRecords
 from shoestring.federated.evidence import Evidence
 from shoestring.federated.layout import Layout, layout_of
 from shoestring.federated.plain import plain_round
+from shoestring.federated.private.release import check_delta_for
+from shoestring.federated.randomness import SYSTEM, Randomness, SeededRandomness
 from shoestring.federated.records import Records, records_of
 from shoestring.federated.round import Device, Group, Objective, Population, Round, Server, Tensors, Work
 from shoestring.federated.simulate import SimulatedDevices, States, Workshop
@@ -51,6 +54,9 @@ class Asked:
     delta: float | None = None
     processes: int | None = None    # that simulate devices here
     statistics: str = ""            # what becomes of norm layers' statistics; "": what the job's Local says
+    insecure_seed: int | None = None     # noise follows from it, for tests: nothing is private then
+    ledger: str | None = None            # the population's privacy ledger; None: the run's folder has one of its own
+    ledger_epsilon: float | None = None  # epsilon that all runs on the ledger may spend
 
 
 @dataclass(frozen=True)
@@ -74,7 +80,12 @@ class Prepared:
 
     def round(self, work: Work) -> Round:
         """The round without techniques whose devices work like this, with whole rows."""
-        return with_statistics(plain_round(self.layout, self.job.local, work), self.layout, self.statistics, self.row)
+        parts = with_statistics(plain_round(self.layout, self.job.local, work), self.layout, self.statistics, self.row)
+        return parts.with_(randomness=self.randomness)
+
+    @property
+    def randomness(self) -> Randomness:
+        return SYSTEM if self.asked.insecure_seed is None else SeededRandomness(self.asked.insecure_seed)
 
     def server(self, parts: Round) -> Server:
         """The server before the first round."""
@@ -93,6 +104,7 @@ def prepared(job: Job, asked: Asked, model: nn.Module | None = None, how: How | 
     torch.set_num_threads(1)   # processes are what uses several cores, and sums of one thread are the same bits everywhere
     clients = clients_of(job, asked.clients, job.seed)
     population = population_of(clients, asked.per_round)
+    check_delta_for(asked.delta, population.count)
     rounds = ROUNDS if asked.rounds is None else asked.rounds
     if rounds < 1:
         raise Mistake(f"--rounds {rounds}: give 1 or more")
@@ -141,8 +153,9 @@ def sample_of(job: Job, clients: Mapping[str, Any], population: Population, plai
     if found:
         return tuple(found)
     assert first is not None, "a population has a client"
-    if isinstance(first, Mistake):
-        raise Mistake(f"none of the first {min(TRIES, population.count)} clients can be used: {first}") from first
+    if isinstance(first, UnusableRecords):
+        raise Mistake(f"none of the first {min(TRIES, population.count)} clients can be used; of the first that can't, "
+                      f"{first.why}: {first.cure}") from first
     raise first
 
 

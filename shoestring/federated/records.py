@@ -12,8 +12,8 @@ from torch.utils.data import Subset, TensorDataset, default_collate
 
 from shoestring.core import random_state
 from shoestring.core.batch import Batch, leaves, mapped
-from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
+from shoestring.federated.device_errors import UnusableRecords
 from shoestring.federated.seeds import generator_of
 
 
@@ -86,11 +86,11 @@ def stacked_tensors(data: Any) -> Batch | None:
 def records_of(job: Job, name: str, data: Any, seed: int) -> Records:
     """A device's records, divided into what it trains on and what it is judged by; that follows from the seed and its name."""
     if isinstance(data, Mapping) or not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
-        raise Mistake(f"the records of the client {name!r} are a {type(data).__name__}: give a data set or a list of samples, anything "
-                      f"with a length and items by number")
+        raise UnusableRecords(name, f"its records are a {type(data).__name__}", "give a data set or a list of samples, anything with a "
+                              "length and items by number")
     count = len(data)
     if not count:
-        raise Mistake(f"the client {name!r} has no records: leave it out of the job's clients")
+        raise UnusableRecords(name, "it has no records", "leave it out of the job's clients")
     aside = min(int(count * job.local.held_out), count - 1)
     order = torch.randperm(count, generator=generator_of(seed, "held out", name)) if aside else torch.arange(count)
     return Records(name, data, order[aside:].sort().values, order[:aside].sort().values, job.collate)

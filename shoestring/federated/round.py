@@ -23,7 +23,9 @@ from torch import Tensor
 from shoestring.core.errors import Mistake
 from shoestring.core.local import Local
 from shoestring.federated.combined_statistics import mean_statistics, wrong_statistics
+from shoestring.federated.device_errors import counted_kinds
 from shoestring.federated.layout import Layout
+from shoestring.federated.randomness import SYSTEM, Randomness
 from shoestring.federated.records import Records
 
 Tensors = Mapping[str, Tensor]
@@ -39,6 +41,7 @@ class Server:
     weights: Tensor                                             # (size) that are trained
     state: Tensors = field(default_factory=dict)                # of techniques, by name: moments, control variates, a clipping norm
     statistics: Tensor = field(default_factory=lambda: torch.empty(0))   # of norm layers: federated/statistics.py says what becomes of them
+    drawn: Tensors = field(default_factory=dict)                # of this round alone, such as who takes part: a secret, which no file has
 
     @property
     def row(self) -> Tensor:
@@ -145,7 +148,7 @@ class Rejected:
     """A device whose update can't be used."""
 
     name: str
-    why: str
+    why: str                                                    # in words of ours, never a text that a device made (device_errors)
 
 
 @dataclass(frozen=True)
@@ -213,6 +216,7 @@ class Round:
     initial_weights: Tensor | None = None                       # (size): every device can make them itself, from the job and its seed
     statistics: Layout = NONE                                   # those that devices are given and send
     settle: Settle = mean_statistics
+    randomness: Randomness = SYSTEM                             # of noise and of who takes part, where privacy depends on it
 
     def with_(self, **parts: Any) -> Round:
         return replace(self, **parts)
@@ -264,7 +268,7 @@ def play(parts: Round, server: Server, devices: Devices, population: Population,
     combined = parts.combine(server, arriving())
     if strict:
         told.check(server.round)
-    after = replace(parts.advance(replace(server, state=state), combined), round=server.round + 1)
+    after = replace(parts.advance(replace(server, state=state), combined), round=server.round + 1, drawn={})
     if told.statistics and combined.weight:
         rows, counts = (torch.cat(some) for some in zip(*told.statistics, strict=True))
         after = replace(after, statistics=parts.settle(parts.statistics, rows, counts))
@@ -315,8 +319,9 @@ class Telling:
         """What fails on every device is no device's fault."""
         if self.given and not self.names and len(self.rejected) == self.given:
             what = "updates" if self.senders else "work"
-            raise Mistake(f"the {what} of all {self.given} devices of round {number + 1} failed; the client {self.rejected[0].name!r}: "
-                          f"{self.rejected[0].why}" + "; a lower rate (Local(lr=...)) may help" * bool(self.senders))
+            advice = "; a lower rate (Local(lr=...)) may help" if self.senders else ""
+            raise Mistake(f"the {what} of all {self.given} devices of round {number + 1} failed: "
+                          f"{counted_kinds(one.why for one in self.rejected)}{advice}")
 
     def played(self, server: Server) -> Played:
         loss = self.loss / self.samples if self.samples else float("nan")

@@ -1,13 +1,14 @@
 """A federation that runs in a folder: round after round, told as events, saved as checkpoints, and gone on with after whatever ended it.
 
 What follows from a round's number and the seed is the same however often it is played, so a run that was killed and goes on ends with the
-same bits. Of a private run, a round is written to the privacy ledger, and that is on disk, before anything of the round is known.
+same bits. Noise follows from nothing: a private round that was killed before it was told of is played with other noise, and one that was
+told of is not played again but taken from its checkpoint (private/release.py).
 """
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,23 +16,23 @@ from typing import Any
 import torch
 
 from shoestring.core.codec import finite_json
-from shoestring.core.errors import Mistake
+from shoestring.core.errors import Mistake, OverBudget
 from shoestring.core.job import target
 from shoestring.core.run import plain_run
 from shoestring.core.signals import asked_by, listening
 from shoestring.federated.prepare import Prepared
-from shoestring.federated.private.release import Release, release_of
+from shoestring.federated.private.release import RunLedger, check_delta_for, release_of
 from shoestring.federated.room import FederatedPlan
 from shoestring.federated.round import Played, Server, Sums, Tensors
 from shoestring.federated.simulation import Simulation
 from shoestring.measure.process import status
-from shoestring.privacy.spending import Spending
 from shoestring.runs.cadence import Cadence
 from shoestring.runs.checkpoints import Checkpoint, believed, best_in, clear_drafts, forget_best, move_aside, newest_good, whole_number
 from shoestring.runs.digest import weights_sha256
 from shoestring.runs.event import Begun, Event, Failed, Finished, Rounded, Stepped, Stopped, Validated, Warned
-from shoestring.runs.events import Events
+from shoestring.runs.events import Events, event_of, record_of
 from shoestring.runs.folder import Folder
+from shoestring.runs.history import History
 from shoestring.runs.initial_weights import fresh_model
 from shoestring.runs.saver import Saver, Snapshot
 from shoestring.runs.tensors import TensorFile
@@ -66,7 +67,6 @@ class Runner:
     tell: Callable[[Event], None]                      # whoever looks on
     cadence: Cadence = field(default_factory=Cadence)
     every: int = 0                                     # rounds between two judgements; 0: a tenth of them
-    job: str = ""                                      # what the job is known by: its file and flags
 
     def __post_init__(self) -> None:
         self.simulation = Simulation(self.given, self.plan.techniques, warn=lambda text: self.say(Warned(text)))
@@ -76,11 +76,14 @@ class Runner:
         self.answered = False            # somebody has, in this process's life
         self.failed = 0                  # rounds in a row in which nobody did
         self.stop, self.signal = "", 0   # why to stop, and the signal that asked for it
+        self.spent_up = False            # others on the ledger left nothing for the round that was played
         self.events = Events(self.folder.path)
         self.saver = Saver(self.folder.checkpoints, self.cadence, self.say)
         self.saver.by_loss = not self.given.job.validates
-        self.release: Release | None = release_of(self.plan.techniques, self.given, self.job)
-        self.spending: Spending | None = None
+        release = release_of(self.plan.techniques, self.given)
+        self.ledger = RunLedger(release, self.folder, self.given.asked.ledger) if release is not None else None
+        self.known_lines = 0            # of the ledger, by the checkpoint that the run goes on from
+        self.retold: list[Event] = []   # what that round was to be told of
         self.every = self.every or max(1, self.given.rounds // 10)
 
     @property
@@ -103,11 +106,13 @@ class Runner:
                             f"{start}"))
         if found is not None:
             self.restore(found)
-        if self.release is not None:
-            self.spending = self.ledger(self.release)
+        if self.ledger is not None:
+            self.open(self.ledger)
         forget_best(self.folder.checkpoints, self.round)
-        how = "its rounds follow from the seed" if self.round else "from the beginning"
+        follow = "from the seed" if self.ledger is None else "with noise of their own"
+        how = f"its rounds follow {follow}" if self.round else "from the beginning"
         self.say(Begun(pid=os.getpid(), steps=self.given.rounds, step=self.round, how=how))
+        self.tell_again()
 
     def restore(self, checkpoint: Checkpoint) -> None:
         with believed(checkpoint):
@@ -128,18 +133,30 @@ class Runner:
             self.simulation.work_plainly(str(state["plainly"]))
         self.best = best_in(state)
         self.saver.saved_step, self.saver.best = self.round, None if self.given.job.validates else self.best
+        self.known_lines = int(state.get("ledger lines", 0))
+        self.retold = [event for event in map(event_of, state.get("told", ())) if event is not None]
 
-    def ledger(self, release: Release) -> Spending:
-        """What is spent. A round that was begun with other settings can't be played again: its noise follows from the seed and its
-        number, and the same noise on two sums would tell their difference."""
-        found = Spending(self.folder.path, self.round)
-        ahead = range(self.round, self.given.rounds)
-        other = [one.round for one in found.entries.values() if one.round in ahead and one.digest != release.digest]
-        if other:
-            raise Mistake(f"round {min(other) + 1} of {self.folder.path} was begun with other settings or another seed, and what it may "
-                          f"have told is not undone: the same noise on another sum would give devices away. Go on with the settings it was "
-                          f"begun with, or begin anew with --fresh, which spends anew")
-        return found
+    def open(self, ledger: RunLedger) -> None:
+        """Take the ledger up, tell of it, and refuse a run that it has no room for."""
+        spending = ledger.open(self.round, self.known_lines)
+        if why := ledger.refusal(self.given.rounds):
+            raise OverBudget(why, self.plan)
+        for text in filter(None, (check_delta_for(ledger.release.delta, self.given.population.count), *ledger.warnings())):
+            self.say(Warned(text))
+        if self.round and not ledger.knows(self.server.weights):
+            self.say(Warned(f"the weights of round {self.round} are not what {ledger.path} says was released: one of them is of another "
+                            f"time, or was changed"))
+        again = sorted({one.round + 1 for one in spending.own if one.round >= self.round})
+        if again:
+            self.say(Warned(f"what round {', '.join(map(str, again))} released is not in a checkpoint: played again it is another release, "
+                            f"with other noise, and is spent again"))
+
+    def tell_again(self) -> None:
+        """What a kill kept from being told of the round that the run goes on from."""
+        told = History().read(self.folder.path).rounds
+        if self.retold and (not told or told[-1].step < self.round):
+            for event in self.retold:
+                self.say(event)
 
     # Rounds
 
@@ -162,31 +179,41 @@ class Runner:
         """Why there is no further round; empty if there is one."""
         if self.round >= self.given.rounds:
             return "rounds"
-        if self.spending and self.release and self.spending.would_exceed(self.release.entry(self.round), self.release.budget):
+        if self.ledger and (self.spent_up or self.ledger.over(self.round)):
             return BUDGET
         return ""
 
     def one_round(self) -> None:
         begun = time.perf_counter()
-        if self.spending and self.release:
-            self.spending.spend(self.release.entry(self.round))   # on disk before anything of the round is known
         last = self.round + 1 == self.given.rounds
         judges = bool(self.given.job.local.held_out) and (last or (self.round + 1) % self.every == 0)
         before = self.server.state
         played = self.simulation.play(self.server, judges, self.strict)
+        if self.ledger and not self.ledger.spend(self.round, played.server.weights):   # on disk before anything of the round is known
+            self.spent_up = True   # by another run meanwhile: this round is forgotten
+            return
         self.failed = self.failed + 1 if played.rejected and not played.participants else 0
         self.answered = self.answered or bool(played.participants)
         if not bool(played.server.row.isfinite().all()):
             raise Mistake(f"the weights after round {self.round + 1} are not finite: the federation diverged. A lower rate (Local(lr=...), "
                           f"the server's rule) or shorter updates (NormBound) may help; what was saved before is in {self.folder.path}")
         self.server = played.server
-        self.note(played, time.perf_counter() - begun, grown(before, played.server.state, CLOCK))
-        for rule in grown(before, played.server.state, SKIPPED):
-            self.say(Warned(f"round {self.round} moved no weights: too few devices answered for {rule}; choose more a round, or let it "
-                            f"expect fewer malicious ones"))
+        told = self.noted(played, time.perf_counter() - begun, grown(before, played.server.state, CLOCK))
+        told += [Warned(f"round {self.round} moved no weights: too few devices answered for {rule}; choose more a round, or let it expect "
+                        f"fewer malicious ones") for rule in grown(before, played.server.state, SKIPPED)]
         if self.given.job.validates and (last or self.round % self.every == 0):
-            self.validate()
-        if self.saver.due(self.round) or last or self.stop:
+            told.append(self.validate())
+        self.keep_and_tell(told, last)
+
+    def keep_and_tell(self, told: list[Event], last: bool) -> None:
+        """Save if it is time, and tell of a round. A private one is on disk before it is told of, or it would have to be spent again."""
+        if self.ledger:
+            self.retold = told
+            self.saver.save(self.snapshot)
+            self.saver.wait()
+        for event in told:
+            self.say(event)
+        if not self.ledger and (self.saver.due(self.round) or last or self.stop):
             self.saver.save(self.snapshot)
 
     @property
@@ -196,28 +223,28 @@ class Runner:
         last = self.round + 1 == self.given.rounds
         return self.failed + 1 >= FAILED or not (self.answered or (self.given.population.per_round == 1 and not last))
 
-    def note(self, played: Played, seconds: float, clocks: dict[str, float]) -> None:
+    def noted(self, played: Played, seconds: float, clocks: dict[str, float]) -> list[Event]:
+        """What is told of a round. Of a private one no device is named."""
         loss, simulated = played.loss, max(clocks.values(), default=played.seconds)
         self.saver.losses.append(loss)
-        self.say(Stepped(self.round, loss, seconds, status("VmRSS"), status("VmHWM")))
-        self.say(Rounded(
+        spent: Mapping[str, float] = self.ledger.told(exactly=self.round == self.given.rounds) if self.ledger else {}
+        named = not self.ledger
+        found: list[Event] = [Stepped(self.round, loss, seconds, status("VmRSS"), status("VmHWM")), Rounded(
             step=self.round, participants=len(played.participants), samples=played.samples, up=played.up, senders=played.senders,
-            down=played.down, ordered=played.ordered, missing=len(played.missing), missing_names=played.missing[:NAMED],
-            rejected=tuple((one.name, one.why) for one in played.rejected), epsilon=self.epsilon(),
-            before=means(played.before) or None, after=means(played.after) or None,
-            simulated=simulated if simulated not in (0.0, 1.0) else None))
+            down=played.down, ordered=played.ordered, missing=len(played.missing), missing_names=played.missing[:NAMED] if named else (),
+            rejected=tuple((one.name if named else "", one.why) for one in played.rejected), epsilon=spent.get("epsilon"),
+            epsilon_in_all=spent.get("epsilon_in_all"), before=means(played.before) or None, after=means(played.after) or None,
+            simulated=simulated if simulated not in (0.0, 1.0) else None)]
         if played.restored:
-            self.say(Warned(f"in round {self.round} the work of {len(played.restored)} devices was not finite "
-                            f"({named(played.restored)}): what they keep is that of before the round"))
+            found.append(Warned(f"in round {self.round} the work of {len(played.restored)} devices was not finite"
+                                f"{f' ({some_of(played.restored)})' * named}: what they keep is that of before the round"))
         if not played.participants:
-            self.say(Warned(f"nobody's update is in round {self.round}: {len(played.missing)} devices did not answer, "
-                            f"{len(played.rejected)} could not be used; the weights stay as they were"
-                            + (", but for noise" if self.release else "")))
+            found.append(Warned(f"nobody's update is in round {self.round}: {len(played.missing)} devices did not answer, "
+                                f"{len(played.rejected)} could not be used; the weights stay as they were"
+                                + (", but for noise" if self.ledger else "")))
+        return found
 
-    def epsilon(self) -> float | None:
-        return self.spending.epsilon(exactly=self.round == self.given.rounds) if self.spending else None
-
-    def validate(self) -> None:
+    def validate(self) -> Validated:
         """Try the global model on the job's held-out data."""
         begun, job = time.perf_counter(), self.given.job
         self.given.layout.load(self.model, self.server.row)
@@ -228,13 +255,14 @@ class Runner:
         if best:
             self.best = (found[goal.metric], self.round)
             self.saver.save_best(lambda: self.snapshot_of({"metrics": dict(found)}))
-        self.say(Validated(self.round, 0, finite_json(found), time.perf_counter() - begun, best))
+        return Validated(self.round, 0, finite_json(found), time.perf_counter() - begun, best)
 
     # Keeping
 
     def snapshot(self) -> Snapshot:
+        private = {"ledger lines": self.ledger.opened.lines, "told": [record_of(one) for one in self.retold]} if self.ledger else {}
         return self.snapshot_of({"server": dict(self.server.state), "devices": self.simulation.states, "plainly": self.simulation.plainly,
-                                 "best": self.best if self.given.job.validates else self.saver.best})
+                                 "best": self.best if self.given.job.validates else self.saver.best, **private})
 
     def snapshot_of(self, state: dict[str, Any]) -> Snapshot:
         """The weights of now, and some state."""
@@ -264,8 +292,9 @@ class Runner:
             self.say(Stopped(self.round, text))
             return Ended(self.round, "", stopped=text, signal=self.signal)
         if why == BUDGET:
-            self.say(Warned(f"epsilon {self.release and self.release.budget:g} is spent after round {self.round}: the next round would "
-                            f"exceed it, so there is none"))
+            self.say(Warned(f"epsilon is spent after round {self.round}: the next round would exceed what this run may spend"
+                            f"{', or what all runs on the ledger may' * (self.ledger is not None and self.ledger.opened.limit is not None)}"
+                            f", so there is none"))
         self.given.layout.load(self.model, self.server.row)
         shown = self.shown()
         self.say(Finished(self.round, "steps" if why == "rounds" else why))
@@ -289,7 +318,7 @@ def grown(before: Tensors, after: Tensors, word: str) -> dict[str, float]:
     return {name: by for name, by in found.items() if by}
 
 
-def named(names: Sequence[str]) -> str:
+def some_of(names: Sequence[str]) -> str:
     return ", ".join(names[:NAMED_IN_TEXT]) + ", …" * (len(names) > NAMED_IN_TEXT)
 
 

@@ -11,13 +11,16 @@ from shoestring.core.blame import blamed
 from shoestring.core.budget import Budget
 from shoestring.core.errors import Mistake, OverBudget
 from shoestring.core.job import Job
+from shoestring.federated.device_errors import class_of, raised_by_us, withheld
 from shoestring.federated.finished import finished_report
 from shoestring.federated.kept_plan import kept_plan
 from shoestring.federated.prepare import Asked, Prepared, prepared
+from shoestring.federated.private.release import check_room
 from shoestring.federated.room import FederatedOutcome, FederatedPlan, planned
 from shoestring.federated.runner import Ended, Runner
 from shoestring.federated.wanted import Wanted
 from shoestring.runs.cadence import Cadence
+from shoestring.runs.checkpoints import newest_good
 from shoestring.runs.event import Event, Planning, Warned
 from shoestring.runs.events import note
 from shoestring.runs.modules import note_modules
@@ -29,7 +32,7 @@ VERSION = 2   # of plan.json
 
 def asked_of(wanted: Wanted) -> Asked:
     return Asked(wanted["clients"], wanted["per_round"], wanted["rounds"], wanted["epsilon"], wanted["delta"], wanted["processes"],
-                 wanted["statistics"] or "")
+                 wanted["statistics"] or "", wanted.get("insecure_seed"), wanted.get("ledger"), wanted.get("ledger_epsilon"))
 
 
 def budget_of(wanted: Wanted) -> Budget:
@@ -38,17 +41,20 @@ def budget_of(wanted: Wanted) -> Budget:
 
 @contextmanager
 def blaming_the_job() -> Iterator[None]:
-    """While inside, what fails in a function of the job is a Mistake that says where; what fails in ours is ours."""
+    """While inside, what fails in a function of the job is a Mistake that says where; what fails in ours is ours. Either may have been at
+    work on a record, so its text is withheld."""
     try:
         yield
-    except (Mistake, OverBudget, MemoryError):
+    except (OverBudget, MemoryError):
         raise
     except Exception as error:
         found = blamed(error)
-        if found.ours:
+        if (isinstance(error, Mistake) and raised_by_us(error)) or (isinstance(error, OSError) and found.ours):
             raise
-        said = (str(error).strip().splitlines() or [""])[0]
-        raise Mistake(f"the job failed in {found.place}: {type(error).__name__}: {said}; add --traceback to see more") from error
+        if found.ours:
+            raise withheld(error) from None
+        raise Mistake(f"the job failed in {found.place}: {class_of(error)}, whose text is withheld because it may hold a record; "
+                      f"add --traceback to see where") from withheld(error)
 
 
 @blaming_the_job()
@@ -71,8 +77,7 @@ class Session:
         request, folder = self.held.request, self.held.folder
         if job_file := self.given.job.origin:   # what was imported while devices' work was tried is known by now
             note_modules(folder, Path(job_file.file).parent, True, lambda text: note(folder.path, Warned(text)), begins=True)
-        known_by = f"{request.source} {sorted(request.flags.items())}"
-        return Runner(self.given, self.plan, self.held.folder, tell, cadence, (request.federated or {}).get("every") or 0, known_by).run()
+        return Runner(self.given, self.plan, self.held.folder, tell, cadence, (request.federated or {}).get("every") or 0).run()
 
     def report(self, ended: Ended) -> dict[str, Any]:
         """What it came to, which the folder keeps from now on."""
@@ -86,6 +91,8 @@ def begun(job: Job, held: Opened) -> Session:
     """Plan, or read the plan of the run that goes on."""
     wanted = dict(held.request.federated or {})
     note(held.folder.path, Planning())
+    if wanted.get("epsilon") is not None and not newest_good(held.folder.checkpoints)[0]:
+        check_room(held.folder.path, wanted.get("ledger"), wanted.get("ledger_epsilon"))
     kept = None if held.changed else kept_plan(held.folder)
     if kept is not None:
         return Session(held, prepared(job, asked_of(wanted), how=kept.how), kept.plan, None)

@@ -14,10 +14,9 @@ from typing import Any
 from torch import Tensor
 
 from shoestring.core.batch import tensors
-from shoestring.core.blame import blamed
-from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.federated.cohort import Differs
+from shoestring.federated.device_errors import kind_of
 from shoestring.federated.records import Records, records_of
 from shoestring.federated.round import Arrived, Device, Objective, Order, Rejected, Round, Sent, not_finite
 
@@ -54,10 +53,8 @@ class Workshop:
         for name in names:
             try:
                 devices.append(Device(self.records(name), dict(states.get(name, {}))))
-            except Mistake as error:
-                rejected.append(Rejected(name, str(error)))
             except Exception as error:
-                rejected.append(Rejected(name, failure(error)))
+                rejected.append(Rejected(name, kind_of(error)))
         restored: list[str] = []
         try:
             sent = (self.worked(order, devices, restored),) if devices else ()
@@ -65,7 +62,7 @@ class Workshop:
             return Done((), {}, differs=str(why))
         except Exception as error:
             if len(devices) == 1:
-                return Done((), {}, (*rejected, Rejected(devices[0].name, failure(error))))
+                return Done((), {}, (*rejected, Rejected(devices[0].name, kind_of(error))))
             alone = [self.done(order, (device.name,), states) for device in devices]
             kept = {name: state for one in alone for name, state in one.states.items()}
             failed = (some for one in alone for some in one.rejected)
@@ -108,11 +105,6 @@ def bytes_of(records: Records) -> int:
     if records.whole is None:
         return 1024
     return 2 * sum(one.numel() * one.element_size() for one in tensors(records.whole)) + 4 * min(records.count, 1024) ** 2
-
-
-def failure(error: Exception) -> str:
-    """Why a device's work failed: the kind of the error and the line of the job. Its text may have records in it, and stays here."""
-    return str(error) if isinstance(error, Mistake) else f"its work failed in {blamed(error).place}: {type(error).__name__}"
 
 
 class SimulatedDevices:

@@ -9,6 +9,7 @@ Where devices are stacked there are so many rounds that the commonest shape is r
 """
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil
@@ -59,6 +60,8 @@ class Verified:
 
 
 def verified(given: Prepared, plan: FederatedPlan) -> Verified:
+    # The same noise every time, or rounds could not be compared; nobody knows the seed, and no weights come out of here
+    given = replace(given, asked=replace(given.asked, insecure_seed=secrets.randbits(63)))
     rounds, alone = rounds_of(given), replace(given, how=SEQUENTIAL, processes=1)
     _, plain_losses = played(alone, (), rounds)
     ours = beside_plain(replace(given, processes=1), plan.techniques, rounds)

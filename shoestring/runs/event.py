@@ -116,8 +116,9 @@ class Rounded(Event):
     missing_names: tuple[str, ...] = left_out(())               # the first of them by name
     rejected: tuple[tuple[str, str], ...] = left_out(())        # devices whose update could not be used, and why
     epsilon: float | None = left_out(None)                      # spent so far; None: nothing is private
-    before: Mapping[str, float | None] | None = left_out(None)  # metrics of devices on what they hold out, before their work
-    after: Mapping[str, float | None] | None = left_out(None)   # and after
+    epsilon_in_all: float | None = left_out(None)               # by all runs on the ledger; None: there is no other one
+    before: Mapping[str, float | None] | None = left_out(None)  # metrics of devices on what they hold out, before their work; None: not
+    after: Mapping[str, float | None] | None = left_out(None)   # a number; and after
     simulated: float | None = left_out(None)                    # seconds that the round would take devices, in units of a usual one's work
 
 

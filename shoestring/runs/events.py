@@ -92,9 +92,10 @@ def event_of(record: dict[str, Any]) -> Event | None:
 def line_of(record: dict[str, Any]) -> bytes:
     """A record as a line, without its end."""
     try:
-        head = json.dumps(record, separators=(",", ":"), allow_nan=False).encode()[:-1]
-    except ValueError:   # the loss of a federated round that nobody took part in
-        head = json.dumps(finite_json(record), separators=(",", ":")).encode()[:-1]
+        text = json.dumps(record, separators=(",", ":"), allow_nan=False)
+    except ValueError:   # such as the loss of a federated round that nobody took part in
+        text = json.dumps(finite_json(record), separators=(",", ":"))
+    head = text.encode()[:-1]
     return head + b',"crc":"%08x"}' % crc32(head)
 
 
@@ -137,6 +138,8 @@ def usable(record: Any) -> Event | StepRecord | None:
             record["loss"] = nan
         for name, kinds, default in NEEDED:
             value = record.get(name, default)
+            if value is None and name in record and kinds is NUMBER:   # what is no finite number is written as null
+                value = record[name] = nan
             if type(value) not in kinds or (type(value) is int and not -MOST <= value < MOST):
                 return None
         return record

@@ -2,7 +2,9 @@
 
     asked               rounds, clients, per_round, upload, download, epsilon, delta as they were asked for; None: it was not
     round               numbers of the rounds that count; of each, in columns of the same length:
-    participants, missing, rejected, samples, up, down, epsilon (None: nothing is private), simulated (None: devices are all alike)
+    participants, missing, rejected, samples, up, down, epsilon (None: nothing is private), epsilon_in_all (of all runs on the ledger;
+                        None: there is no other), simulated (None: devices are all alike)
+    private             None: no epsilon was asked for; False: one was, and the noise followed from a seed, so it means nothing
     before, after       metrics of devices on what they hold out, of the rounds in which they were asked for them:
                         [{"round": 10, "accuracy": 0.8, ...}]
     away                [{"name", "rounds"}] devices that were missing most often, of those whose names were noted
@@ -19,7 +21,7 @@ from shoestring.runs.event import Rounded
 
 MOST = 20   # names that are told
 COMPARISONS = "comparisons.json"   # in a run's folder: what its model was compared with
-COLUMNS = ("participants", "missing", "samples", "up", "down", "epsilon", "simulated")
+COLUMNS = ("participants", "missing", "samples", "up", "down", "epsilon", "epsilon_in_all", "simulated")
 
 
 def federation(asked: Mapping[str, Any], rounds: Sequence[Rounded]) -> dict[str, Any]:
@@ -31,6 +33,10 @@ def federation(asked: Mapping[str, Any], rounds: Sequence[Rounded]) -> dict[str,
         "before": [{"round": one.step, **one.before} for one in rounds if one.before],
         "after": [{"round": one.step, **one.after} for one in rounds if one.after],
         "away": [{"name": name, "rounds": count} for name, count in away.most_common(MOST)], "turned_away": turned[-MOST:],
-        "bytes_up": sum(one.up for one in rounds), "bytes_down": sum(one.down for one in rounds),
+        "private": private(asked), "bytes_up": sum(one.up for one in rounds), "bytes_down": sum(one.down for one in rounds),
         "missed": sum(one.missing for one in rounds), "turned": len(turned),
     }
+
+
+def private(asked: Mapping[str, Any]) -> bool | None:
+    return None if asked.get("epsilon") is None else asked.get("insecure_seed") is None

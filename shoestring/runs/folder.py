@@ -95,11 +95,11 @@ class Folder:
     def keep_source(self, source: bytes) -> None:
         write_whole(self.path / "job.py", source)
 
-    def set_aside(self) -> None:
+    def set_aside(self) -> Path:
         """Move what is here out of the way, for a fresh beginning; nothing is deleted. The lock goes with it: take the new one."""
         first = self.path.with_name(f"{self.path.name}-before-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
         numbered = (first.with_name(f"{first.name}-{number}") for number in count(2))
-        self.path.rename(next(aside for aside in chain([first], numbered) if not aside.exists()))
+        return self.path.rename(next(aside for aside in chain([first], numbered) if not aside.exists()))
 
 
 class Lock:

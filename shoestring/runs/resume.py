@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from shoestring.core.errors import Mistake, OverBudget
-from shoestring.core.files import clear, drafted_name
-from shoestring.core.regular import not_a_folder
+from shoestring.core.files import clear, drafted_name, write_whole
+from shoestring.core.regular import not_a_folder, read_regular
 from shoestring.runs.event import Adopted, Warned
 from shoestring.runs.events import note
 from shoestring.runs.folder import Folder, Lock, has_digest
@@ -22,8 +22,8 @@ from shoestring.runs.modules import changed_text, changes, keep_modules, kept_mo
 from shoestring.runs.request import Request, argument_differences, differences, flags_together
 
 # Files that a start leaves before its first step
-ATTEMPT = ("events.jsonl", "plan.json", "plan-next.json", "report.json", "report.html", "job.py", MODULES, "moments.bin", "stream.bin",
-           "run.json")
+ATTEMPT = ("events.jsonl", "privacy.json", "plan.json", "plan-next.json", "report.json", "report.html", "job.py", MODULES, "moments.bin",
+           "stream.bin", "run.json")
 SPENT = "privacy.jsonl"   # what a private federation has spent is never forgotten
 
 
@@ -43,7 +43,7 @@ def strangers(path: Path) -> list[str]:
         names = sorted(one.name for one in path.iterdir())
     except (FileNotFoundError, NotADirectoryError):   # nothing yet, or moved away just now
         return []
-    return [] if "run.json" in names else [name for name in names if name != "lock" and drafted_name(name) != "run.json"]
+    return [] if "run.json" in names else [name for name in names if name not in ("lock", SPENT) and drafted_name(name) != "run.json"]
 
 
 @dataclass(frozen=True)
@@ -111,6 +111,12 @@ def settled(now: Request, before: Request) -> Request:
                                      for name, value in now.federated.items()})
 
 
+def carry_ledger(aside: Path, path: Path) -> None:
+    """What was spent on the people of a run is not undone by beginning anew: the new one's ledger goes on from the old one's."""
+    if (aside / SPENT).exists() and not (path / SPENT).exists():
+        write_whole(path / SPENT, read_regular(aside / SPENT))
+
+
 def opened(path: Path, asked: Request, source: bytes, fresh: bool, adopt: bool, usual: Mapping[str, Any] | None = None,
            resolve: Resolve | None = None) -> Opened:
     """Lock a folder and settle what it is for: a new run, or the one that is there if it is the same. A run without a finished step is
@@ -124,8 +130,9 @@ def opened(path: Path, asked: Request, source: bytes, fresh: bool, adopt: bool, 
     folder = Folder(path)
     try:
         while fresh and (path / "run.json").exists():   # again if somebody began another one meanwhile
-            folder.set_aside()
+            aside = folder.set_aside()
             moved, lock = lock, Lock(path)
+            carry_ledger(aside, path)
             moved.release()
         clear(one for one in path.glob("*.tmp-*") if drafted_name(one.name))
         if in_the_way := not_a_folder(folder.checkpoints):

@@ -1,8 +1,13 @@
-"""A federation that is killed goes on and ends with the same bits; what it has spent of epsilon is never counted too low."""
+"""A federation that is killed goes on and ends with the same bits; what it has spent of epsilon is never counted too low.
+
+A private one can't end with the same bits, because its noise follows from nothing: every round is released once, from its checkpoint, or
+is counted once more. Its noise from a seed, for tests, it ends with the same bits.
+"""
 from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,11 +17,13 @@ from typing import Any
 import pytest
 
 import shoestring
-from shoestring.privacy.account import epsilon_of
-from shoestring.privacy.spending import Spending
+from shoestring.privacy.account import epsilon_of, spent
+from shoestring.privacy.spending import NAME, Spending
 from shoestring.runs.cadence import Cadence
-from shoestring.runs.event import Event, Rounded, Saved, Stepped
+from shoestring.runs.event import Event, Rounded, Saved, Stepped, Warned
 from shoestring.runs.report import report_of
+from shoestring.show.page import page
+from tests.federated import toys
 
 JOB = '''
 from tests.federated.toys import toy_job
@@ -29,7 +36,8 @@ ROUNDS = 4
 EVERY_ROUND = Cadence(steps=1)
 PRIVATE = {"epsilon": 8.0, "delta": 1e-2}
 CASES: dict[str, dict[str, Any]] = {
-    "plain": {}, "private": PRIVATE, "state on devices": {"use": ["Scaffold()"]}, "state on the server": {"use": ["FedAdam()"]},
+    "plain": {}, "private, from a seed": PRIVATE | {"insecure_seed": 7},
+    "state on devices": {"use": ["Scaffold()"]}, "state on the server": {"use": ["FedAdam()"]},
     "asynchronous": {"use": ["FedBuff(buffer=3, concurrency=6)"]}, "feedback": {"use": ["TopK(share=0.2)", "Quantize()"]},
 }
 
@@ -72,20 +80,108 @@ def test_a_killed_run_ends_with_the_same_bits(case: str, file: Path, tmp_path: P
         assert again[key] == whole[key], key
 
 
-def test_what_is_spent_is_on_disk_before_anything_of_a_round_is_known(file: Path, tmp_path: Path) -> None:
-    """Killed at the first word of every round, the ledger has that round already."""
+def ledger(folder: Path) -> Spending:
+    return Spending(folder / NAME)
+
+
+def test_what_is_spent_is_on_disk_before_anything_of_a_round_is_known_and_is_told_once(file: Path, tmp_path: Path) -> None:
+    """Killed at the first word of every round, the ledger has that round already, and the round is not played again."""
+    folder = tmp_path / "run"
     for number in range(1, ROUNDS + 1):
-        assert killed(file, tmp_path / "run", lambda event, number=number: isinstance(event, Stepped) and event.step == number, **PRIVATE)
-        spending = Spending(tmp_path / "run")
-        entry = next(iter(spending.entries.values()))
-        assert len(spending.entries) >= number
-        assert spending.epsilon(exactly=True) >= epsilon_of(entry.multiplier, entry.rate, number, PRIVATE["delta"])
+        assert killed(file, folder, lambda event, number=number: isinstance(event, Stepped) and event.step == number, **PRIVATE)
+        spending = ledger(folder)
+        entry = spending.entries[0]
+        assert [one.round for one in spending.entries] == list(range(number))
+        assert spending.epsilon(exactly=True) == epsilon_of(entry.multiplier, entry.rate, number, PRIVATE["delta"])
+    report = run(file, folder, **PRIVATE)
+    assert report["rounds"] == ROUNDS and len(report["losses"]) == ROUNDS and report["epsilon"] <= PRIVATE["epsilon"]
+    assert len(ledger(folder).entries) == ROUNDS
+
+
+def test_a_round_that_was_killed_before_it_is_in_the_ledger_has_told_nothing(file: Path, tmp_path: Path,
+                                                                             monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "run"
+    monkeypatch.setattr("shoestring.privacy.spending.line_of", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    assert killed(file, folder, lambda event: False, **PRIVATE) == -signal.SIGKILL
+    monkeypatch.undo()
+    told = report_of(folder)
+    assert not told.rounds and not told.losses and not list(folder.glob("checkpoints/*")) and not ledger(folder).entries
+
+
+def test_the_same_command_on_other_records_is_another_release_or_none(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed after round 1; one device's records change; the same command. Its round 1 stands in the checkpoint, and is not computed again.
+    Without the checkpoint it is played again, with other noise, and counted again."""
+    folder, number = tmp_path / "run", 5
+
+    def killed_at_1(event: Event) -> bool:
+        return isinstance(event, Rounded) and event.step == 1
+
+    assert killed(file, folder, killed_at_1, **PRIVATE)
+    first = ledger(folder).entries
+    weights = folder / "checkpoints" / "step-00000001" / "weights.safetensors"
+    released = weights.read_bytes()
+    records = toys.records
+    monkeypatch.setattr(toys, "records", lambda one, count=None: records(one + 100 * (one == number), count))
+    assert killed(file, folder, lambda event: isinstance(event, Rounded) and event.step == 2, **PRIVATE)
+    assert ledger(folder).entries[:1] == first and [one.round for one in ledger(folder).entries] == [0, 1]
+    assert weights.read_bytes() == released
+    shutil.rmtree(folder / "checkpoints")
+    events: list[Event] = []
+    report = run(file, folder, events.append, **PRIVATE)
+    found = ledger(folder)
+    assert [one.round for one in found.entries][:3] == [0, 1, 0] and len({one.release for one in found.entries}) == len(found.entries)
+    assert any(isinstance(one, Warned) and "is spent again" in one.text for one in events)
+    kind = first[0]
+    assert report["ended"] == "epsilon is spent" and report["rounds"] == ROUNDS - 2, "two of four were spent twice"
+    assert found.epsilon(exactly=True) == epsilon_of(kind.multiplier, kind.rate, ROUNDS, PRIVATE["delta"]) <= PRIVATE["epsilon"]
+
+
+def test_two_runs_of_the_same_command_share_no_noise(file: Path, tmp_path: Path) -> None:
+    """Nor does --fresh, which keeps in mind what was spent before it."""
+    first, second = (run(file, tmp_path / name, **PRIVATE) for name in ("one", "two"))
+    events: list[Event] = []
+    third = run(file, tmp_path / "two", events.append, fresh=True, **PRIVATE)
+    assert len({one["weights_sha256"] for one in (first, second, third)}) == 3
+    assert third["epsilon"] == second["epsilon"] < third["epsilon_in_all"], "the same people, twice"
+    assert any(isinstance(one, Warned) and "1 other run" in one.text for one in events)
+
+
+def test_two_folders_on_the_same_people_add_up(file: Path, tmp_path: Path) -> None:
+    shared = {**PRIVATE, "ledger": tmp_path / "people.jsonl"}
+    first = run(file, tmp_path / "one", **shared)
+    second = run(file, tmp_path / "two", **shared)
+    assert "epsilon_in_all" not in first or first["epsilon_in_all"] is None
+    found = Spending(tmp_path / "people.jsonl")
+    assert found.runs == 2 and len(found.entries) == 2 * ROUNDS and not (tmp_path / "one" / NAME).exists()
+    assert second["epsilon_in_all"] == found.epsilon(exactly=True) > second["epsilon"] == first["epsilon"]
+
+
+def test_a_run_that_the_population_has_no_room_for_is_refused_before_anything_is_trained(file: Path, tmp_path: Path) -> None:
+    shared = {**PRIVATE, "ledger": tmp_path / "people.jsonl", "ledger_epsilon": 9.0}
+    run(file, tmp_path / "one", **shared)
+    before = (tmp_path / "people.jsonl").read_bytes()
+    with pytest.raises(shoestring.OverBudget, match=r"1 runs have spent epsilon 7\.\d+ of the 9 that .*people\.jsonl allows"):
+        run(file, tmp_path / "two", **{**shared, "ledger_epsilon": None})   # the promise stands in the ledger
+    assert (tmp_path / "people.jsonl").read_bytes() == before and not list((tmp_path / "two").glob("checkpoints/*"))
+    with pytest.raises(shoestring.Mistake, match="is spent, by 1 run"):
+        run(file, tmp_path / "two", **{**shared, "ledger_epsilon": 7.0})
+
+
+def test_noise_from_a_seed_is_called_what_it_is_everywhere(file: Path, tmp_path: Path) -> None:
+    events: list[Event] = []
+    report = run(file, tmp_path / "run", events.append, insecure_seed=7, **PRIVATE)
+    assert report["private"] is False and any(isinstance(one, Warned) and "NOT PRIVATE" in one.text for one in events)
+    assert all(one.seeded for one in ledger(tmp_path / "run").entries) and ledger(tmp_path / "run").entries
+    assert "NOT PRIVATE" in page(report_of(tmp_path / "run").as_json())
+    assert run(file, tmp_path / "other", **PRIVATE)["private"] is True and run(file, tmp_path / "plain")["private"] is None
+    with pytest.raises(shoestring.Mistake, match="insecure_seed= changed"):
+        run(file, tmp_path / "other", insecure_seed=7, **PRIVATE)
 
 
 def test_noise_that_can_not_keep_the_budget_is_refused_before_the_first_round(file: Path, tmp_path: Path) -> None:
-    spent = epsilon_of(1.0, 0.5, 2, 1e-2)   # enough for two of four rounds
+    enough = epsilon_of(1.0, 0.5, 2, 1e-2)   # for two of four rounds
     with pytest.raises(shoestring.OverBudget, match="epsilon"):
-        run(file, tmp_path / "run", epsilon=spent, delta=1e-2, use=["Clip(norm=0.5)", "GaussianNoise(multiplier=1.0)"])
+        run(file, tmp_path / "run", epsilon=enough, delta=1e-2, use=["Clip(norm=0.5)", "GaussianNoise(multiplier=1.0)"])
     assert not (tmp_path / "run" / "privacy.jsonl").exists()
 
 
@@ -93,36 +189,30 @@ def test_a_run_ends_before_its_budget_is_exceeded(file: Path, tmp_path: Path) ->
     """A ledger that holds two more rounds than this run has leaves room for two of the four."""
     folder = tmp_path / "run"
     assert killed(file, folder, lambda event: isinstance(event, Stepped) and event.step == 1, **PRIVATE)
-    mine = next(iter(Spending(folder).entries.values()))
+    mine = ledger(folder).entries[0]
     for number in (1000, 1001):
-        Spending(folder).spend(replace(mine, round=number, digest="another"))
+        assert ledger(folder).spend(replace(mine, round=number))
     report = run(file, folder, **PRIVATE)
     assert report["ended"] == "epsilon is spent" and report["rounds"] == 2 and report["epsilon"] <= PRIVATE["epsilon"]
     assert report_of(folder).state == "finished"
 
 
-def test_a_private_round_is_never_played_again_with_other_settings(file: Path, tmp_path: Path) -> None:
-    """The same noise on another sum would give devices away."""
+def test_a_run_that_goes_on_with_other_settings_adds_up_what_each_round_spent(file: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     assert killed(file, folder, lambda event: isinstance(event, Stepped) and event.step == 1, rate=0.1, **PRIVATE)
-    with pytest.raises(shoestring.Mistake, match=r"round 1 of .* was begun with other settings"):
-        run(file, folder, adopt=True, epsilon=9.0, delta=PRIVATE["delta"])
-    with pytest.raises(shoestring.Mistake, match=r"round 1 of .* was begun with other settings"):
-        run(file, folder, adopt=True, rate=0.2, **PRIVATE)   # the same plan, and other sums
-    file.write_text(JOB.replace("batch=4", "batch=16"))   # of another length: what Python compiled of the file before is not taken for it
-    with pytest.raises(shoestring.Mistake, match=r"round 1 of .* was begun with other settings"):
-        run(file, folder, adopt=True, rate=0.1, **PRIVATE)
-    file.write_text(JOB)
-    assert run(file, folder, adopt=True, rate=0.1, **PRIVATE)["rounds"] == ROUNDS, "with those that it was begun with, it goes on"
+    report = run(file, folder, adopt=True, epsilon=9.0, delta=PRIVATE["delta"])
+    kinds = [one.kind for one in ledger(folder).entries]
+    assert len(kinds) == ROUNDS and kinds[0] != kinds[1] == kinds[2] == kinds[3], "less noise from the second round on"
+    assert report["epsilon"] == spent([(kinds[0], 1), (kinds[1], 3)], PRIVATE["delta"]) <= 9.0
 
 
 def test_a_ledger_that_was_deleted_does_not_make_it_forget(file: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     assert killed(file, folder, lambda event: isinstance(event, Saved) and event.step == 2, **PRIVATE)
-    whole = Spending(folder).epsilon()
+    whole = ledger(folder).epsilon()
     lines = (folder / "privacy.jsonl").read_bytes()
     (folder / "privacy.jsonl").write_bytes(lines[:len(lines) // 2])
-    assert Spending(folder, done=2).epsilon() == whole
+    assert Spending(folder / NAME, ledger(folder).entries[0].run, done=2).epsilon() == whole
     (folder / "privacy.jsonl").unlink()
     report = run(file, folder, **PRIVATE)
     assert report["rounds"] == 2 and report["ended"] == "epsilon is spent", "of what kind the lost rounds were, nobody knows"
@@ -131,7 +221,7 @@ def test_a_ledger_that_was_deleted_does_not_make_it_forget(file: Path, tmp_path:
 def test_a_pipe_in_place_of_the_ledger_ends_the_run_before_the_next_round(file: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     assert killed(file, folder, lambda event: isinstance(event, Saved) and event.step == 1, **PRIVATE)
-    before = report_of(folder).rounds   # what is saved is told later, so the second round may be among them
+    before = report_of(folder).rounds   # what is saved is told later
     (folder / "privacy.jsonl").unlink()
     os.mkfifo(folder / "privacy.jsonl")
     with pytest.raises(OSError, match=r"privacy\.jsonl"):

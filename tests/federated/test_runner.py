@@ -127,3 +127,48 @@ def test_a_job_that_fails_on_every_client_says_so_with_the_first_cause() -> None
     odd = [(torch.zeros(2), torch.tensor(0))] * 6
     with pytest.raises(shoestring.Mistake, match="RuntimeError"):
         told(job=toy_job(clients=lambda: {"a": odd, "b": odd}), per_round=2)
+
+
+def test_json_has_no_numbers_that_are_not_finite(tmp_path: Path) -> None:
+    """Of rounds in which nobody takes part, and of a metric that is no number."""
+    def strictly(text: str) -> Any:
+        return json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} in JSON"))
+
+    (tmp_path / "job.py").write_text(NOT_FINITE)
+    events: list[Event] = []
+    done = shoestring.federate(tmp_path / "job.py", rounds=2, per_round=6, processes=1, every=1, run=tmp_path / "run", tell=events.append,
+                               use=["DropOut(rate=0.99)"])
+    assert any(isnan(loss) for loss in done.losses) and None in done.report["losses"]
+    other = shoestring.federate(tmp_path / "job.py", rounds=1, per_round=6, processes=1, every=1, run=tmp_path / "other")
+    assert other.report["after"][0]["odd"] is None and not isnan(other.losses[0])
+    for folder in ("run", "other"):
+        strictly((tmp_path / folder / "report.json").read_text())
+        lines = (tmp_path / folder / "events.jsonl").read_text().splitlines()
+        assert [strictly(line) for line in lines]
+        told = report_of(tmp_path / folder)
+        assert not told.damage and len(told.rounds) == len(told.losses), "what is null is read again"
+    assert isnan(report_of(tmp_path / "run").losses[0]) or isnan(report_of(tmp_path / "run").losses[1])
+
+
+NOT_FINITE = '''
+from tests.federated.toys import toy_job
+from shoestring import Job
+
+def job() -> Job:
+    return toy_job(metrics=lambda output, batch: {"odd": output.sum() * float("nan")})
+'''
+
+
+@pytest.mark.parametrize(("delta", "clients", "said"), [(0.9, 12, "that is no promise"), (0.51, 2, "that is no promise"),
+                                                        (0.11, 100, "records of 11 devices")])
+def test_a_delta_that_promises_nothing_is_refused(delta: float, clients: int, said: str) -> None:
+    pytest.importorskip("dp_accounting")
+    with pytest.raises(shoestring.Mistake, match=said):
+        shoestring.federate(toy_job(clients), rounds=1, per_round=2, processes=1, epsilon=8.0, delta=delta)
+
+
+def test_a_delta_of_one_in_the_number_of_clients_is_told() -> None:
+    pytest.importorskip("dp_accounting")
+    for delta, warned in ((1 / 12, True), (0.05, False)):
+        _, events = told(epsilon=8.0, delta=delta, rounds=1)
+        assert any(isinstance(one, Warned) and "less than 1 / clients is usual" in one.text for one in events) is warned

@@ -19,6 +19,7 @@ from shoestring.federated.cohort.dropout import NoDropout
 from shoestring.federated.cohort.hooks import HooksSeen
 from shoestring.federated.cohort.sequential import Sequential, load
 from shoestring.federated.cohort.way import Moved, Unsuitable, Way
+from shoestring.federated.device_errors import kind_of
 from shoestring.federated.records import Records, drawn_so_far
 from shoestring.federated.round import Objective
 from shoestring.memory.block_state import BlockState, FrozenTensor
@@ -82,7 +83,7 @@ def agreement(way: Way, trial: Trial) -> Said:
         except Unsuitable as why:
             return Said(str(why))
         except Exception as error:   # whatever a model does that can't be done for several at once
-            return Said(f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:200]}")
+            return Said(kind_of(error))
     if not apart <= CLOSE:
         return Said(f"its updates differ from the plain loop's by {apart:.1g} of their size")
     return trial.said

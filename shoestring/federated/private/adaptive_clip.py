@@ -19,8 +19,8 @@ import torch
 from shoestring.core.errors import Mistake
 from shoestring.federated.private.clip import NORM, as_tensor, check_norm, within
 from shoestring.federated.private.norms import clipped
+from shoestring.federated.randomness import with_noise
 from shoestring.federated.round import Combined, Population, Round, Server, Updates
-from shoestring.federated.seeds import generator_of
 from shoestring.federated.technique import FederatedTechnique, RoundCost
 
 NEXT, COUNTED, EXPECTED = "AdaptiveClip.norm", "AdaptiveClip.counted", "AdaptiveClip.expected"
@@ -74,8 +74,8 @@ class AdaptiveClip(FederatedTechnique):
 
             found = subject.combine(server, shortened())
             deviation = self.noise * expected
-            drawn = torch.randn((), dtype=torch.float64, generator=generator_of(server.seed, "count noise", server.round))
-            share = (sum(halves) + deviation * float(drawn)) / expected + 0.5
+            count = with_noise(torch.tensor([sum(halves)]), deviation, subject.randomness, "count noise", server.round)
+            share = float(count) / expected + 0.5
             after = min(max(norm * exp(-self.rate * (share - self.quantile)), LEAST), MOST)
             told = {NORM: as_tensor(norm), NEXT: as_tensor(after), COUNTED: as_tensor(deviation)}
             return replace(found, state={**found.state, **told})

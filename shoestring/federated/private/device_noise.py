@@ -20,9 +20,20 @@ from typing import ClassVar
 import torch
 
 from shoestring.federated.private.clip import NORM
-from shoestring.federated.private.sampling import ASKED, alike, begun, check_multiplier, choose, noise_refusal, noisy, norm_of, with_noise
+from shoestring.federated.private.sampling import (
+    ASKED,
+    CHOSEN,
+    alike,
+    begun,
+    check_multiplier,
+    choose,
+    cost_with_noise,
+    noise_refusal,
+    noisy,
+    norm_of,
+)
+from shoestring.federated.randomness import with_noise
 from shoestring.federated.round import Combined, Device, Group, Objective, Order, Population, Round, Server, Updates
-from shoestring.federated.seeds import generator_of
 from shoestring.federated.technique import FederatedTechnique, RoundCost
 
 
@@ -50,27 +61,28 @@ class DeviceNoise(FederatedTechnique):
         return self.cost(cost).error - cost.error
 
     def cost(self, cost: RoundCost, /) -> RoundCost:
-        return replace(with_noise(cost, self.multiplier, self.multiplier), clip=0.0, down=cost.down + 8)   # a, in 64 bits
+        return replace(cost_with_noise(cost, self.multiplier, self.multiplier), clip=0.0, down=cost.down + 8)   # a, in 64 bits
 
     def apply(self, subject: Round, /) -> Round:
         def begin(server: Server, population: Population) -> Server:
-            return begun(subject.begin(server, population), population)
+            return begun(subject.begin(server, population), population, subject.randomness)
 
         def order(server: Server, group: Group) -> Order:
             made = subject.order(server, group)
-            return replace(made, extras={**made.extras, ASKED: server.state[ASKED]})
+            return replace(made, extras={**made.extras, ASKED: torch.tensor(len(server.drawn[CHOSEN]))})
 
         def work(order: Order, devices: Sequence[Device], objective: Objective) -> Updates:
             found = subject.work(order, devices, objective)
             deviation = self.multiplier * float(order.extras[NORM]) / sqrt(max(int(order.extras[ASKED]), 1))
-            drawn = [torch.randn(found.rows.shape[1], generator=generator_of(order.seed, "noise", order.round, name))
-                     for name in found.names]
-            return replace(found, rows=found.rows + deviation * torch.stack(drawn))
+            noisy_rows = [with_noise(row, deviation, subject.randomness, "noise", order.round, name).to(row.dtype)
+                          for row, name in zip(found.rows, found.names, strict=True)]
+            return replace(found, rows=torch.stack(noisy_rows))
 
         def combine(server: Server, arriving: Iterable[Updates]) -> Combined:
             found = subject.combine(server, alike(arriving))
-            asked = int(server.state[ASKED])
+            asked = len(server.drawn[CHOSEN])
             lacking = 1 - found.weight / asked if asked else 1.0
-            return noisy(server, found, self.multiplier * norm_of(found) * sqrt(max(lacking, 0.0)), "missing noise")
+            return noisy(server, found, self.multiplier * norm_of(found) * sqrt(max(lacking, 0.0)), subject.randomness,
+                         "missing noise")
 
         return subject.with_(begin=begin, choose=choose, order=order, work=work, combine=combine)

@@ -2,7 +2,7 @@
 
     update  =  (sum_i u_i + N(0, (z C)^2 I)) / m          |u_i| <= C, m devices expected, each takes part with the chance m / N
 
-Epsilon is that of adding or removing all records of one device, for whoever sees all weights of all rounds and not the seed. What is
+Epsilon is that of adding or removing all records of one device, for whoever sees all weights of all rounds. What is
 told of a round beside the weights (losses, metrics, counts) is not covered. Of the clip and the noise of a count (AdaptiveClip) together
 
     z^-2 = z_u^-2 + (2 s)^-2          z_u of the updates, s of the count: what is added is z_u, what is promised is z
@@ -19,7 +19,7 @@ from typing import ClassVar
 
 from shoestring.core.errors import Mistake
 from shoestring.federated.private.adaptive_clip import COUNTED
-from shoestring.federated.private.sampling import alike, begun, check_multiplier, choose, noise_refusal, noisy, norm_of, with_noise
+from shoestring.federated.private.sampling import alike, begun, check_multiplier, choose, cost_with_noise, noise_refusal, noisy, norm_of
 from shoestring.federated.round import Combined, Population, Round, Server, Updates
 from shoestring.federated.technique import FederatedTechnique, RoundCost
 from shoestring.privacy.account import noise_for
@@ -58,16 +58,16 @@ class GaussianNoise(FederatedTechnique):
         return self.cost(cost).error - cost.error
 
     def cost(self, cost: RoundCost, /) -> RoundCost:
-        return with_noise(cost, self.multiplier, added(self.multiplier, cost.counted))
+        return cost_with_noise(cost, self.multiplier, added(self.multiplier, cost.counted))
 
     def apply(self, subject: Round, /) -> Round:
         def begin(server: Server, population: Population) -> Server:
-            return begun(subject.begin(server, population), population)
+            return begun(subject.begin(server, population), population, subject.randomness)
 
         def combine(server: Server, arriving: Iterable[Updates]) -> Combined:
             found = subject.combine(server, alike(arriving))
             counted = float(found.state[COUNTED]) if COUNTED in found.state else 0.0
-            return noisy(server, found, added(self.multiplier, counted) * norm_of(found), "noise")
+            return noisy(server, found, added(self.multiplier, counted) * norm_of(found), subject.randomness, "noise")
 
         return subject.with_(begin=begin, choose=choose, combine=combine)
 

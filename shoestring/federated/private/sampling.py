@@ -4,6 +4,7 @@
     update  =  (sum of clipped updates + noise) / per round          the expected number, not the number that came
 
 Every update weighs the same and the number of those who came is not divided by: what either tells of a device, no noise would cover.
+Who takes part is drawn like the noise (`randomness`), and no file has it: that a device may not be in a round is a part of the promise.
 McMahan, Ramage, Talwar, Zhang 2018, Learning Differentially Private Recurrent Language Models, arXiv 1710.06963.
 """
 from __future__ import annotations
@@ -18,44 +19,46 @@ from torch import Tensor
 from shoestring.core.errors import Mistake
 from shoestring.core.extras import EXTRAS
 from shoestring.federated.private.clip import NORM
+from shoestring.federated.randomness import Randomness, with_noise
 from shoestring.federated.round import Combined, Group, Population, Server, Updates
-from shoestring.federated.seeds import generator_of
 from shoestring.federated.technique import RoundCost
 from shoestring.privacy.account import epsilon_of
 
-EXPECTED, ASKED = "Noise.expected", "Noise.asked"   # of the server: devices of a round, expected and this time
+EXPECTED = "Noise.expected"   # of the server's state: devices of a round
+CHOSEN = "Noise.chosen"       # of what a round draws: numbers of the devices that take part
+ASKED = "Noise.asked"         # of an order: how many those are
 
 
 def choose(server: Server, population: Population) -> Sequence[Group]:
-    """Every device by a draw of its own, in the order of their numbers; there may be nobody."""
-    drawn = torch.rand(population.count, dtype=torch.float64, generator=generator_of(server.seed, "choose", server.round))
-    chosen = (drawn < population.per_round / population.count).nonzero().flatten().tolist()
+    """The devices that were drawn as the round began, in the order of their numbers; there may be nobody."""
+    chosen = server.drawn[CHOSEN].tolist()
     return [Group(tuple(map(population.name, chosen)))] if chosen else []
 
 
-def begun(server: Server, population: Population) -> Server:
-    """The server, knowing how many devices are expected and asked in this round."""
-    asked = sum(len(group.names) for group in choose(server, population))
-    told = {EXPECTED: torch.tensor(population.per_round), ASKED: torch.tensor(asked)}
-    return replace(server, state={**server.state, **told})
+def begun(server: Server, population: Population, source: Randomness) -> Server:
+    """The server, knowing how many devices are expected, and who takes part: every device by a draw of its own."""
+    drawn = source.uniforms(population.count, "choose", server.round)
+    chosen = (drawn < population.per_round / population.count).nonzero().flatten()
+    return replace(server, state={**server.state, EXPECTED: torch.tensor(population.per_round)}, drawn={**server.drawn, CHOSEN: chosen})
 
 
 def alike(arriving: Iterable[Updates]) -> Iterator[Updates]:
-    """All with the same weight; what would tell more of a device than its update does is refused."""
+    """All with the same weight, in 64 bits, so that rounding of their sum adds nothing to what one of them can change; what would tell
+    more of a device than its update does is refused."""
     for updates in arriving:
         if updates.extras:
             raise Mistake(f"devices send {', '.join(updates.extras)} beside their updates, which no noise covers: what epsilon promises "
                           f"would not hold; leave out the technique that sends it")
         if updates.statistics is not None:
             raise Mistake("devices send statistics of norm layers, which no noise covers: give --statistics frozen or local")
-        yield replace(updates, counts=torch.ones_like(updates.counts))
+        yield replace(updates, rows=updates.rows.double(), counts=torch.ones_like(updates.counts))
 
 
-def noisy(server: Server, found: Combined, deviation: float, word: str) -> Combined:
+def noisy(server: Server, found: Combined, deviation: float, source: Randomness, word: str) -> Combined:
     """The sum behind a mean of equals, plus noise, by the expected number."""
     expected = int(server.state[EXPECTED])
-    noise = torch.randn(found.update.shape, generator=generator_of(server.seed, word, server.round)) * deviation
-    return replace(found, update=(found.update * found.weight + noise) / expected, weight=float(expected))
+    total = with_noise(found.update * found.weight, deviation, source, word, server.round)
+    return replace(found, update=(total / expected).to(server.weights.dtype), weight=float(expected))
 
 
 def norm_of(found: Combined) -> float:
@@ -65,7 +68,7 @@ def norm_of(found: Combined) -> float:
     return float(norm)
 
 
-def with_noise(cost: RoundCost, multiplier: float, added: float) -> RoundCost:
+def cost_with_noise(cost: RoundCost, multiplier: float, added: float) -> RoundCost:
     """The cost with noise; `added`: the multiplier of the updates' own noise, which is more where a count has noise, too.
 
         error  =  d (z C)^2 / m^2 / |u|^2          d numbers, m devices, u: the round's update

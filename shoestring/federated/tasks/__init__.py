@@ -6,6 +6,7 @@
     aggregates, totals        what comes back: sums and histograms
     gather                    a question to many devices, and what they tell, added up
     release                   what of it the developer may see
+    registry                  what was told before, about which devices
     estimates, student        means, standard errors, intervals of a difference
     evaluate, tune, compare   the tasks and their results; perform does a task; tables and text are for people
 

@@ -17,6 +17,7 @@ from shoestring.federated.records import records_of
 from shoestring.federated.seeds import generator_of
 from shoestring.federated.tasks.compare import Comparison
 from shoestring.federated.tasks.gather import Cohort
+from shoestring.federated.tasks.registry import Registry
 from shoestring.federated.tasks.settings import Candidate, Value, text_of
 from shoestring.federated.tasks.task import Attachment, FederatedTask, code_of
 from shoestring.runs.checkpoints import Checkpoint
@@ -60,9 +61,16 @@ def candidates_of(settings: Sequence[dict[str, Value]], models: Sequence[str], t
                            one, model, trains) for model in models for one in settings)
 
 
-def cohort_of(given: Prepared, models: dict[str, Tensor]) -> Cohort:
+def cohort_of(given: Prepared, models: dict[str, Tensor], registry: Registry) -> Cohort:
     job, clients = given.job, given.clients
-    return Cohort(job, Engine(job, given.layout, given.how), lambda name: records_of(job, name, clients[name], job.seed), models, job.seed)
+    return Cohort(job, Engine(job, given.layout, given.how), lambda name: records_of(job, name, clients[name], job.seed), models, registry,
+                  job.seed)
+
+
+def registry_of(job: Job, ledger: str | None) -> Registry:
+    """Beside the privacy ledger of a population, or, if none is named, that of a job among the runs of this folder."""
+    assert job.origin is not None, "a command's job is from a file"
+    return Registry(Path(f"{ledger}.asked") if ledger is not None else Path("runs") / f"{Path(job.origin.file).stem}.asked")
 
 
 def asked_devices(given: Prepared, count: int | None) -> tuple[str, ...]:

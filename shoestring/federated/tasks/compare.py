@@ -7,7 +7,7 @@ simple sequentially rejective multiple test procedure, Scandinavian J. Statistic
 """
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
 
@@ -20,8 +20,8 @@ from shoestring.federated.seeds import seed_of
 from shoestring.federated.tasks.device import Question
 from shoestring.federated.tasks.estimates import LEVEL, WEIGHINGS, Difference, Means, independent, paired
 from shoestring.federated.tasks.evaluate import ALL, Evaluation, evaluate, failures
-from shoestring.federated.tasks.gather import Cohort, gathered
-from shoestring.federated.tasks.release import LEAST, Released, refusal_of_overlap, released
+from shoestring.federated.tasks.gather import Cohort, seen_of
+from shoestring.federated.tasks.release import LEAST, Released
 from shoestring.federated.tasks.settings import Candidate
 from shoestring.federated.tasks.totals import AFTER, ALONE, BEFORE, PAIRED, Entry, Telemetry
 
@@ -67,17 +67,15 @@ class Comparison:
 
 
 def compare(a: Candidate, b: Candidate, cohort: Cohort, names: Sequence[str], by: str = "devices", least: int = LEAST,
-            apart: bool = False, earlier: Iterable[Collection[str]] = ()) -> Comparison:
+            apart: bool = False) -> Comparison:
     """B against A, both measured by every one of these devices; `apart`: A by one half of them, and B by the other."""
-    if why := refusal_of_overlap(names, earlier, least):
-        raise Mistake(why)
     if apart:
         for_a, for_b = halves(names, cohort.seed)
         first, second = evaluate([a], cohort, for_a, least), evaluate([b], cohort, for_b, least)
         return compare_samples(first, a.name, second, b.name, cohort.job.goal, by)
     check_moment(a, b)
     question = Question((a, b), pair=True)
-    seen = released(gathered(question, cohort, names), least)
+    seen = seen_of(question, cohort, names, least)
     when = AFTER if a.trains else BEFORE
     found = {(group, entry.metric): changed(entry, entry, paired(means(entry, by)), group)
              for group, entry in entries(seen, 0, when, both=True)}

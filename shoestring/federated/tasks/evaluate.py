@@ -6,7 +6,7 @@ group that the job declares.
 """
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 
@@ -18,8 +18,8 @@ from shoestring.core.suggest import did_you_mean
 from shoestring.federated.tasks.aggregates import Histogram
 from shoestring.federated.tasks.device import Question
 from shoestring.federated.tasks.estimates import WEIGHINGS
-from shoestring.federated.tasks.gather import Cohort, gathered
-from shoestring.federated.tasks.release import LEAST, Released, refusal_of_overlap, released
+from shoestring.federated.tasks.gather import Cohort, seen_of
+from shoestring.federated.tasks.release import LEAST, Released
 from shoestring.federated.tasks.settings import Candidate
 from shoestring.federated.tasks.totals import ALONE, Entry, Telemetry
 
@@ -75,12 +75,10 @@ class Evaluation:
 
 
 def evaluate(candidates: Sequence[Candidate], cohort: Cohort, names: Sequence[str], least: int = LEAST,
-             edges: Mapping[str, tuple[float, ...]] | None = None, earlier: Iterable[Collection[str]] = ()) -> Evaluation:
-    """The candidates on the devices of these names. `earlier`: who was asked before, in evaluations that the same developer has seen."""
-    if why := refusal_of_overlap(names, earlier, least):
-        raise Mistake(why)
+             edges: Mapping[str, tuple[float, ...]] | None = None) -> Evaluation:
+    """The candidates on the devices of these names."""
     question = Question(tuple(candidates), edges or {})
-    return evaluation(question, released(gathered(question, cohort, names), least))
+    return evaluation(question, seen_of(question, cohort, names, least))
 
 
 def evaluation(question: Question, seen: Released) -> Evaluation:

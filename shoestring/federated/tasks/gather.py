@@ -10,8 +10,11 @@ from torch import Tensor
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.suggest import did_you_mean
+from shoestring.federated.device_errors import class_of, withheld
 from shoestring.federated.records import Records
 from shoestring.federated.tasks.device import Engine, Question, answers, failure
+from shoestring.federated.tasks.registry import Registry
+from shoestring.federated.tasks.release import Released, released
 from shoestring.federated.tasks.totals import Telemetry, Totals, together
 
 CHUNK = 64   # devices at once
@@ -25,6 +28,7 @@ class Cohort:
     engine: Engine
     records: Callable[[str], Records]                        # of a device, by its name
     models: Mapping[str, Tensor]                             # weights by name, a row (size) each
+    registry: Registry                                       # what was told of these devices before
     seed: int = 0
     chunk: int = CHUNK
     clock: Callable[[], float] = perf_counter
@@ -33,21 +37,49 @@ class Cohort:
         return str(self.job.group(name)) if self.job.group is not None else ""
 
 
-def gathered(question: Question, cohort: Cohort, names: Sequence[str]) -> dict[str, Totals]:
-    """The sums of every group. It is known to whoever adds up; what the developer may see of it, `release` says."""
+@dataclass(frozen=True)
+class Gathered:
+    """What devices told, by group. It is known to whoever adds up."""
+
+    sums: Mapping[str, Totals]
+    answered: Mapping[str, Sequence[str]]                    # the devices whose results are in the sums
+
+    def in_one(self, group: str) -> Gathered:
+        """All groups as one."""
+        return Gathered({group: together(self.sums.values())}, {group: [name for names in self.answered.values() for name in names]})
+
+
+def seen_of(question: Question, cohort: Cohort, names: Sequence[str], least: int, whole: str | None = None) -> Released:
+    """Ask devices, and release what the developer may see: the one way to a result, which the registry knows before anybody does.
+    `whole`: the group that all devices are put into; None: those that they belong to."""
+    cohort.registry.refuse_asking(names, least)
+    found = gathered(question, cohort, names)
+    found = found if whole is None else found.in_one(whole)
+    seen = released(found.sums, least)
+    everybody = [name for some in found.answered.values() for name in some]
+    others = [name for group, some in found.answered.items() if group not in seen.groups for name in some]
+    cohort.registry.note(names, [everybody, *(found.answered[group] for group in seen.groups if group in found.answered),
+                                 *([others] if seen.groups and others else ())], least)
+    return seen
+
+
+def gathered(question: Question, cohort: Cohort, names: Sequence[str]) -> Gathered:
+    """The sums of every group; what the developer may see of them, `release` says."""
     check(question, cohort, names)
     found: dict[str, Totals] = {}
+    answered: dict[str, list[str]] = {}
     last: Exception | None = None
     for begin in range(0, len(names), cohort.chunk):
         for name, told, error in told_by(question, cohort, names[begin:begin + cohort.chunk]):
             group = cohort.group(name)
             found[group] = found.get(group, Totals()).plus(told)
+            answered.setdefault(group, []).extend([name] * told.telemetry.devices)
             last = error or last
     whole = together(found.values()).telemetry
     if last is not None and not whole.devices:
-        kinds = ", ".join(f"{count} {kind}" for kind, count in whole.errors)   # what an error says may be of a record
-        raise Mistake(f"none of the {len(names)} devices could answer: {kinds}; add --traceback to see where") from last
-    return found
+        kinds = ", ".join(f"{count} {kind}" for kind, count in whole.errors)
+        raise Mistake(f"none of the {len(names)} devices could answer: {kinds}; add --traceback to see where") from withheld(last)
+    return Gathered(found, answered)
 
 
 def told_by(question: Question, cohort: Cohort, names: Sequence[str]) -> Iterator[tuple[str, Totals, Exception | None]]:
@@ -62,7 +94,7 @@ def told_by(question: Question, cohort: Cohort, names: Sequence[str]) -> Iterato
             for name in names:
                 yield from told_by(question, cohort, [name])
         else:
-            yield names[0], failure(type(error).__name__, Telemetry(asked=1)), error
+            yield names[0], failure(class_of(error), Telemetry(asked=1)), error
         return
     yield from ((name, one, None) for name, one in zip(names, told, strict=True))
 

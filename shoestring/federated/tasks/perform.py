@@ -1,7 +1,7 @@
 """A task, done: from a configuration and devices to a result."""
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from shoestring.core.errors import Mistake
@@ -12,16 +12,15 @@ from shoestring.federated.tasks.task import FederatedTask
 from shoestring.federated.tasks.tune import Tuning, tune
 
 
-def performed(task: FederatedTask, cohort: Cohort, names: Sequence[str], earlier: Iterable[Collection[str]] = ()
-              ) -> Evaluation | Tuning | Comparison:
+def performed(task: FederatedTask, cohort: Cohort, names: Sequence[str]) -> Evaluation | Tuning | Comparison:
     """The result of a task on the devices of these names, in which no device can be told apart."""
     asked = replace(cohort, seed=task.seed, job=replace(cohort.job, goal=task.goal))
     switches = {name: bool(task.parameters[name]) for name in ("halving", "apart") if name in task.parameters}
     if task.kind == "evaluate":
-        return evaluate(task.candidates, asked, names, task.least, task.edges, earlier)
+        return evaluate(task.candidates, asked, names, task.least, task.edges)
     if task.kind == "tune":
         return tune(task.candidates, asked, names, task.by, task.least, switches.get("halving", False))
     if task.kind == "compare":
         a, b = task.candidates
-        return compare(a, b, asked, names, task.by, task.least, switches.get("apart", False), earlier)
+        return compare(a, b, asked, names, task.by, task.least, switches.get("apart", False))
     raise Mistake("a task of the kind train is done by rounds: shoestring federate")

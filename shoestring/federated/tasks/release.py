@@ -7,15 +7,15 @@
     over samples    the sums by samples are withheld where one device may have more than half of them (sqrt(sum w^2) > sum w / 2)
 
 Protected: every number is about `least` devices or more, and so is every difference of two numbers of one release; the rungs of a tuning
-use other devices each, so that theirs are, too. An evaluation of devices that are nearly those of an earlier one is refused
-(`refusal_of_overlap`), because the difference would be about the few.
-Not protected: what three or more releases of overlapping devices give together, or two of the same devices of which a few answered once
-only; what a developer knows who has the records of all devices but one; and how many devices met which kind of error or diverged. That
-needs noise: sums are not differentially private by being sums.
+use other devices each, so that theirs are, too. A result about devices that are nearly those of an earlier one, because others were asked
+or because others answered, is refused (`registry`): the difference would be about the few.
+Not protected: what three or more releases of overlapping devices give together; two of the same devices one of which has other records
+the second time; what a developer knows who has the records of all devices but one; and how many devices met which kind of error or
+diverged. That needs noise: sums are not differentially private by being sums.
 """
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from math import isnan, nan, sqrt
 
@@ -141,14 +141,3 @@ def joined(histogram: Histogram, least: int) -> Histogram | None:
     counts[-1] += held
     edges = tuple(edge for _, edge in bins[:-1])
     return Histogram(edges, tuple(counts)) if edges else None
-
-
-def refusal_of_overlap(names: Collection[str], earlier: Iterable[Collection[str]], least: int = LEAST) -> str:
-    """Why these devices may not be asked after those of earlier releases; empty if they may."""
-    now = set(names)
-    for before in earlier:
-        apart = len(now ^ set(before))
-        if 0 < apart < least:
-            return (f"an earlier evaluation asked these devices, but for {apart}: the difference of both would be about fewer than {least}"
-                    f"; ask the same ones, or others")
-    return ""

@@ -27,11 +27,11 @@ from shoestring.core.job import target
 from shoestring.federated.tasks.device import Question
 from shoestring.federated.tasks.estimates import LEVEL, WEIGHINGS, Means
 from shoestring.federated.tasks.evaluate import ALL, failures
-from shoestring.federated.tasks.gather import Cohort, gathered
-from shoestring.federated.tasks.release import LEAST, Released, TooFew, released
+from shoestring.federated.tasks.gather import Cohort, seen_of
+from shoestring.federated.tasks.release import LEAST, Released, TooFew
 from shoestring.federated.tasks.settings import Candidate
 from shoestring.federated.tasks.student import tails
-from shoestring.federated.tasks.totals import Telemetry, together
+from shoestring.federated.tasks.totals import Telemetry
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,7 @@ def tune(candidates: Sequence[Candidate], cohort: Cohort, names: Sequence[str], 
     withheld: tuple[str, ...] = ()
     for number, size in enumerate(sizes):
         question = Question(tuple(left), jointly=wanted.metric)
-        everyone = together(gathered(question, cohort, names[begin:begin + size]).values())   # a setting is chosen for all groups
-        seen = released({ALL: everyone}, least)
+        seen = seen_of(question, cohort, names[begin:begin + size], least, whole=ALL)   # a setting is chosen for all groups
         found = ranked(left, seen, wanted.most, by, number)
         tried |= {one.candidate.name: one for one in found}
         failed |= failures([one.name for one in left], seen)

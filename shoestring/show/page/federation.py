@@ -71,6 +71,8 @@ class Privacy:
     spent: float
     budget: float | None    # None: none was given
     delta: float | None
+    in_all: float | None = None   # by all runs on the ledger; None: there is no other
+    seeded: bool = False          # noise follows from a seed
 
     @property
     def over(self) -> bool:
@@ -81,16 +83,23 @@ class Privacy:
         """
         >>> Privacy(3.6181, 4.0, 1e-6).text, Privacy(4.5, 4.0, None).text, Privacy(4.5, None, None).text
         ('epsilon 3.618 of 4 is spent', 'epsilon 4.500 is spent, above the budget of 4', 'epsilon 4.500 is spent')
+        >>> Privacy(3.6181, 4.0, 1e-6, 6.5).text, Privacy(3.6, 4.0, None, seeded=True).text
+        ('epsilon 3.618 of 4 is spent, 6.500 with other runs on the same ledger', 'NOT PRIVATE: noise follows from a seed')
         """
+        if self.seeded:
+            return "NOT PRIVATE: noise follows from a seed"
+        others = "" if self.in_all is None else f", {loss_text(self.in_all)} with other runs on the same ledger"
         if self.over:
-            return f"epsilon {loss_text(self.spent)} is spent, above the budget of {self.budget:g}"
-        return f"epsilon {loss_text(self.spent)}{'' if self.budget is None else f' of {self.budget:g}'} is spent"
+            return f"epsilon {loss_text(self.spent)} is spent, above the budget of {self.budget:g}{others}"
+        return f"epsilon {loss_text(self.spent)}{'' if self.budget is None else f' of {self.budget:g}'} is spent{others}"
 
 
 def privacy(story: Entries) -> Privacy | None:
     """None where nothing is private, or nothing is known yet."""
     spent = last_of(story, "epsilon")
-    return None if spent is None else Privacy(spent, asked_for(story, "epsilon"), asked_for(story, "delta"))
+    seeded = inner(story, "federated").get("private") is False
+    budget, delta, in_all = asked_for(story, "epsilon"), asked_for(story, "delta"), last_of(story, "epsilon_in_all")
+    return None if spent is None else Privacy(spent, budget, delta, in_all, seeded)
 
 
 def how_federated(story: Entries, ended: str = "") -> str:
@@ -132,7 +141,8 @@ def epsilon(story: Entries) -> Markup:
         return Markup()
     left = "" if spent.budget is None or spent.over else f", {loss_text(spent.budget - spent.spent)} is left"
     at = "" if spent.delta is None else f" at delta {short(spent.delta)}"
-    note = f"{spent.text.capitalize()}{at}{left}. It is about the weights: losses and metrics here are what the simulation sees."
+    note = f"{spent.text[:1].upper()}{spent.text[1:]}{at}{left}."
+    note += " It is about the weights: losses and metrics here are what the simulation sees."
     return Chart("epsilon", "Privacy", note, (line,), "round", rows="epsilon", zero=True, named=True,
                  budget=spent.budget).drawn()
 

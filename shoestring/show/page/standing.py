@@ -71,7 +71,7 @@ def diverged(story: Entries) -> str:
     """
     losses = listed(story.get("losses"))
     known = numbers(losses)
-    if losses and number(losses[-1]) is None and isinstance(losses[-1], float) and not isfinite(losses[-1]):
+    if losses and number(losses[-1]) is None and (losses[-1] is None or (isinstance(losses[-1], float) and not isfinite(losses[-1]))):
         place = next((place for place in range(len(losses) - 1, -1, -1) if number(losses[place]) is not None), -1) + 1
         return f"The loss is not a number since {step_word(story)} {numbers_of_steps(story)[place]:,}."
     count = max(3, min(50, len(known) // 10))

@@ -18,9 +18,9 @@ from shoestring.federated.private.clip import NORM, Clip, DeviceClip
 from shoestring.federated.private.device_noise import DeviceNoise
 from shoestring.federated.private.gaussian_noise import GaussianNoise, added
 from shoestring.federated.private.norms import clipped, norms
-from shoestring.federated.private.sampling import choose
+from shoestring.federated.private.sampling import begun, choose
+from shoestring.federated.randomness import SYSTEM, SeededRandomness, normals
 from shoestring.federated.round import Arrived, Order, Played, Population, Server, play
-from shoestring.federated.seeds import generator_of
 from shoestring.federated.send.quantize import Quantize
 from shoestring.federated.send.top_k import TopK
 from shoestring.federated.technique import FederatedTechnique
@@ -61,7 +61,7 @@ def played(made: MadeUp, per_round: int, server: Server | None = None, away: Seq
 
 def sampled(made: MadeUp, per_round: int, number: int = 0) -> list[str]:
     population = Population(len(made.rows), list(made.rows).__getitem__, per_round)
-    return [name for group in choose(made.server(number), population) for name in group.names]
+    return [name for group in choose(begun(made.server(number), population, made.randomness), population) for name in group.names]
 
 
 # Clipping
@@ -135,7 +135,7 @@ def test_the_update_is_the_sum_by_the_expected_number_plus_noise() -> None:
     made = MadeUp(rows(20), (Clip(4.0), GaussianNoise(0.5)))
     names = sampled(made, 6)
     total = sum((made.rows[name] * min(1.0, 4.0 / float(made.rows[name].norm())) for name in names), torch.zeros(40))
-    noise = torch.randn(40, generator=generator_of(SEED, "noise", 0)) * 0.5 * 4.0
+    noise = normals(SeededRandomness(SEED), 40, "noise", 0).float() * 0.5 * 4.0
     result = played(made, 6)
     assert len(names) != 6, "so that dividing by the number that came would be seen"
     assert set(result.participants) == set(names)
@@ -149,7 +149,37 @@ def test_the_noise_has_the_stated_deviation_and_is_another_in_every_round() -> N
     one, two = first.server.weights * 2, (second.server.weights - first.server.weights) * 2
     assert float(one.std()) == pytest.approx(3.0, rel=0.03) and float(two.std()) == pytest.approx(3.0, rel=0.03)
     assert abs(float(torch.corrcoef(torch.stack([one, two]))[0, 1])) < 0.05
-    assert torch.equal(played(made, 2).server.weights, first.server.weights), "the same round again is the same release"
+    assert torch.equal(played(made, 2).server.weights, first.server.weights), "from a seed, for tests, the same again"
+
+
+@pytest.mark.parametrize("techniques", [(Clip(2.0), GaussianNoise(1.5)), (DeviceClip(2.0), DeviceNoise(1.5))])
+def test_the_same_round_again_draws_other_noise_of_the_same_deviation(techniques: tuple[FederatedTechnique, ...]) -> None:
+    """With the same seed of the job, the same sum: whoever knows all of it but the noise can't subtract that."""
+    made = MadeUp(rows(4, 20_000, scale=0.0), techniques, SYSTEM)
+    one, two = (played(made, 4).server.weights * 4 for _ in range(2))
+    assert float(one.std()) == pytest.approx(3.0, rel=0.03) and float(two.std()) == pytest.approx(3.0, rel=0.03)
+    assert abs(float(torch.corrcoef(torch.stack([one, two]))[0, 1])) < 0.05
+
+
+def test_who_takes_part_is_drawn_anew_and_no_state_keeps_it() -> None:
+    made = MadeUp(rows(60, 2), (Clip(2.0), GaussianNoise(1.5)), SYSTEM)
+    results = [played(made, 20) for _ in range(5)]
+    assert len({one.participants for one in results}) > 1
+    for one in results:
+        assert not one.server.drawn and all(value.numel() == 1 for value in one.server.state.values()), "no list of devices"
+
+
+def test_the_count_of_an_adaptive_clip_has_other_noise_every_time() -> None:
+    made = MadeUp(rows(30), (AdaptiveClip(quantile=0.7, start=9.0),), SYSTEM)
+    assert len({float(played(made, 30).server.state["AdaptiveClip.norm"]) for _ in range(5)}) > 1
+
+
+def test_every_noisy_sum_is_a_point_of_a_grid_that_knows_no_device() -> None:
+    """Else the low bits of a sum tell which sums it can be of (Mironov 2012)."""
+    for values in (rows(4, 5000), rows(4, 5000, scale=0.0)):
+        found = played(MadeUp(values, (Clip(2.0), GaussianNoise(1.5)), SYSTEM), 4).server.weights.double() * 4   # 4: dividing is exact
+        cells = found / (2.0 * 2.0 ** -20)
+        assert bool((cells == cells.round()).all()) and float(found.std()) > 2
 
 
 def test_a_round_of_nobody_is_noise_alone() -> None:
@@ -201,11 +231,11 @@ def test_the_norm_follows_the_equation_of_andrew_et_al() -> None:
         result = played(made, 30, server)
         server = result.server
         halves = sum((float(row.norm()) <= norm) - 0.5 for row in made.rows.values())
-        drawn = float(torch.randn((), dtype=torch.float64, generator=generator_of(SEED, "count noise", number)))
+        drawn = float(normals(SeededRandomness(SEED), 1, "count noise", number))
         share = (halves + 3.0 * drawn) / 30 + 0.5
         assert float(server.state[NORM]) == pytest.approx(norm)
         norm *= exp(-0.3 * (share - 0.7))
-        assert float(server.state["AdaptiveClip.norm"]) == pytest.approx(norm)
+        assert float(server.state["AdaptiveClip.norm"]) == pytest.approx(norm, rel=1e-5)
 
 
 @pytest.mark.parametrize("start", [0.01, 1000.0])

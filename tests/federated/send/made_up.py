@@ -12,11 +12,13 @@ from shoestring.core.technique import applied, in_order
 from shoestring.federated.evidence import Evidence
 from shoestring.federated.layout import Entry, Layout
 from shoestring.federated.plain import plain_round
+from shoestring.federated.randomness import Randomness, SeededRandomness
 from shoestring.federated.records import Records
 from shoestring.federated.round import Device, Group, Objective, Order, Round, Sent, Server, Updates
 from shoestring.federated.technique import FederatedTechnique, RoundCost
 
 SEED = 5
+FOR_TESTS = SeededRandomness(SEED)
 
 
 @dataclass
@@ -25,6 +27,7 @@ class MadeUp:
 
     rows: Mapping[str, Tensor]
     techniques: Sequence[FederatedTechnique] = ()
+    randomness: Randomness = FOR_TESTS                    # of noise
     states: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     started: list[Tensor] = field(default_factory=list)   # the weights that devices began from
 
@@ -41,7 +44,7 @@ class MadeUp:
                            torch.arange(1, count + 1, dtype=torch.float64), torch.ones(count, dtype=torch.float64))
 
         layout = Layout((Entry("w", (self.size,), 0, True),))
-        return applied(in_order(self.techniques), plain_round(layout, Local(), work))
+        return applied(in_order(self.techniques), plain_round(layout, Local(), work).with_(randomness=self.randomness))
 
     def server(self, number: int = 0, weights: Tensor | None = None) -> Server:
         return Server(SEED, number, torch.zeros(self.size) if weights is None else weights)

@@ -12,6 +12,7 @@ from shoestring.federated.round import Device, Objective, Order, add_sums
 from shoestring.federated.tasks.compare import compare
 from shoestring.federated.tasks.evaluate import evaluate
 from shoestring.federated.tasks.gather import Cohort
+from shoestring.federated.tasks.registry import Registry
 from shoestring.federated.tasks.settings import Candidate, candidates_of, settings_of
 from shoestring.federated.tasks.totals import AFTER, BEFORE
 from shoestring.federated.tasks.tune import tune
@@ -27,7 +28,7 @@ def real() -> tuple[Cohort, Engine, torch.Tensor]:
     engine = Engine(job, layout_of(model), ONE_BY_ONE)
     row = layout_of(model).row(model)
     own = {name: records_of(job, name, records(number, 24 + number), 3) for number, name in enumerate(NAMES)}
-    return Cohort(job, engine, own.__getitem__, {"": row, "zero": torch.zeros_like(row)}, seed=3, chunk=5), engine, row
+    return Cohort(job, engine, own.__getitem__, {"": row, "zero": torch.zeros_like(row)}, Registry(None), seed=3, chunk=5), engine, row
 
 
 def test_an_evaluation_measures_what_a_round_would() -> None:

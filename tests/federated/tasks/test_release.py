@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from shoestring.core.errors import Mistake
 from shoestring.federated.tasks.aggregates import EDGES, Histogram, counted, moments
 from shoestring.federated.tasks.estimates import by_device, by_sample
-from shoestring.federated.tasks.release import OTHERS, Released, TooFew, joined, refusal_of_overlap, released
+from shoestring.federated.tasks.release import OTHERS, Released, TooFew, joined, released
 from shoestring.federated.tasks.totals import AFTER, Entry, Telemetry, Totals, together
 
 
@@ -106,10 +106,3 @@ def test_bins_that_can_not_be_told_are_left_out() -> None:
     assert joined(Histogram((0.0, 1.0), (5, 4, 3)), 10) is None
     assert joined(Histogram((0.0, 1.0), (0, 20, 0)), 10) is None   # all in one bin: the edges would say nothing
     assert joined(Histogram((0.0, 1.0), (10, 10, 10)), 10) == Histogram((0.0, 1.0), (10, 10, 10))
-
-
-def test_devices_that_were_nearly_all_asked_before_are_not_asked_again() -> None:
-    names = [f"d{number}" for number in range(30)]
-    assert "but for 1" in refusal_of_overlap(names[1:], [names])
-    assert "but for 9" in refusal_of_overlap(names[:21], [names])
-    assert refusal_of_overlap(names, [names]) == refusal_of_overlap(names[:20], [names]) == ""

@@ -14,6 +14,7 @@ from shoestring.federated.records import Records
 from shoestring.federated.round import Objective, Sums
 from shoestring.federated.seeds import generator_of, seed_of
 from shoestring.federated.tasks.gather import Cohort
+from shoestring.federated.tasks.registry import Registry
 
 CURVATURE = 2.0   # h: the best rate is 0.5
 ZERO, FAR = torch.zeros(1), torch.full((1,), 0.5)
@@ -72,7 +73,8 @@ def job_of(**changes: Any) -> Job:
 
 
 def cohort_of(engine: Quadratic | None = None, records: Callable[[str], Records] = records_of, chunk: int = 7, **job: Any) -> Cohort:
-    return Cohort(job_of(**job), engine or Quadratic(), records, {"": ZERO, "far": FAR}, seed=3, chunk=chunk, clock=lambda: 0.0)
+    return Cohort(job_of(**job), engine or Quadratic(), records, {"": ZERO, "far": FAR}, Registry(None), seed=3, chunk=chunk,
+                  clock=lambda: 0.0)
 
 
 def names_of(count: int) -> list[str]:
