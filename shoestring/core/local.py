@@ -18,6 +18,8 @@ class Local:
     batch           records of a step; the last batch of an epoch has what is left. 0: all of them
     lr, optimizer   plain SGD with this rate, or whatever `optimizer(parameters)` makes; its moments begin anew in every round
     held_out        the share of a device's records that it is judged by and never trains on
+    clip, schedule  largest global norm of a step's gradients, and a schedule of the rate over the steps of one round, which begins anew in
+                    every round; where they are not given, those of the Job
     """
 
     epochs: int = 1
@@ -26,9 +28,11 @@ class Local:
     optimizer: Callable[..., torch.optim.Optimizer] | None = None
     steps: int = 0
     held_out: float = 0.0
+    clip: float = 0.0
+    schedule: Callable[..., Any] | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("epochs", 1), ("batch", 0), ("steps", 0), ("held_out", 0)):
+        for name, least in (("epochs", 1), ("batch", 0), ("steps", 0), ("held_out", 0), ("clip", 0)):
             if not getattr(self, name) >= least:
                 raise Mistake(f"{name}={getattr(self, name)} in Local: give {least} or more")
         if not self.lr > 0:

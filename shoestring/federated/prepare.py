@@ -17,6 +17,7 @@ from shoestring.core.technique import applied
 from shoestring.data.clients import clients_of
 from shoestring.federated.cohort import Engine, How, how_to_work, work_of
 from shoestring.federated.layout import Layout, layout_of
+from shoestring.federated.local_steps import not_on_devices, on_devices
 from shoestring.federated.plain import plain_round
 from shoestring.federated.records import records_of
 from shoestring.federated.round import Device, Group, Population, Round, Server
@@ -73,6 +74,7 @@ class Prepared:
 def prepared(job: Job, asked: Asked, model: nn.Module | None = None, how: How | None = None) -> Prepared:
     """Everything but the plan. `model`: what to begin from instead of the job's own; `how`: how devices worked in the run that goes on."""
     torch.set_num_threads(1)   # processes are what uses several cores, and sums of one thread are the same bits everywhere
+    said, job = not_on_devices(job), on_devices(job)
     clients = clients_of(job, asked.clients, job.seed)
     population = population_of(clients, asked.per_round)
     rounds = ROUNDS if asked.rounds is None else asked.rounds
@@ -81,7 +83,9 @@ def prepared(job: Job, asked: Asked, model: nn.Module | None = None, how: How | 
     model = fresh_model(job) if model is None else model
     layout = layout_of(model)
     sample = sample_of(job, clients, population)
-    how = how or several(how_to_work(job, layout, [device.records for device in sample]), population.per_round)
+    if how is None:
+        how = several(how_to_work(job, layout, [device.records for device in sample]), population.per_round)
+        how = replace(how, why="; ".join([how.why, *said]))
     processes = min(asked.processes or len(os.sched_getaffinity(0)), -(-population.per_round // how.chunk))
     return Prepared(job, clients, population, rounds, layout, layout.row(model).cpu(), how, max(processes, 1), sample, asked)
 
