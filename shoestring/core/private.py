@@ -216,7 +216,7 @@ def has_forward_hooks(module: nn.Module) -> bool:
 
 def has_gradient_hooks(tensor: Tensor) -> bool:
     """Whether something is called with its gradient, or once that is there."""
-    return bool(tensor._backward_hooks or tensor._post_accumulate_grad_hooks)   # type: ignore[attr-defined]
+    return bool(tensor._backward_hooks or tensor._post_accumulate_grad_hooks)
 
 
 def own_parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:
