@@ -21,6 +21,8 @@ class Local:
     held_out        the share of a device's records that it is judged by and never trains on
     statistics      what becomes of a batch norm's running statistics: "averaged" (by records), "local" (every device keeps its own) or
                     "frozen" (normalisation uses the statistics that the model begins with). "": averaged, or frozen with an epsilon
+    clip, schedule  largest global norm of a step's gradients, and a schedule of the rate over the steps of one round, which begins anew in
+                    every round; where they are not given, those of the Job
     """
 
     epochs: int = 1
@@ -30,9 +32,11 @@ class Local:
     steps: int = 0
     held_out: float = 0.0
     statistics: str = ""
+    clip: float = 0.0
+    schedule: Callable[..., Any] | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("epochs", 1), ("batch", 0), ("steps", 0), ("held_out", 0)):
+        for name, least in (("epochs", 1), ("batch", 0), ("steps", 0), ("held_out", 0), ("clip", 0)):
             if not getattr(self, name) >= least:
                 raise Mistake(f"{name}={getattr(self, name)} in Local: give {least} or more")
         if not self.lr > 0:

@@ -20,7 +20,7 @@ from shoestring.federated.cohort.dense import Dense
 from shoestring.federated.cohort.drift import Drift, drift_of
 from shoestring.federated.cohort.first_layer import BLOCK, FirstLayer
 from shoestring.federated.cohort.packed import Packed, packed
-from shoestring.federated.cohort.way import Moved, Unsuitable
+from shoestring.federated.cohort.way import Moved, Unsuitable, check_steps
 from shoestring.federated.cohort.workspace import Workspace
 from shoestring.federated.layout import Layout
 from shoestring.federated.records import Records
@@ -35,6 +35,7 @@ class Fused:
 
     @torch.no_grad()
     def moved(self, start: Tensor, records: Sequence[Records], objective: Objective, seeds: Sequence[int]) -> Moved:
+        check_steps(objective.local)
         if objective.local.optimizer is not None:
             raise Unsuitable("devices do not train by plain SGD")
         table = packed([one.count for one in records], objective.local, seeds)

@@ -15,10 +15,11 @@ from shoestring.core import random_state
 from shoestring.core.job import Job
 from shoestring.core.local import Local
 from shoestring.core.optimizer import made_optimizer
-from shoestring.federated.cohort.schedule import batches
+from shoestring.federated.cohort.schedule import batches, step_sizes
 from shoestring.federated.cohort.sgd import Optimizer, Sgd
 from shoestring.federated.cohort.way import Moved
 from shoestring.federated.layout import Layout, tensors_of
+from shoestring.federated.local_steps import schedule_steps
 from shoestring.federated.records import Records
 from shoestring.federated.round import Objective
 from shoestring.federated.statistics import train_mode
@@ -56,7 +57,8 @@ class Sequential:
     def worked(self, records: Records, local: Local, pulled: Callable[[], None], seed: int) -> tuple[float, int]:
         """The work of one device on the model as it is: its mean loss and its steps."""
         train_mode(self.model, local)
-        optimizer = local_optimizer(self.job, local, self.model)
+        optimizer, sizes = local_optimizer(self.job, local, self.model), step_sizes(records.count, local)
+        scheduled = schedule_steps(self.job, local, optimizer, len(sizes), -(-records.count // sizes[0]))
         total, samples, steps = 0.0, 0, 0
         for places in batches(records.count, local, seed):
             batch = records.batch(records.trained[places])
@@ -64,8 +66,11 @@ class Sequential:
             loss = self.job.loss(self.job.forward(self.model, batch), batch)
             loss.backward()
             pulled()
+            if local.clip:
+                nn.utils.clip_grad_norm_(self.model.parameters(), local.clip)
             optimizer.step()
             total, samples, steps = total + loss.item() * len(places), samples + len(places), steps + 1
+            scheduled(steps)
         optimizer.zero_grad(set_to_none=True)
         return total / max(samples, 1), steps
 
@@ -100,6 +105,8 @@ def load(layout: Layout, model: nn.Module, row: Tensor, beside: Beside) -> None:
 
 def local_optimizer(job: Job, local: Local, model: nn.Module) -> Optimizer:
     """A new optimizer for one device's work."""
+    if local.optimizer is None and local.schedule is not None:
+        return torch.optim.SGD((one for one in model.parameters() if one.requires_grad), lr=local.lr)
     if local.optimizer is None:
         return Sgd((one for one in model.parameters() if one.requires_grad), local.lr)
     return made_optimizer(replace(job, optimizer=local.optimizer), model)

@@ -30,7 +30,7 @@ from shoestring.federated.cohort.packed import Packed, packed
 from shoestring.federated.cohort.recorded import Gradients, Weights, laid_out_like
 from shoestring.federated.cohort.sequential import Sequential, load, local_optimizer
 from shoestring.federated.cohort.sgd import Optimizer, Sgd
-from shoestring.federated.cohort.way import Moved, Unsuitable
+from shoestring.federated.cohort.way import Moved, Unsuitable, check_steps
 from shoestring.federated.layout import Layout
 from shoestring.federated.records import Records
 from shoestring.federated.round import Objective
@@ -74,6 +74,7 @@ class Stacked:
 
     def moved(self, start: Tensor, records: Sequence[Records], objective: Objective, seeds: Sequence[int], checks: bool = False) -> Moved:
         """`checks`: compare with the plain loop on the way; what is not as there is told by raising Differs."""
+        check_steps(objective.local)
         layout, model = self.plain.layout, self.plain.model
         table = packed([one.count for one in records], objective.local, seeds)
         load(layout, model, start[0], self.plain.beside)   # what is in no row is as it was made

@@ -6,6 +6,7 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
+from shoestring.core.local import Local
 from shoestring.federated.records import Records
 from shoestring.federated.round import Objective
 
@@ -30,3 +31,11 @@ class Unsuitable(Exception):
 
 class Differs(Exception):
     """Devices' work in this way is not what the plain loop gives; the text says what differs."""
+
+
+def check_steps(local: Local) -> None:
+    """Refuse what only the plain loop does in a step."""
+    if local.clip:
+        raise Unsuitable(f"every device's gradients are clipped (clip={local.clip:g})")
+    if local.schedule is not None:
+        raise Unsuitable("the rate follows a schedule")

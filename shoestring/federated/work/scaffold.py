@@ -54,6 +54,9 @@ class Scaffold(FederatedTechnique):
         if subject.local.optimizer is not None:
             raise Mistake("Scaffold, and Local has an optimizer: its rule needs the size of a step, which plain SGD alone has; leave out "
                           "Local's optimizer and give lr, or leave out Scaffold")
+        if subject.local.clip or subject.local.schedule is not None:
+            raise Mistake("Scaffold, and devices' steps are clipped or follow a schedule (clip or schedule of the Job or its Local): its "
+                          "rule needs steps of one size; leave them out, or leave out Scaffold")
         size = subject.layout.size
 
         def initial(server: Server) -> Server:

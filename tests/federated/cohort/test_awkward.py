@@ -191,7 +191,10 @@ def job_of(changes: dict[str, Any]) -> Job:
     return Job(**{**usual, **changes})
 
 
-@pytest.mark.parametrize("name", CASES)
+QUICK = ("class weights", "padding", "batch norm", "in place", "buffer", "numpy", "hook inside")
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in CASES])
 def test_the_weights_are_those_of_averaging_by_hand_with_any_number_of_processes(name: str) -> None:
     job = job_of(CASES[name])
     right, start = by_hand(job, ROUNDS), initial(job)

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,14 +10,18 @@ import torch
 from torch import Tensor, nn
 
 from shoestring.core.budget import Budget
+from shoestring.core.exactness import Exactness
 from shoestring.core.job import Job, default_loss
 from shoestring.federated.cohort import Differs, plainly
 from shoestring.federated.cohort.recorded import AFTER, Gradients
 from shoestring.federated.prepare import Asked, Prepared, prepared
-from shoestring.federated.room import planned
+from shoestring.federated.room import FederatedPlan, planned
 from shoestring.federated.round import Server
+from shoestring.federated.runner import Runner
 from shoestring.federated.simulation import Simulation
 from shoestring.federated.work.scaffold import Scaffold
+from shoestring.runs.event import Event, Warned
+from shoestring.runs.folder import Folder
 from tests.federated.cohort.fedavg import by_hand, by_shoestring, initial
 from tests.federated.cohort.test_awkward import COUNTS, Net, clients, job_of
 
@@ -114,3 +119,20 @@ def test_the_number_of_calls_of_a_model_stays_that_of_steps_and_not_of_devices()
         simulation.close()
         assert given.how.chunk == 8 and not simulation.plainly
         assert len(calls) <= most * len(counts) / given.how.chunk, "one after the other it would be 4 or 5 a device"
+
+
+def test_a_run_that_goes_on_still_works_plainly_and_ends_with_the_same_bits(tmp_path: Path) -> None:
+    def run(folder: str, rounds: int) -> tuple[Runner, list[str]]:
+        given = prepared(job(), Asked(per_round=len(COUNTS), rounds=rounds, processes=1))
+        (tmp_path / folder).mkdir(exist_ok=True)
+        events: list[Event] = []
+        runner = Runner(given, FederatedPlan((), Exactness.BITS, {}), Folder(tmp_path / folder), events.append)
+        assert not runner.run().unsaved
+        return runner, [one.text for one in events if isinstance(one, Warned) and "one after the other" in one.text]
+
+    whole, warned = run("whole", 3)
+    assert len(warned) == 1
+    run("parts", 2)
+    rest, again = run("parts", 3)
+    assert rest.simulation.plainly == whole.simulation.plainly != "" and not again
+    assert torch.equal(rest.server.weights, whole.server.weights)
