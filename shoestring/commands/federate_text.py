@@ -91,6 +91,13 @@ class RoundShower:
         elif isinstance(event, Begun) and event.step and not self.options.json:
             self.line.say(f"going on after round {event.step} of {event.steps}: {event.how}")
 
+    def heard(self, number: int, done: int, given: int) -> None:
+        """A round is being played: said where a log is written and it takes long, shown where a line moves."""
+        self.ticker.update(f"round {number} of {self.rounds}, {done} of {given} devices are done")
+        if self.line.moves and self.ticker.due and not self.options.json:
+            self.ticker.said()
+            self.line.show(self.ticker.doing)
+
     def rounded(self, event: Rounded) -> None:
         due = self.ticker.due
         if (self.options.json and not due) or not (self.line.moves or event.step % 10 in (0, 1) or event.step == self.rounds or due):

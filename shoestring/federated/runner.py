@@ -66,6 +66,7 @@ class Runner:
     cadence: Cadence = field(default_factory=Cadence)
     every: int = 0                                     # rounds between two judgements; 0: a tenth of them
     job: str = ""                                      # what the job is known by: its file and flags
+    heard: Callable[[int, int, int], None] = lambda number, done, given: None   # of the round that is played: devices done, of how many
 
     def __post_init__(self) -> None:
         self.parts = parts_of(self.given, self.plan.techniques)
@@ -167,7 +168,8 @@ class Runner:
         last = self.round + 1 == self.given.rounds
         judges = bool(self.given.job.local.held_out) and (last or (self.round + 1) % self.every == 0)
         before = self.server.state
-        played = play(self.parts, self.server, devices, self.given.population, judges, self.strict)
+        played = play(self.parts, self.server, devices, self.given.population, judges, self.strict,
+                      lambda done, given: self.heard(self.round + 1, done, given))
         self.failed = self.failed + 1 if played.rejected and not played.participants else 0
         self.answered = self.answered or bool(played.participants)
         if not bool(played.server.row.isfinite().all()):

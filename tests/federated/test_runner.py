@@ -12,10 +12,11 @@ from torch.utils.data import TensorDataset
 
 import shoestring
 from shoestring.core.local import Local
+from shoestring.federated.round import play
 from shoestring.runs.event import Event, Rounded, Validated, Warned
 from shoestring.runs.report import report_of
 from tests.federated.test_kill import JOB
-from tests.federated.toys import records, toy_job
+from tests.federated.toys import records, toy, toy_job
 
 
 def told(**asked: Any) -> tuple[shoestring.Federated, list[Event]]:
@@ -127,3 +128,11 @@ def test_a_job_that_fails_on_every_client_says_so_with_the_first_cause() -> None
     odd = [(torch.zeros(2), torch.tensor(0))] * 6
     with pytest.raises(shoestring.Mistake, match="RuntimeError"):
         told(job=toy_job(clients=lambda: {"a": odd, "b": odd}), per_round=2)
+
+
+def test_a_round_tells_how_many_devices_are_done_while_it_is_played() -> None:
+    given, heard = toy(per_round=6), []
+    parts = given.plain
+    devices = given.devices(parts)
+    play(parts, given.server(parts), devices, given.population, heard=lambda done, of: heard.append((done, of)))
+    assert heard[0] == (0, 6) and [done for done, _ in heard] == sorted(done for done, _ in heard) and heard[-1][0] >= 5
