@@ -324,7 +324,7 @@ class Telling:
         if self.given and not self.names and len(self.rejected) == self.given:
             what = "updates" if self.senders else "work"
             raise Mistake(f"the {what} of all {self.given} devices of round {number + 1} failed; the client {self.rejected[0].name!r}: "
-                          f"{self.rejected[0].why}" + "; a lower rate (Local(lr=...)) may help" * bool(self.senders))
+                          f"{self.rejected[0].why}")
 
     def played(self, server: Server) -> Played:
         loss = self.loss / self.samples if self.samples else float("nan")
