@@ -124,6 +124,7 @@ def checked_job(options: Namespace) -> tuple[Any, dict[str, Any]]:
     from pathlib import Path
 
     from shoestring.commands.job_flags import course_words, refuse_ambiguous
+    from shoestring.core.technique_syntax import call_of
     from shoestring.jobfile import job_path, parsed_flags
     from shoestring.planning.names import FEDERATED, check_written
 
@@ -131,8 +132,18 @@ def checked_job(options: Namespace) -> tuple[Any, dict[str, Any]]:
     found = parsed_flags(file, options.job_words + course_words(options), options.own_flags)
     refuse_ambiguous(options, file)
     for written in options.use or ():
-        check_written(written, FEDERATED)
+        if not brought(call_of(written)[0]):
+            check_written(written, FEDERATED)
     return Path(file), found
+
+
+def brought(technique: str) -> bool:
+    """Whether an installed package brings a technique of this name."""
+    from importlib.metadata import entry_points
+
+    from shoestring.planning.names import FEDERATED_GROUP
+
+    return technique in entry_points(group=FEDERATED_GROUP).names
 
 
 def without_folder(options: Namespace, job: Job, wanted: dict[str, Any]) -> int:
@@ -183,8 +194,10 @@ def federated(options: Namespace, job: Job, held: Opened) -> int:
         session = begun(job, held)
     if session.outcome is not None:
         say(options, outcome_text(session.outcome, screen(sys.stderr)))
+    shower = RoundShower(options, line, session.given.rounds, session.given.asked.epsilon)
     try:
-        ended = session.run(RoundShower(options, line, session.given.rounds, session.given.asked.epsilon), cadence)
+        with shower.ticker.running(not line.moves):
+            ended = session.run(shower, cadence, shower.heard)
     finally:
         line.end()
     return finished(options, session, ended)

@@ -80,6 +80,7 @@ class RoundShower:
     def __init__(self, options: Namespace, line: MovingLine, rounds: int, epsilon: float | None) -> None:
         self.options, self.line, self.rounds, self.epsilon = options, line, rounds, epsilon
         self.ticker = Ticker(line.say)   # rounds that take long are each told
+        self.playing = 0                 # the round that is played
         self.step: Stepped | None = None
         self.seconds: list[float] = []
         self.metrics: dict[str, Any] = {}
@@ -98,6 +99,17 @@ class RoundShower:
             self.line.say(f"warning: {event.text}")
         elif isinstance(event, Begun) and event.step and not self.options.json:
             self.line.say(f"going on after round {event.step} of {event.steps}: {event.how}")
+
+    def heard(self, number: int, done: int, given: int) -> None:
+        """A round is being played: said where a log is written and it takes long, shown where a line moves."""
+        text = f"round {number} of {self.rounds}, {done} of {given} devices are done"
+        if number != self.playing:
+            self.playing = number
+            self.ticker.begin(text)
+        self.ticker.update(text)
+        if self.line.moves and self.ticker.due and not self.options.json:
+            self.ticker.said()
+            self.line.show(self.ticker.doing)
 
     def rounded(self, event: Rounded) -> None:
         due = self.ticker.due

@@ -1,6 +1,7 @@
 """A line of progress at least every ten seconds, where a log is written and no line moves."""
 from __future__ import annotations
 
+import os
 import threading
 import time
 from contextlib import contextmanager
@@ -12,6 +13,10 @@ if TYPE_CHECKING:
 LONGEST = 9.0   # seconds without a line
 LOOKS = 0.5     # seconds between two looks at the clock: together less than ten
 
+SAYING = threading.Lock()
+# Nobody says anything while a process is forked: the new one would find the lock of a standard stream held by a thread that it has not
+os.register_at_fork(before=SAYING.acquire, after_in_parent=SAYING.release, after_in_child=SAYING.release)
+
 
 class Ticker:
     """Says what is being done, and for how long, when nothing was said for a while. Whoever says something tells it so."""
@@ -20,12 +25,17 @@ class Ticker:
         self.say, self.clock = say, clock
         self.doing = ""                      # nothing: there is nothing to say
         self.since = self.last = clock()     # it is being done; something was said
-        self.lock = threading.Lock()         # two threads say something
+        self.lock = SAYING                   # two threads say something
 
     def begin(self, doing: str) -> None:
         """Something else is being done from now on."""
         with self.lock:
             self.doing, self.since = doing, self.clock()
+
+    def update(self, doing: str) -> None:
+        """The same thing is being done, further on."""
+        with self.lock:
+            self.doing = doing
 
     def said(self) -> None:
         self.last = self.clock()

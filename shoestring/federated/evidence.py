@@ -55,6 +55,11 @@ class Evidence:
         """E|update of a round|^2."""
         return mean_square(self.exact, self.weights, per_round)
 
+    def left(self, per_round: int) -> float:
+        """E|update of a round|^2, as far as a usual device's is left by what it does before it sends."""
+        before = usual_square(self.exact)
+        return self.square(per_round) * (usual_square(self.values) / before if before else 1.0)
+
     def bias(self, per_round: int) -> float:
         """E|mean of what is decoded - mean of what was found|^2."""
         return 0.0 if self.decoded is self.exact else mean_square(residual(self.exact, self.decoded), self.weights, per_round)
@@ -66,6 +71,12 @@ class Evidence:
     def some(self, places: Tensor) -> Evidence:
         """Of a part of every row."""
         return replace(self, exact=self.exact[:, places], decoded=self.decoded[:, places], values=self.values[:, places])
+
+
+@remembered
+def usual_square(rows: Tensor) -> float:
+    """The median of |row|^2."""
+    return float(rows.double().square().sum(1).median())
 
 
 @remembered

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from shoestring.core.codec import Unreadable, from_json
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness, stated_in
-from shoestring.core.technique import built
-from shoestring.federated.catalogue import CATALOGUE
 from shoestring.federated.cohort import How
+from shoestring.federated.offered import Offered
 from shoestring.federated.room import FederatedPlan
 from shoestring.planning.quantities import FEDERATED
 from shoestring.runs.folder import Folder
@@ -20,14 +19,14 @@ class Kept:
     how: How
 
 
-def kept_plan(folder: Folder) -> Kept | None:
+def kept_plan(folder: Folder, offers: Offered) -> Kept | None:
     """None where the run has no plan yet."""
     file = folder.read("plan.json")
     if not file:
         return None
     try:
         chosen, how = file["chosen"], {name: value for name, value in file["how"].items() if name != "processes"}
-        techniques = tuple(built(one["name"], one["knobs"], CATALOGUE) for one in chosen["techniques"])
+        techniques = tuple(offers.kept(one["name"], one["knobs"]) for one in chosen["techniques"])
         known = {one.name: chosen[one.name] for one in FEDERATED if chosen.get(one.name) is not None}
         return Kept(FederatedPlan(techniques, stated_in(chosen) or Exactness.CHANGED, known), from_json(How, how))
     except (KeyError, TypeError, AttributeError, Unreadable, Mistake) as error:

@@ -18,6 +18,7 @@ from shoestring.core.options import speaking_of_arguments
 from shoestring.core.random_state import kept as random_state_kept
 from shoestring.core.signals import deliver
 from shoestring.core.technique import text
+from shoestring.federated.offered import offered
 from shoestring.federated.session import begun
 from shoestring.federated.technique import FederatedTechnique
 from shoestring.federated.wanted import check_private, checked
@@ -75,7 +76,7 @@ def federate(job: Job | str | Path, rounds: int | None = None, per_round: int | 
     ledger      the privacy ledger of these people, if other runs are about them, too; left out, the run's folder has its own.
                 `ledger_epsilon`: what all runs on it may spend together
     insecure_seed    noise follows from this number, for tests: nothing is private, and the report says so
-    use         exactly these techniques instead of choosing: ["FedAdam(lr=0.01)", TopK(share=0.01)]
+    use         exactly these techniques instead of choosing: ["FedAdam(lr=0.01)", TopK(share=0.01), MyRule()]; docs/own_technique.md
     every       judge the model every so many rounds
     processes   that simulate devices; the result is the same bits with any number
     run         the folder of the run: one that is there is gone on with; left out, nothing is kept. Needs a job from a file
@@ -90,13 +91,15 @@ def federate(job: Job | str | Path, rounds: int | None = None, per_round: int | 
     check_private(wanted)
     made = job if isinstance(job, Job) else loaded_job(job_path(str(job)), flags)
     made = made if seed is None else with_course(made, {"seed": seed})
-    names = None if use is None else tuple(one if isinstance(one, str) else text(one) for one in use)
+    used = None if use is None else tuple(use)
+    names = None if used is None else tuple(one if isinstance(one, str) else text(one) for one in used)
+    offers = offered(one for one in used or () if not isinstance(one, str))
     with ExitStack() as stack:
         folder = Path(run) if run is not None else Path(stack.enter_context(temporary_folder()))
         held = opened(folder, replace(request_of(made, names, run), federated=wanted), source_of(made), fresh, adopt,
                       resolve=(lambda flags: Resolved(resolved_arguments(made), imported_modules())) if run is not None else None)
         stack.callback(held.lock.release)
-        session = begun(made, held)
+        session = begun(made, held, offers)
         ended = session.run(tell or silent, Cadence(seconds=1e9) if run is None else Cadence())
         if ended.stopped:
             deliver(ended.signal)

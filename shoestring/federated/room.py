@@ -9,10 +9,11 @@ from shoestring.core.budget import Budget
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
 from shoestring.core.figures import Quantity
-from shoestring.core.technique import applied, described, in_order, parsed
+from shoestring.core.technique import applied, described, in_order
 from shoestring.federated.catalogue import CATALOGUE, clash, lacking
 from shoestring.federated.cohort import Differs, plainly
 from shoestring.federated.evidence import Evidence, forget
+from shoestring.federated.offered import Offered, offered
 from shoestring.federated.prepare import Prepared, plain_cost
 from shoestring.federated.round import Device, Group, Objective, Order, Updates
 from shoestring.federated.technique import FederatedTechnique, RoundCost
@@ -55,8 +56,9 @@ class FederatedRoom(Room[FederatedTechnique, RoundCost, FederatedPlan]):
     subject: ClassVar[str] = "this federation"
     phrases: ClassVar[Mapping[str, str]] = {"up_bytes": "{} up", "down_bytes": "{} down", "epsilon": "epsilon {}", "error": "error {}"}
 
-    def __init__(self, given: Prepared, plain: RoundCost) -> None:
+    def __init__(self, given: Prepared, plain: RoundCost, catalogue: tuple[type[FederatedTechnique], ...] = CATALOGUE) -> None:
         assert plain.evidence is not None, "the plain cost has some"
+        self.catalogue = catalogue
         self.given, self.evidence = given, plain.evidence   # as a device found it: techniques' costs have what they made of it
 
     def sketched(self, one: Candidate[FederatedTechnique, RoundCost]) -> FederatedPlan:
@@ -118,27 +120,27 @@ class FederatedOutcome:
         return told
 
 
-def planned(given: Prepared, budget: Budget, use: Sequence[str] | None = None) -> FederatedOutcome:
+def planned(given: Prepared, budget: Budget, use: Sequence[str] | None = None, offers: Offered | None = None) -> FederatedOutcome:
     """The plan with the least error within the budget, or exactly the techniques that are asked for."""
     try:
-        return chosen_plan(given, budget, use)
+        return chosen_plan(given, budget, use, offers or offered())
     finally:
         forget()
 
 
-def chosen_plan(given: Prepared, budget: Budget, use: Sequence[str] | None) -> FederatedOutcome:
+def chosen_plan(given: Prepared, budget: Budget, use: Sequence[str] | None, offers: Offered) -> FederatedOutcome:
     try:
         cost = plain_cost(given)
     except Differs as why:   # they work in earnest for the first time
         given = replace(given, how=plainly(given.how, str(why)))
         cost = plain_cost(given)
     cost = replace(cost, upload=budget.up or 0)
-    room = FederatedRoom(given, cost)
+    room = FederatedRoom(given, cost, offers.kinds)
     plain = room.confirmed(asked_for((), cost))
     if use is None:
         choice = Chooser(room, cost).choice(budget, (Exactness.CHANGED,), known=(plain,))
         return FederatedOutcome(choice.chosen, plain, choice, given)
-    techniques = in_order(parsed(one, CATALOGUE) for one in use)
+    techniques = in_order(map(offers.written, use))
     if reason := conflict(room, techniques):
         raise Mistake(f"{named(techniques)} can't be combined: {reason}")
     if reason := lacking(techniques):

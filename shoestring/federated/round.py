@@ -242,8 +242,10 @@ class Played:
     restored: tuple[str, ...] = ()                              # who keeps the state of before, because the new one is not finite
 
 
-def play(parts: Round, server: Server, devices: Devices, population: Population, judges: bool = False, strict: bool = True) -> Played:
-    """One round. `strict`: one in which no device's work or update can be used is a Mistake; else the weights stay as they are."""
+def play(parts: Round, server: Server, devices: Devices, population: Population, judges: bool = False, strict: bool = True,
+         heard: Callable[[int, int], None] = lambda done, given: None) -> Played:
+    """One round. `strict`: one in which no device's work or update can be used is a Mistake; else the weights stay as they are.
+    `heard` is told, as devices answer, how many have so far, and how many were given an order."""
     told, server = Telling(parts.statistics), parts.begin(server, population)
     state = server.state
 
@@ -257,6 +259,7 @@ def play(parts: Round, server: Server, devices: Devices, population: Population,
                 told.rejected.extend(arrived.rejected)
                 told.restored.extend(arrived.restored)
                 told.seconds = max(told.seconds, arrived.seconds)
+                heard(told.heard, told.given)
                 if arrived.sent is not None:
                     told.sent(arrived.sent)
                     found = replace(parts.decode(order, arrived.sent), age=group.age)
@@ -290,6 +293,11 @@ class Telling:
         self.before: dict[str, tuple[float, float]] = {}
         self.after: dict[str, tuple[float, float]] = {}
 
+    @property
+    def heard(self) -> int:
+        """Devices of which it is known what became of them."""
+        return len(self.names) + len(self.missing) + len(self.rejected)
+
     def ordered(self, order: Order, group: Group) -> None:
         self.down += order.bytes * len(group.names)
         self.given += len(group.names)
@@ -319,9 +327,8 @@ class Telling:
         """What fails on every device is no device's fault."""
         if self.given and not self.names and len(self.rejected) == self.given:
             what = "updates" if self.senders else "work"
-            advice = "; a lower rate (Local(lr=...)) may help" if self.senders else ""
             raise Mistake(f"the {what} of all {self.given} devices of round {number + 1} failed: "
-                          f"{counted_kinds(one.why for one in self.rejected)}{advice}")
+                          f"{counted_kinds(one.why for one in self.rejected)}")
 
     def played(self, server: Server) -> Played:
         loss = self.loss / self.samples if self.samples else float("nan")

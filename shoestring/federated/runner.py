@@ -67,6 +67,7 @@ class Runner:
     tell: Callable[[Event], None]                      # whoever looks on
     cadence: Cadence = field(default_factory=Cadence)
     every: int = 0                                     # rounds between two judgements; 0: a tenth of them
+    heard: Callable[[int, int, int], None] = lambda number, done, given: None   # of the round that is played: devices done, of how many
 
     def __post_init__(self) -> None:
         self.simulation = Simulation(self.given, self.plan.techniques, warn=lambda text: self.say(Warned(text)))
@@ -188,7 +189,7 @@ class Runner:
         last = self.round + 1 == self.given.rounds
         judges = bool(self.given.job.local.held_out) and (last or (self.round + 1) % self.every == 0)
         before = self.server.state
-        played = self.simulation.play(self.server, judges, self.strict)
+        played = self.simulation.play(self.server, judges, self.strict, lambda done, given: self.heard(self.round + 1, done, given))
         if self.ledger and not self.ledger.spend(self.round, played.server.weights):   # on disk before anything of the round is known
             self.spent_up = True   # by another run meanwhile: this round is forgotten
             return

@@ -14,6 +14,7 @@ from shoestring.core.job import Job
 from shoestring.federated.device_errors import class_of, raised_by_us, withheld
 from shoestring.federated.finished import finished_report
 from shoestring.federated.kept_plan import kept_plan
+from shoestring.federated.offered import Offered, offered
 from shoestring.federated.prepare import Asked, Prepared, prepared
 from shoestring.federated.private.release import check_room
 from shoestring.federated.room import FederatedOutcome, FederatedPlan, planned
@@ -58,9 +59,9 @@ def blaming_the_job() -> Iterator[None]:
 
 
 @blaming_the_job()
-def chosen(job: Job, wanted: Wanted, use: Sequence[Any] | None) -> FederatedOutcome:
+def chosen(job: Job, wanted: Wanted, use: Sequence[str] | None, offers: Offered | None = None) -> FederatedOutcome:
     """The plan for what is asked for."""
-    return planned(prepared(job, asked_of(wanted)), budget_of(wanted), use)
+    return planned(prepared(job, asked_of(wanted)), budget_of(wanted), use, offers or offered())
 
 
 @dataclass(frozen=True)
@@ -73,11 +74,13 @@ class Session:
     outcome: FederatedOutcome | None   # None: it goes on with the plan it had
 
     @blaming_the_job()
-    def run(self, tell: Callable[[Event], None], cadence: Cadence) -> Ended:
+    def run(self, tell: Callable[[Event], None], cadence: Cadence,
+            heard: Callable[[int, int, int], None] = lambda number, done, given: None) -> Ended:
         request, folder = self.held.request, self.held.folder
         if job_file := self.given.job.origin:   # what was imported while devices' work was tried is known by now
             note_modules(folder, Path(job_file.file).parent, True, lambda text: note(folder.path, Warned(text)), begins=True)
-        return Runner(self.given, self.plan, self.held.folder, tell, cadence, (request.federated or {}).get("every") or 0).run()
+        every = (request.federated or {}).get("every") or 0
+        return Runner(self.given, self.plan, self.held.folder, tell, cadence, every, heard).run()
 
     def report(self, ended: Ended) -> dict[str, Any]:
         """What it came to, which the folder keeps from now on."""
@@ -87,15 +90,16 @@ class Session:
 
 
 @blaming_the_job()
-def begun(job: Job, held: Opened) -> Session:
-    """Plan, or read the plan of the run that goes on."""
+def begun(job: Job, held: Opened, offers: Offered | None = None) -> Session:
+    """Plan, or read the plan of the run that goes on. `offers`: the techniques that there are, if a script gives some of its own."""
+    offers = offers or offered()
     wanted = dict(held.request.federated or {})
     note(held.folder.path, Planning())
     if wanted.get("epsilon") is not None and not newest_good(held.folder.checkpoints)[0]:
         check_room(held.folder.path, wanted.get("ledger"), wanted.get("ledger_epsilon"))
-    kept = None if held.changed else kept_plan(held.folder)
+    kept = None if held.changed else kept_plan(held.folder, offers)
     if kept is not None:
         return Session(held, prepared(job, asked_of(wanted), how=kept.how), kept.plan, None)
-    outcome = chosen(job, wanted, held.request.use)
+    outcome = chosen(job, wanted, held.request.use, offers)
     held.folder.write("plan.json", {"shoestring": VERSION, **outcome.as_json()})
     return Session(held, outcome.given, outcome.chosen, outcome)

@@ -28,10 +28,11 @@ class Simulation:
         self.parts = parts_of(self.given, self.techniques)
         self.devices: SimulatedDevices | None = None
 
-    def play(self, server: Server, judges: bool = False, strict: bool = True) -> Played:
+    def play(self, server: Server, judges: bool = False, strict: bool = True,
+             heard: Callable[[int, int], None] = lambda done, given: None) -> Played:
         before, differs = dict(self.states), ""
         try:
-            return play(self.parts, server, self.working(), self.given.population, judges, strict)
+            return play(self.parts, server, self.working(), self.given.population, judges, strict, heard)
         except Differs as why:
             differs = str(why)
         self.states.clear()
@@ -39,7 +40,7 @@ class Simulation:
         self.work_plainly(differs)
         self.warn(f"devices work one after the other from round {server.round + 1} on, which is slower: {differs}"
                   + "; of the rounds before, some were compared and no difference was found" * bool(server.round))
-        return play(self.parts, server, self.working(), self.given.population, judges, strict)
+        return play(self.parts, server, self.working(), self.given.population, judges, strict, heard)
 
     def working(self) -> SimulatedDevices:
         """The devices; they are there from the first round on."""

@@ -48,12 +48,13 @@ class RoundCost:
 class FederatedTechnique(Technique[Round, RoundCost], ABC):
     """What the room asks of a technique beside `cost` and `apply`.
 
-    `seam`: the part of a round that it changes, for the catalogue: work, send, combine, advance, private or devices.
+    `seam`: the part of a round that it changes, for the catalogue: work, send, combine, advance, private or devices;
+    empty: it is somebody else's.
     `slot`: of techniques with the same one, a round can have one; empty: any number.
     `needs`: names of techniques of which a round must have one, too; empty: it is of use alone.
     """
 
-    seam: ClassVar[str]
+    seam: ClassVar[str] = ""
     slot: ClassVar[str] = ""
     needs: ClassVar[tuple[str, ...]] = ()
     exact: ClassVar[bool] = False

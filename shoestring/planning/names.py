@@ -9,6 +9,8 @@ from shoestring.core.technique_syntax import call_of, check_knobs, check_name
 ROOT = os.path.dirname(os.path.dirname(__file__))
 TRAINING, FEDERATED, COMPRESS = (os.path.join(room, "catalogue.py") for room in ("planning", "federated", "compression"))
 
+FEDERATED_GROUP = "shoestring.federated"   # of entry points, by which packages bring techniques of a federated round
+
 
 def check_written(written: str, catalogue: str = TRAINING) -> None:
     """Refuse a technique that no one could make: not a call, a name or a knob that is not there."""

@@ -12,10 +12,11 @@ from torch.utils.data import TensorDataset
 
 import shoestring
 from shoestring.core.local import Local
+from shoestring.federated.round import play
 from shoestring.runs.event import Event, Rounded, Validated, Warned
 from shoestring.runs.report import report_of
 from tests.federated.test_kill import JOB
-from tests.federated.toys import records, toy_job
+from tests.federated.toys import records, toy, toy_job
 
 
 def told(**asked: Any) -> tuple[shoestring.Federated, list[Event]]:
@@ -172,3 +173,11 @@ def test_a_delta_of_one_in_the_number_of_clients_is_told() -> None:
     for delta, warned in ((1 / 12, True), (0.05, False)):
         _, events = told(epsilon=8.0, delta=delta, rounds=1)
         assert any(isinstance(one, Warned) and "less than 1 / clients is usual" in one.text for one in events) is warned
+
+
+def test_a_round_tells_how_many_devices_are_done_while_it_is_played() -> None:
+    given, heard = toy(per_round=6), []
+    parts = given.plain
+    devices = given.devices(parts)
+    play(parts, given.server(parts), devices, given.population, heard=lambda done, of: heard.append((done, of)))
+    assert heard[0] == (0, 6) and [done for done, _ in heard] == sorted(done for done, _ in heard) and heard[-1][0] >= 5

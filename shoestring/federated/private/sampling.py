@@ -71,10 +71,12 @@ def norm_of(found: Combined) -> float:
 def cost_with_noise(cost: RoundCost, multiplier: float, added: float) -> RoundCost:
     """The cost with noise; `added`: the multiplier of the updates' own noise, which is more where a count has noise, too.
 
-        error  =  d (z C)^2 / m^2 / |u|^2          d numbers, m devices, u: the round's update
+        error  =  d (z C)^2 / m^2 / |u|^2          d numbers, m devices, u: what codecs left of the update
+
+    Noise is measured by what is left: else to leave some of an update out, and clip the rest shorter, would look like less noise.
     """
     error = inf
-    if cost.evidence is not None and (square := cost.evidence.square(cost.per_round)):
+    if cost.evidence is not None and (square := cost.evidence.left(cost.per_round)):
         error = cost.size * (added * cost.clip / cost.per_round) ** 2 / square
     epsilon = epsilon_of(multiplier, cost.per_round / cost.clients, cost.rounds, cost.delta)
     return replace(cost, noise=multiplier, epsilon=epsilon, error=cost.error + error)
