@@ -138,3 +138,54 @@ def test_numbers_are_taken_from_a_folder_and_text_that_may_name_a_file_is_not(se
 def test_a_built_in_job_needs_no_name(tmp_path: Path) -> None:
     shoestring.compress("digits", tmp_path / "small", use=["Half()"], samples=16, width=4, depth=1)
     assert shoestring.load(tmp_path / "small")(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
+
+
+def test_a_checkpoint_names_no_file_outside_of_its_run(sent: Sent, tmp_path: Path) -> None:
+    from shoestring.runs.checkpoints import Checkpoint
+    from shoestring.runs.tensors import Unreadable
+
+    checkpoint = Checkpoint(tmp_path / "run" / "checkpoints" / "step-00000002")
+    for name in ("../secret.bin", "/etc/passwd", "a/b.bin", "..", "stream.json"):
+        with pytest.raises(Unreadable, match="no file of its run"):
+            checkpoint.own_file(name)
+    assert checkpoint.own_file("stream.bin") == tmp_path / "run" / "stream.bin"
+
+
+def test_no_link_in_a_run_is_written_through(sent: Sent, tmp_path: Path) -> None:
+    from shoestring.core.regular import NotRegular
+    from shoestring.memory.disk_store import DiskStore
+    from shoestring.runs.events import Events
+
+    (tmp_path / "mine").write_text("precious")
+    for name in ("events.jsonl", "stream.bin"):
+        (tmp_path / name).symlink_to(tmp_path / "mine")
+    with pytest.raises(NotRegular, match="is a link"):
+        Events(tmp_path)
+    store = DiskStore(tmp_path / "stream.bin", torch.empty(0))
+    store.reserve("a", 10)
+    with pytest.raises(NotRegular, match="is a link"):
+        store.open()
+    assert (tmp_path / "mine").read_text() == "precious"
+
+
+def test_a_run_that_goes_on_takes_no_text_and_no_folder_from_its_files(sent: Sent, tmp_path: Path) -> None:
+    from shoestring.commands.job_flags import check_flags
+    from shoestring.memory.spill import Spill
+    from shoestring.planning.plan import Plan, check_paths, load_plan
+
+    check_flags("run", sent.net, {"width": 8, "words": ""}, {})
+    check_flags("run", sent.net, {"words": "mine.txt"}, {"words": "mine.txt"})
+    with pytest.raises(Mistake, match="--words '/etc/passwd'"):
+        check_flags("run", sent.net, {"words": "/etc/passwd"}, {})
+    spill = Spill(to=str(tmp_path))
+    Plan((spill,), 1, 2, 3.0).save(tmp_path / "plan.json")
+    with pytest.raises(Mistake, match="No folder that a file names"):
+        load_plan(tmp_path / "plan.json")
+    check_paths((spill,), (f"Spill(to={str(tmp_path)!r})",), "plan")
+
+
+def test_a_planning_cache_has_no_other_file_hashed_than_modules(tmp_path: Path) -> None:
+    from shoestring.planning.kept import importable
+
+    assert importable(__file__) and not importable("/etc/passwd") and not importable("/proc/self/cwd/x.py")
+    assert not importable(str(tmp_path / "elsewhere.py"))

@@ -69,6 +69,11 @@ def planned(job: Job, memory: str | int | None = None, use: Iterable[Technique |
     planner.kept = kept
     try:
         outcome = decided(planner, budget, forced)
+    except Exception as error:
+        if kept is None or not kept.used or is_an_answer(error):
+            raise
+        kept.added = False   # what was kept has the right types and no sense: it is as if it were not there, and is written anew
+        return planned(job, memory, use, inexact, model, devices, here, hardware, exact, True, on_progress)
     finally:
         if kept is not None:
             kept.save()
