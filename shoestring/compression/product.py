@@ -58,8 +58,7 @@ class ProductQuantize(Storage):
         study, (rows, columns) = cost.study, matrix_shape(weight.shape)
         if not weight.is_matrix or weight.name in study.masks or columns < self.length or rows * columns < 2 ** self.bits * self.length:
             return ()
-        moment = study.moment(weight)
-        importance = None if moment is None else moment.diagonal().clamp(min=0) / max(study.usage[weight.name].inputs, 1)
+        importance = study.importance(weight)
         label = f"{self.kind} {self.bits}/{self.length}"
         try:
             study.form(weight, label, partial(fitted_product, study.values[weight.name], self.recipe(columns), importance))

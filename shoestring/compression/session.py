@@ -138,6 +138,8 @@ class Session:
         known, tail = self.plan.cost.known, self.plan.cost.clock.tail(0.99)
         median = known["median_seconds"]
         predicted: dict[str, float | None] = {**known, "p50_seconds": median, "p99_seconds": median * tail}
+        if self.plan.checked is not None:   # measured of the whole model on the samples for confirming: better than a sum
+            predicted["damage"] = self.plan.checked.damage
         if self.healed is not None:   # what training will do is not predicted
             predicted["damage"] = None
         told = figures(QUANTITIES, predicted)

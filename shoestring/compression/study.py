@@ -144,22 +144,21 @@ class Study:
         """The labels of a weight on grids, all rounded at once."""
         labels = [f"grid {setting.bits}/{setting.group}" for setting in settings]
         missing = [setting for setting, label in zip(settings, labels, strict=True) if (weight.name, label) not in self.ways]
-        rows, columns = matrix_shape(weight.shape)
-        value = self.values[weight.name].reshape(rows, columns)
+        rows, value = self.shape(weight)[0], self.matrix(weight, self.values[weight.name])
         if missing and self.moment(weight) is None and rows > LOOKED_AT and self.mask(weight) is None:
             few = value[:: -(-rows // LOOKED_AT)]
             for setting, one in zip(missing, rounded(few, missing), strict=True):
                 self.add(weight, self.gridded(weight, setting), one.error * rows / len(few),
-                         lambda setting=setting: grid_form(weight, setting, rounded(value, [setting])[0]))  # type: ignore[misc]
+                         lambda setting=setting: grid_form(weight, setting, rounded(value, [setting])[0], self.inputs_first(weight)))  # type: ignore[misc]
         elif missing:
             for setting, one in zip(missing, rounded(value, missing, self.moment(weight), self.mask(weight)), strict=True):
-                form = grid_form(weight, setting, one)
+                form = grid_form(weight, setting, one, self.inputs_first(weight))
                 self.add(weight, self.gridded(weight, setting), self.error(weight, form), lambda form=form: form)  # type: ignore[misc]
         return labels
 
     def gridded(self, weight: Weight, setting: Setting) -> tuple[str, Stored]:
         return (f"grid {setting.bits}/{setting.group}",
-                Stored(weight.names, Grid.kind, weight.shape, weight.dtype, {"bits": setting.bits, "group": setting.group}))
+                Stored(weight.names, Grid.kind, weight.shape, weight.dtype, grid_settings(setting, self.inputs_first(weight))))
 
     def add(self, weight: Weight, what: tuple[str, Stored], error: float, make: Callable[[], Form]) -> None:
         self.ways[weight.name, what[0]] = Way(what[1], error, make)
@@ -178,18 +177,40 @@ class Study:
         return Sparse.of(value, inner, mask) if self.seed is None else Sparse.of_seed(value, inner, int(mask.sum()), self.seed)
 
     def moment(self, weight: Weight) -> Tensor | None:
-        """The second moment of its inputs; None of one that is looked up, or used in a way that is not known."""
+        """The second moment of its inputs, the columns of its `matrix`; None of one that is looked up, or used in a way that is not known."""
+        moment = self.usage[weight.name].moment
+        return moment if moment is not None and len(moment) == self.shape(weight)[1] and bool(torch.isfinite(moment).all()) else None
+
+    def inputs_first(self, weight: Weight) -> bool:
+        """Whether it is multiplied as x W: then what is rounded is W^T, whose rows belong to outputs as those of other weights do."""
         usage = self.usage[weight.name]
-        columns = matrix_shape(weight.shape)[1]
-        return usage.moment if usage.moment is not None and len(usage.moment) == columns else None
+        return usage.inputs_first and usage.moment is not None and weight.name not in self.masks
+
+    def shape(self, weight: Weight) -> tuple[int, int]:
+        """Rows (outputs) and columns (inputs) of its matrix."""
+        rows, columns = matrix_shape(weight.shape)
+        return (columns, rows) if self.inputs_first(weight) else (rows, columns)
+
+    def matrix(self, weight: Weight, value: Tensor) -> Tensor:
+        """A weight, or what is of its shape, as outputs by inputs."""
+        flat = value.reshape(matrix_shape(weight.shape))
+        return flat.T if self.inputs_first(weight) else flat
+
+    def importance(self, weight: Weight) -> Tensor | None:
+        """Mean squares of what the numbers of a weight, as (first dimension, others), are multiplied with."""
+        moment = self.moment(weight)
+        if moment is None:
+            return None
+        found = moment.diagonal().clamp(min=0) / max(self.usage[weight.name].inputs, 1)
+        return found[:, None] if self.inputs_first(weight) else found
 
     def mask(self, weight: Weight) -> Tensor | None:
         found = self.masks.get(weight.name)
-        return None if found is None else found.reshape(matrix_shape(weight.shape))
+        return None if found is None else self.matrix(weight, found)
 
     def error(self, weight: Weight, form: Form) -> float:
         """What is off in a form, in the metric of the weight's inputs."""
-        off = (form.dense() - self.values[weight.name]).float().reshape(matrix_shape(weight.shape))
+        off = self.matrix(weight, (form.dense() - self.values[weight.name]).float())
         moment = self.moment(weight)
         if moment is None:
             return float(off.double().square().sum())
@@ -270,8 +291,12 @@ def same(one: Answer, other: Answer) -> bool:
     return all(torch.equal(value, other[name]) for name, value in one.items())
 
 
-def grid_form(weight: Weight, setting: Setting, one: Rounded) -> Form:
-    return Grid.of(one.codes, one.scales, one.zeros, setting.bits, setting.group, weight.shape, weight.dtype)
+def grid_settings(setting: Setting, transposed: bool) -> dict[str, Any]:
+    return {"bits": setting.bits, "group": setting.group} | ({"transposed": True} if transposed else {})
+
+
+def grid_form(weight: Weight, setting: Setting, one: Rounded, transposed: bool = False) -> Form:
+    return Grid.of(one.codes, one.scales, one.zeros, setting.bits, setting.group, weight.shape, weight.dtype, transposed)
 
 
 def a_part(batch: Batch, count: int) -> Batch:

@@ -139,7 +139,7 @@ def test_a_metric_is_predicted_from_what_the_model_became(tmp_path: Path) -> Non
 
     small = shoestring.compress(job_of(model=unsure), tmp_path / "small", use=["Quantize(bits=2)"], samples=300)
     loss = small.report["metric"]["loss"]
-    assert abs(loss["original"] - loss["measured"]) > 0.1, "else nothing is tried"
+    assert abs(loss["original"] - loss["measured"]) > 0.05, "else nothing is tried"
     assert abs(loss["predicted"] - loss["measured"]) < abs(loss["original"] - loss["measured"]) / 2, "the original's own is no prediction"
 
 
