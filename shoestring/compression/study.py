@@ -179,7 +179,9 @@ class Study:
     def moment(self, weight: Weight) -> Tensor | None:
         """The second moment of its inputs, the columns of its `matrix`; None of one that is looked up, or used in a way that is not known."""
         moment = self.usage[weight.name].moment
-        return moment if moment is not None and len(moment) == self.shape(weight)[1] and bool(torch.isfinite(moment).all()) else None
+        if moment is None or len(moment) != self.shape(weight)[1] or not bool(torch.isfinite(moment).all()):
+            return None
+        return moment
 
     def inputs_first(self, weight: Weight) -> bool:
         """Whether it is multiplied as x W: then what is rounded is W^T, whose rows belong to outputs as those of other weights do."""
