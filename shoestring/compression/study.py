@@ -177,7 +177,7 @@ class Study:
         return Sparse.of(value, inner, mask) if self.seed is None else Sparse.of_seed(value, inner, int(mask.sum()), self.seed)
 
     def moment(self, weight: Weight) -> Tensor | None:
-        """The second moment of its inputs, the columns of its `matrix`; None of one that is looked up, or used in a way that is not known."""
+        """The second moment of its inputs, the columns of its `matrix`; None of one that is looked up, or used in an unknown way."""
         moment = self.usage[weight.name].moment
         if moment is None or len(moment) != self.shape(weight)[1] or not bool(torch.isfinite(moment).all()):
             return None
