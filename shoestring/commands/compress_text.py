@@ -64,7 +64,8 @@ def measured_text(session: Session, measured: Measured, report: Mapping[str, Any
     told = report["fidelity"]["outputs"]
     lines = [table(rows, right=(1, 2), screen=screen), ""]
     lines += [f"fidelity{of_output(one, len(told))} ({one['by']}: {one['why']}; {one['samples']:,} samples that nothing was chosen by): "
-              f"mean {one['mean']['measured']:.6f}{error_text(one['standard_error'])}, worst {one['worst']['measured']:.6f}" for one in told]
+              f"mean {one['mean']['measured']:.6f}{error_text(one['standard_error'])}, worst {one['worst']['measured']:.6f}"
+              for one in told]
     if len(told) > 1:
         lines.append(f"the worst leads: {report['fidelity']['output']}")
     lines += [f"{name}: {one}, the original {measured.original[name].value:.5g}" for name, one in measured.metrics.items()]

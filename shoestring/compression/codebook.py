@@ -53,8 +53,7 @@ class Codebook(Storage):
         study, label = cost.study, f"codebook {self.bits}/{self.group} {self.fit}"
         if weight.name in study.masks:
             return (study.form(weight, f"{label}, zeros", partial(study.zeroed, weight, self.of_vector)),)
-        moment = study.moment(weight)
-        importance = None if moment is None else moment.diagonal().clamp(min=0) / max(study.usage[weight.name].inputs, 1)
+        importance = study.importance(weight)
         value = study.values[weight.name]
         return (study.form(weight, label, partial(fitted_codebook, value, self.bits, self.group, importance, self.fit)),)
 

@@ -43,7 +43,8 @@ class Factorize(Restructure):
 
     def changed(self, study: Study) -> tuple[nn.Module, Mapping[str, Any], Sequence[str]]:
         found = factorization_for(study.model, lambda model: study.forward(model, study.batches[0]), share=self.share, kinds=(self.kind,))
-        moments = {weight.name: moment.dense() for weight in study.weights if (moment := study.moment(weight)) is not None}
+        moments = {weight.name: moment.dense() for weight in study.weights if (moment := study.moment(weight)) is not None
+                   and not study.inputs_first(weight)}
         return fitted(study.model, found.edits, moments), {"kind": "factors", "edits": as_json(found.edits)}, found.told
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from shoestring.compression.forms.form import Form, Part, Plain, Settings, Shape
-from shoestring.compression.forms.grid import Grid, matrix_shape
+from shoestring.compression.forms.grid import Grid, grid_shape, matrix_shape
 from shoestring.compression.rounding import LEAST_SCALE, spread
 
 
@@ -32,10 +32,9 @@ class Latent(Form):
         self.shape, self.dtype, self.settings, self.packed_kind = form.shape, form.dtype, dict(form.settings), form.kind
         dense = form.dense()
         if isinstance(form, Grid):
-            rows, columns = matrix_shape(form.shape)
             self.scales = nn.Parameter(form.scales.float())
             self.register_buffer("zeros", form.zero_points().float())
-            self.values = nn.Parameter(dense.float().reshape(rows, columns))
+            self.values = nn.Parameter(self.turned(dense.float().reshape(matrix_shape(form.shape))).contiguous())
         else:
             self.values = nn.Parameter(dense.clone())
 
@@ -44,7 +43,7 @@ class Latent(Form):
         raise AssertionError("what is trained is not stored")
 
     def wide(self, values: Tensor) -> Tensor:
-        return spread(values, int(self.settings["group"]), matrix_shape(self.shape)[1])
+        return spread(values, int(self.settings["group"]), grid_shape(self.shape, self.settings)[1])
 
     @property
     def top(self) -> int:
@@ -53,11 +52,17 @@ class Latent(Form):
     def dense(self) -> Tensor:
         if self.packed_kind != Grid.kind:
             return self.values
-        return self.on_grid(self.values, self.wide(self.stored_scales), self.wide(self.zeros)).view(self.shape).to(self.dtype)
+        found = self.on_grid(self.values, self.wide(self.stored_scales), self.wide(self.zeros))
+        return self.turned(found).reshape(self.shape).to(self.dtype)
+
+    def turned(self, matrix: Tensor) -> Tensor:
+        return matrix.T if self.settings.get("transposed") else matrix
 
     def rows(self, index: Tensor) -> Tensor:
         if self.packed_kind != Grid.kind:
             return torch.nn.functional.embedding(index, self.values)
+        if self.settings.get("transposed"):
+            return self.dense()[index]
         wanted, back = index.reshape(-1).unique(return_inverse=True)
         scales, zeros = self.wide(self.stored_scales[wanted]), self.wide(self.zeros[wanted])
         found = self.on_grid(self.values[wanted], scales, zeros)
@@ -82,7 +87,8 @@ class Latent(Form):
         wide, zeros = self.wide(scales), self.wide(self.zeros)
         inside = torch.minimum(torch.maximum(self.values.detach() / wide, -zeros), self.top - zeros)
         bits, group = int(self.settings["bits"]), int(self.settings["group"])
-        return Grid.of((inside.round() + zeros).to(torch.uint8), scales, self.zeros.to(torch.uint8), bits, group, self.shape, self.dtype)
+        return Grid.of((inside.round() + zeros).to(torch.uint8), scales, self.zeros.to(torch.uint8), bits, group, self.shape, self.dtype,
+                       bool(self.settings.get("transposed")))
 
     def rate(self) -> dict[str, float]:
         """By how much one step of Adam should move its numbers: a small part of a step of the grid, or of their usual size."""

@@ -57,10 +57,13 @@ class ProductQuantize(Storage):
         if self.left_alone(cost, weight):
             return ()
         study, shape = cost.study, matrix_shape(weight.shape)
-        moment = study.moment(weight)
-        importance = None if moment is None else moment.diagonal().clamp(min=0) / max(study.usage[weight.name].inputs, 1)
+        importance = study.importance(weight) if self.weighted(cost, weight) else None
         make = partial(fitted_product, study.values[weight.name], self.recipe(shape, importance is not None), importance)
         return (study.form(weight, f"{self.kind} {self.bits}/{self.length}", make),)
+
+    def weighted(self, cost: ModelCost, weight: Weight) -> bool:
+        """Whether columns count by their inputs: vectors go along a row, so not where rows belong to inputs."""
+        return cost.study.moment(weight) is not None and not cost.study.inputs_first(weight)
 
     def left_alone(self, cost: ModelCost, weight: Weight) -> str:
         rows, columns = matrix_shape(weight.shape)
@@ -72,7 +75,7 @@ class ProductQuantize(Storage):
             return f"its rows of {columns} are shorter than a vector of {self.length}"
         if rows * columns < 2 ** self.bits * self.length:
             return f"it has fewer vectors than a codebook of {self.bits} bits has entries"
-        settings = self.recipe((rows, columns), cost.study.moment(weight) is not None).settings()
+        settings = self.recipe((rows, columns), self.weighted(cost, weight)).settings()
         needed = sum(part.bytes for part in Product.layout(weight.shape, weight.dtype, settings).values())
         own = weight.count * weight.dtype.itemsize
         return f"codes, tables and rotation would take {needed:,} bytes, and it takes {own:,}" if needed >= own else ""

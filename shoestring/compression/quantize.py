@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from shoestring.compression.forms.form import Form
-from shoestring.compression.forms.grid import Grid, matrix_shape
+from shoestring.compression.forms.grid import Grid
 from shoestring.compression.rounding import Rounded, Setting, rounded
 from shoestring.compression.technique import ModelCost, Storage
 from shoestring.compression.weights import Weight
@@ -53,9 +53,9 @@ class Quantize(Storage):
         return bool(self.bits)
 
     def labels(self, cost: ModelCost, weight: Weight) -> Sequence[str]:
-        columns = matrix_shape(weight.shape)[1]
         if not weight.is_matrix:
             return ()
+        columns = cost.study.shape(weight)[1]
         if weight.name in cost.study.masks:
             zeroed = partial(cost.study.zeroed, weight)
             return [cost.study.form(weight, f"grid {one.bits}/{one.group}, zeros", partial(zeroed, partial(one_row, one)))

@@ -40,7 +40,7 @@ class Scratch:
     def write(self, place: Kept, tensor: Tensor) -> None:
         """In the place of what is there, which has the same shape."""
         assert tuple(tensor.shape) == place.shape and tensor.dtype == place.dtype, "a place is for tensors of one shape"
-        rest, offset = memoryview(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()), place.offset
+        rest, offset = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data, place.offset
         try:
             while rest:
                 written = os.pwrite(self.file.fileno(), rest, offset)
@@ -51,7 +51,7 @@ class Scratch:
 
     def read(self, place: Kept) -> Tensor:
         found = torch.empty(place.shape, dtype=place.dtype)
-        rest, offset = memoryview(found.reshape(-1).view(torch.uint8).numpy()), place.offset
+        rest, offset = found.reshape(-1).view(torch.uint8).numpy().data, place.offset
         while rest:
             count = os.preadv(self.file.fileno(), [rest], offset)
             assert count, "what was kept is there: nobody else can reach the file"

@@ -141,6 +141,8 @@ class Session:
         known, tail = self.plan.cost.known, self.plan.cost.clock.tail(0.99)
         median = known["median_seconds"]
         predicted: dict[str, float | None] = {**known, "p50_seconds": median, "p99_seconds": median * tail}
+        if self.plan.checked is not None:   # measured of the whole model on the samples for confirming: better than a sum
+            predicted["damage"] = self.plan.checked.damage
         if self.healed is not None:   # what training will do is not predicted
             predicted["damage"] = None
         told = figures(QUANTITIES, predicted)
@@ -150,7 +152,8 @@ class Session:
                               "p99_seconds": measured.latency.p99, "damage": measured.fidelity.damage})
 
     def metric_report(self, name: str, measured: Measured) -> dict[str, Any]:
-        predicted = {"predicted": number(measured.predicted[name].value)} if name in measured.predicted and self.healed is None else {}
+        guess = measured.predicted.get(name) if self.healed is None else None
+        predicted = {} if guess is None else {"predicted": number(guess.value), "predicted_standard_error": guess.standard_error}
         found, floor = measured.metrics[name], self.asked.floor
         decides = {"decided_by": str(floor), "undecided": floor.undecided(found)} if floor is not None and floor.name == name else {}
         told = {"original": number(measured.original[name].value), **predicted, "measured": number(found.value)}

@@ -78,9 +78,9 @@ class Sparsify(Restructure):
                 found[weight.name] = seeded_mask(weight.shape, kept, self.seed)
                 continue
             size = study.values[weight.name].abs()
-            moment = study.moment(weight)
-            if moment is not None:
-                size = (size.reshape(len(size), -1) * moment.diagonal().clamp(min=0).sqrt()).reshape(weight.shape)
+            importance = study.importance(weight)
+            if importance is not None:
+                size = (size.reshape(len(size), -1) * importance.sqrt()).reshape(weight.shape)
             mask = torch.zeros(weight.count, dtype=torch.bool)
             mask[size.reshape(-1).topk(kept).indices] = True
             found[weight.name] = mask.reshape(weight.shape)

@@ -169,24 +169,23 @@ class Study:
         """The labels of a weight on grids, all rounded at once."""
         labels = [f"grid {setting.bits}/{setting.group}" for setting in settings]
         missing = [setting for setting, label in zip(settings, labels, strict=True) if (weight.name, label) not in self.ways]
-        rows, columns = matrix_shape(weight.shape)
-        value = self.values[weight.name].reshape(rows, columns)
+        rows, value = self.shape(weight)[0], self.matrix(weight, self.values[weight.name])
         if missing and self.moment(weight) is None and rows > LOOKED_AT and self.mask(weight) is None:
             few = value[:: -(-rows // LOOKED_AT)]
             for setting, one in zip(missing, rounded(few, missing), strict=True):
                 self.add(weight, self.gridded(weight, setting), one.error * rows / len(few),
-                         lambda setting=setting: grid_form(weight, setting, rounded(value, [setting])[0]))  # type: ignore[misc]
+                         lambda setting=setting: grid_form(weight, setting, rounded(value, [setting])[0], self.inputs_first(weight)))  # type: ignore[misc]
         elif missing:
             inputs = 1 if self.moment(weight) is None else max(self.usage[weight.name].inputs, 1)
             for setting, one in zip(missing, rounded(value, missing, self.moment(weight), self.mask(weight)), strict=True):
-                form = grid_form(weight, setting, one)
+                form = grid_form(weight, setting, one, self.inputs_first(weight))
                 error = one.error / inputs if weight.dtype == torch.float32 else self.error(weight, form)   # which rounds once more
                 self.add(weight, self.gridded(weight, setting), error, given_up).put_aside(form)
         return labels
 
     def gridded(self, weight: Weight, setting: Setting) -> tuple[str, Stored]:
         return (f"grid {setting.bits}/{setting.group}",
-                Stored(weight.names, Grid.kind, weight.shape, weight.dtype, {"bits": setting.bits, "group": setting.group}))
+                Stored(weight.names, Grid.kind, weight.shape, weight.dtype, grid_settings(setting, self.inputs_first(weight))))
 
     def add(self, weight: Weight, what: tuple[str, Stored], error: float, make: Callable[[], Form]) -> Way:
         is_the_weight = what[1].kind == Plain.kind and not what[1].settings
@@ -208,21 +207,46 @@ class Study:
         return Sparse.of(value, inner, mask) if self.seed is None else Sparse.of_seed(value, inner, int(mask.sum()), self.seed)
 
     def moment(self, weight: Weight) -> SecondMoment | None:
-        """The second moment of its inputs; None of one that is looked up, or used in a way that is not known."""
+        """The second moment of its inputs, the columns of its `matrix`; None of one that is looked up, or used in an unknown way."""
+        moment = self.usage[weight.name].moment
+        if moment is None or moment.columns != self.shape(weight)[1] or not bool(torch.isfinite(moment.diagonal()).all()):
+            return None
+        return moment
+
+    def inputs_first(self, weight: Weight) -> bool:
+        """Whether it is multiplied as x W: then what is rounded is W^T, whose rows belong to outputs as those of other weights do."""
         usage = self.usage[weight.name]
-        columns = matrix_shape(weight.shape)[1]
-        return usage.moment if usage.moment is not None and usage.moment.columns == columns else None
+        return usage.inputs_first and usage.moment is not None and weight.name not in self.masks
+
+    def shape(self, weight: Weight) -> tuple[int, int]:
+        """Rows (outputs) and columns (inputs) of its matrix."""
+        rows, columns = matrix_shape(weight.shape)
+        return (columns, rows) if self.inputs_first(weight) else (rows, columns)
+
+    def matrix(self, weight: Weight, value: Tensor) -> Tensor:
+        """A weight, or what is of its shape, as outputs by inputs."""
+        flat = value.reshape(matrix_shape(weight.shape))
+        return flat.T if self.inputs_first(weight) else flat
+
+    def importance(self, weight: Weight) -> Tensor | None:
+        """Mean squares of what the numbers of a weight, as (first dimension, others), are multiplied with."""
+        moment = self.moment(weight)
+        if moment is None:
+            return None
+        found = moment.diagonal().clamp(min=0) / max(self.usage[weight.name].inputs, 1)
+        return found[:, None] if self.inputs_first(weight) else found
 
     def mask(self, weight: Weight) -> Tensor | None:
         found = self.masks.get(weight.name)
-        return None if found is None else found.reshape(matrix_shape(weight.shape))
+        return None if found is None else self.matrix(weight, found)
 
     def error(self, weight: Weight, form: Form) -> float:
         """What is off in a form, in the metric of the weight's inputs."""
-        shape, moment, total = matrix_shape(weight.shape), self.moment(weight), 0.0
-        some = max(1, AT_ONCE // max(shape[1], 1))   # rows
-        for mine, other in zip(form.dense().reshape(shape).split(some), self.values[weight.name].reshape(shape).split(some), strict=True):
-            off = (mine - other).float()
+        moment, total = self.moment(weight), 0.0
+        some = max(1, AT_ONCE // max(self.shape(weight)[1], 1))   # rows
+        mine, wanted = (self.matrix(weight, one).split(some) for one in (form.dense(), self.values[weight.name]))
+        for one, other in zip(mine, wanted, strict=True):
+            off = (one - other).float()
             total += float(off.square().sum(dtype=torch.float64)) if moment is None else moment.error(off)
         return total / (1 if moment is None else max(self.usage[weight.name].inputs, 1))
 
@@ -301,8 +325,12 @@ def same(one: Answer, other: Answer) -> bool:
     return all(torch.equal(value, other[name]) for name, value in one.items())
 
 
-def grid_form(weight: Weight, setting: Setting, one: Rounded) -> Form:
-    return Grid.of(one.codes, one.scales, one.zeros, setting.bits, setting.group, weight.shape, weight.dtype)
+def grid_settings(setting: Setting, transposed: bool) -> dict[str, Any]:
+    return {"bits": setting.bits, "group": setting.group} | ({"transposed": True} if transposed else {})
+
+
+def grid_form(weight: Weight, setting: Setting, one: Rounded, transposed: bool = False) -> Form:
+    return Grid.of(one.codes, one.scales, one.zeros, setting.bits, setting.group, weight.shape, weight.dtype, transposed)
 
 
 def a_part(batch: Batch, count: int) -> Batch:

@@ -16,6 +16,8 @@ class Grid(Form):
 
         w = scale (code - zero)
 
+    `transposed`: rows are those of W^T, for a weight that is multiplied as x W (its first dimension belongs to inputs).
+
     Zero is on every grid, so that what was cut away stays cut away. A row that is not a multiple of the group has a shorter last one.
     """
 
@@ -29,27 +31,29 @@ class Grid(Form):
         bits, group = int(settings["bits"]), int(settings["group"])
         if not 2 <= bits <= 8 or group < 1 or not shape:
             raise ValueError(f"a grid of {bits} bits in groups of {group} for a weight of {list(shape)}")
-        rows, columns = matrix_shape(shape)
+        rows, columns = grid_shape(shape, settings)
         groups = -(-columns // group)
         return {"codes": Part((packed_bytes(rows * columns, bits),), torch.uint8), "scales": Part((rows, groups), torch.float16),
                 "zeros": Part((packed_bytes(rows * groups, bits),), torch.uint8)}
 
     @classmethod
-    def of(cls, codes: Tensor, scales: Tensor, zeros: Tensor, bits: int, group: int, shape: Shape, dtype: torch.dtype) -> Self:
+    def of(cls, codes: Tensor, scales: Tensor, zeros: Tensor, bits: int, group: int, shape: Shape, dtype: torch.dtype,
+           transposed: bool = False) -> Self:
         """Of codes (rows, columns), with scales and zeros (rows, groups)."""
         stored = {"codes": packed(codes, bits), "scales": scales.to(torch.float16), "zeros": packed(zeros, bits)}
-        return cls(shape, dtype, {"bits": bits, "group": group}, stored)
+        return cls(shape, dtype, {"bits": bits, "group": group} | ({"transposed": True} if transposed else {}), stored)
 
     def dense(self) -> Tensor:
-        rows, columns = matrix_shape(self.shape)
+        rows, columns = grid_shape(self.shape, self.settings)
         bits = int(self.settings["bits"])
         codes = unpacked(self.codes, bits, rows * columns).view(rows, columns)
-        return self.valued(codes, self.scales, self.zero_points()).view(self.shape)
+        found = self.valued(codes, self.scales, self.zero_points())
+        return (found.T.contiguous() if self.settings.get("transposed") else found).view(self.shape)
 
     def rows(self, index: Tensor) -> Tensor:
         rows, columns = matrix_shape(self.shape)
         bits, wanted = int(self.settings["bits"]), index.reshape(-1)
-        if columns % 8:   # then a row may begin within a byte
+        if columns % 8 or self.settings.get("transposed"):   # then a row may begin within a byte
             return super().rows(index)
         codes = unpacked(self.codes.view(rows, -1)[wanted].reshape(-1), bits, len(wanted) * columns).view(len(wanted), columns)
         return self.valued(codes, self.scales[wanted], self.zero_points()[wanted]).view(*index.shape, *self.shape[1:])
@@ -67,6 +71,12 @@ class Grid(Form):
             return parts.sub_(zeros[..., None]).mul_(scales[..., None]).view(len(codes), columns)
         wide = scales.repeat_interleave(group, 1)[:, :columns], zeros.repeat_interleave(group, 1)[:, :columns]
         return (codes.to(self.dtype) - wide[1]).mul_(wide[0])
+
+
+def grid_shape(shape: Shape, settings: Settings) -> tuple[int, int]:
+    """Rows and columns of the codes."""
+    rows, columns = matrix_shape(shape)
+    return (columns, rows) if settings.get("transposed") is True else (rows, columns)
 
 
 def matrix_shape(shape: Shape) -> tuple[int, int]:

@@ -32,7 +32,7 @@ def emit(graph: Graph, name: str, form: Form | torch.Tensor) -> list[str]:
     if isinstance(form, torch.Tensor) or (isinstance(form, Plain) and not form.settings.get("stored")):
         graph.constant(name, (form if isinstance(form, torch.Tensor) else form.get_buffer("values")).numpy())
         return []
-    if form.dtype != torch.float32 or not isinstance(form, (Plain, Grid, Codebook)):
+    if form.dtype != torch.float32 or not isinstance(form, (Plain, Grid, Codebook)) or form.settings.get("transposed"):
         dense = form.dense().float().numpy()
         graph.constant(name, dense)
         return [
