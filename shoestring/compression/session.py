@@ -17,6 +17,7 @@ from shoestring.compression.metric import Floor, Metric, metrics
 from shoestring.compression.pack import Packed, write_folder
 from shoestring.compression.place import memory_of
 from shoestring.compression.room import CompressOutcome, CompressPlan, plain_cost, planned
+from shoestring.compression.scratch import trim
 from shoestring.compression.source import Samples, Source, samples_of
 from shoestring.compression.technique import CompressTechnique, ModelCost
 from shoestring.compression.timing import Latency, latencies, one_sample
@@ -102,6 +103,7 @@ class Session:
 
     def loaded_model(self, target: Path) -> nn.Module:
         packed = Packed(target)
+        trim()   # before a whole model is made
         with random_state.kept():
             return packed.fill(edited(self.source.job.model(), packed.about["edits"]))
 
