@@ -166,7 +166,7 @@ def codistilled(data: Splits, generator: torch.Generator, peers: int = 2, alpha:
         said = stack.say(made_up(pool, generator))
         agreed = sum((OBJECTIVES["kl"](said[i], [one.detach() for j, one in enumerate(said) if j != i], temperature).mean(1).sum()
                       for i in range(peers)), torch.zeros(()))
-        return alpha * own + (1 - alpha) * agreed
+        return (1 - alpha) * own + alpha * agreed
 
     return fitted(stack, loss, steps)
 

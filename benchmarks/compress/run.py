@@ -13,8 +13,8 @@ from pathlib import Path
 HERE = Path(__file__).parent
 SCRIPTS = {"minilm": "MiniLM to a size", "onnxruntime_speed": "MiniLM in onnxruntime", "efficientnet": "EfficientNet-Lite0",
            "smollm": "SmolLM2-135M",
-           "codebooks": "Codebooks", "factorization": "Factorization", "digits": "Distillation", "sparsity": "Sparse training",
-           "exits": "Early exits"}
+           "codebooks": "Codebooks", "factorization": "Factorization", "digits": "Distillation",
+           "distillation_defaults": "Defaults of distillation", "sparsity": "Sparse training", "exits": "Early exits"}
 MARK = "<!-- tables: what stands below is written by run.py -->"
 
 

@@ -17,8 +17,8 @@ help = "train a student to say what its teachers say"
 # Flags of the distillation's own job -> what they do
 FLAGS = {
     "objective": "what is compared: kl, reverse_kl, js, mse, cosine, hidden(MODULE=MODULE), or several: '0.5*kl + 0.5*mse' (default kl)",
-    "temperature": "outputs are divided by it before they become probabilities (default 4; 1 with --peers)",
-    "alpha": "share of the student's own loss; 0: no labels are needed (default 0.1; 0.5 with --peers)",
+    "temperature": "outputs are divided by it before they become probabilities (default 2; 1 with --peers)",
+    "alpha": "share of the teacher: loss = (1 - alpha) own + alpha distillation; 1: no labels are needed (default 0.1; 0.5 with --peers)",
     "axis": "dimension of the outputs in which classes lie (default the last)",
     "passes": "a dropout ensemble: so many passes of every teacher with dropout on",
     "peers": "no teacher: so many students that learn from each other",

@@ -123,7 +123,7 @@ def fed_back(weight: Tensor, grids: Grids, top: Tensor, factor: Factor, mask: Te
     left = first.repeat(1, times)                  # what is to be rounded; and then what rounding left of it
     kept = None if mask is None else mask.T[factor.order].repeat(1, times)
     codes = torch.empty(columns, len(top), dtype=torch.uint8)
-    off_squares = torch.zeros(len(top), dtype=torch.float64)
+    costs = torch.zeros(len(top), dtype=torch.float64)
     for number, (begin, end) in reversed(list(enumerate(spans(columns)))):
         lower = factor.unit_panel(number)
         steps, points = grids(factor.order[begin:end])
@@ -142,8 +142,8 @@ def fed_back(weight: Tensor, grids: Grids, top: Tensor, factor: Factor, mask: Te
                 block[start:place].addr_(inner[place - start, :place - start], off[place])
             block[:start].addmm_(lower[start:stop, begin:begin + start].T, off[start:stop])
         left[:begin].addmm_(lower[:, :begin].T, off)
-        off_squares += off.square_().sum(0, dtype=torch.float64)
-    costs = left.square_().mul_(factor.diagonal.square()[:, None]).sum(0, dtype=torch.float64) - factor.damping * off_squares
+        costs += (block * factor.diagonal[begin:end, None]).square_().sum(0, dtype=torch.float64)
+        costs -= factor.damping * off.square_().sum(0, dtype=torch.float64)
     found = torch.empty_like(codes)
     found[factor.order] = codes
     return found.T.reshape(times, rows, columns), costs.view(times, rows).sum(1).clamp(min=0).tolist()

@@ -1,10 +1,11 @@
 """Tensors that are put aside: in a temporary file without a name, so that what a search keeps does not stand in memory."""
 from __future__ import annotations
 
+import ctypes
 import os
 import tempfile
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,7 +41,7 @@ class Scratch:
     def write(self, place: Kept, tensor: Tensor) -> None:
         """In the place of what is there, which has the same shape."""
         assert tuple(tensor.shape) == place.shape and tensor.dtype == place.dtype, "a place is for tensors of one shape"
-        rest, offset = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data, place.offset
+        rest, offset = bytes_of(tensor.detach().contiguous()), place.offset
         try:
             while rest:
                 written = os.pwrite(self.file.fileno(), rest, offset)
@@ -51,9 +52,22 @@ class Scratch:
 
     def read(self, place: Kept) -> Tensor:
         found = torch.empty(place.shape, dtype=place.dtype)
-        rest, offset = found.reshape(-1).view(torch.uint8).numpy().data, place.offset
+        rest, offset = bytes_of(found), place.offset
         while rest:
             count = os.preadv(self.file.fileno(), [rest], offset)
             assert count, "what was kept is there: nobody else can reach the file"
             rest, offset = rest[count:], offset + count
         return found
+
+
+def trim() -> None:
+    """Give memory that was freed back to the system, where the C library can: it keeps what it thinks will be asked for again."""
+    give_back = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if give_back is not None:
+        give_back(0)
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """The memory of a contiguous tensor itself."""
+    array: Any = tensor.reshape(-1).view(torch.uint8).numpy()
+    return memoryview(array)

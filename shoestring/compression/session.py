@@ -18,6 +18,7 @@ from shoestring.compression.output_kinds import AUTO
 from shoestring.compression.pack import Packed, write_folder
 from shoestring.compression.place import memory_of
 from shoestring.compression.room import CompressOutcome, CompressPlan, plain_cost, planned
+from shoestring.compression.scratch import trim
 from shoestring.compression.source import Samples, Source, samples_of
 from shoestring.compression.study import same
 from shoestring.compression.technique import CompressTechnique, ModelCost
@@ -115,6 +116,7 @@ class Session:
 
     def loaded_model(self, target: Path) -> nn.Module:
         packed = Packed(target)
+        trim()   # before a whole model is made
         with random_state.kept():
             return packed.fill(edited(self.source.job.model(), packed.edits))
 

@@ -28,7 +28,7 @@ from shoestring.compression.manifest import Stored
 from shoestring.compression.moments import SecondMoment
 from shoestring.compression.place import inside
 from shoestring.compression.rounding import LARGEST, Rounded, Setting, rounded
-from shoestring.compression.scratch import Kept, Scratch
+from shoestring.compression.scratch import Kept, Scratch, trim
 from shoestring.compression.timing import Clock, clock_of
 from shoestring.compression.weights import Usage, Weight, looking_at, weights_of
 from shoestring.core.batch import Batch, samples, split
@@ -181,6 +181,7 @@ class Study:
                 form = grid_form(weight, setting, one, self.inputs_first(weight))
                 error = one.error / inputs if weight.dtype == torch.float32 else self.error(weight, form)   # which rounds once more
                 self.add(weight, self.gridded(weight, setting), error, given_up).put_aside(form)
+            trim()
         return labels
 
     def gridded(self, weight: Weight, setting: Setting) -> tuple[str, Stored]:

@@ -37,7 +37,7 @@ def healing_job(original: Job, teacher: Callable[[], nn.Module], student: Callab
     own = replace(beside, model=student, data=data or original.data, weights="", goal=goal, epochs=0, steps=steps or 1, patience=0,
                   optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=lr, weight_decay=0.0),
                   schedule=falling)
-    job = distilled(own, Teachers((lambda: Opened(teacher(), original.forward),)), objective=objective, temperature=temperature, alpha=0.0)
+    job = distilled(own, Teachers((lambda: Opened(teacher(), original.forward),)), objective=objective, temperature=temperature, alpha=1.0)
     return job if steps else replace(job, steps=steps_in(job, seconds, clock))
 
 

@@ -1,6 +1,6 @@
 """A job whose loss knows a teacher: everything else is the student's own, so the ordinary loop trains it.
 
-    loss = alpha (the student's own loss) + (1 - alpha) (distillation)
+    loss = (1 - alpha) (the student's own loss) + alpha (distillation)
 
 The teacher is asked in the loss, after the student's forward: `Job.forward`, `data` and `metrics` stay the student's, a batch in pieces is
 taught piece by piece, in a pipeline only the last stage asks, and what the teacher computes is tracked like the rest of the step.
@@ -66,15 +66,16 @@ class Projecting:
 def lesson(objective: str, temperature: float, alpha: float, axis: int = -1) -> Lesson:
     if not temperature > 0 or not math.isfinite(temperature):
         raise Mistake(f"--temperature {temperature:g}: give a number above 0")
-    if not 0 <= alpha < 1:
-        raise Mistake(f"--alpha {alpha:g} is the share of the student's own loss: give 0 (no labels) or more, and less than 1, which would "
-                      f"be without a teacher")
+    if not 0 < alpha <= 1:
+        raise Mistake(f"--alpha {alpha:g} is the share of the teacher in the loss, (1 - alpha) own + alpha distillation: give more than 0, "
+                      f"which would be without a teacher, and at most 1 (no labels)")
     return Lesson(parsed(objective), temperature, alpha, axis)
 
 
-def distilled(own: Job, teachers: Teachers, *, objective: str = "kl", temperature: float = 4.0, alpha: float = 0.1, axis: int = -1,
+def distilled(own: Job, teachers: Teachers, *, objective: str = "kl", temperature: float = 2.0, alpha: float = 0.1, axis: int = -1,
               noise: Callable[[Batch], Batch] | None = None, unlabelled: Job | None = None, ratio: int = 1) -> Job:
-    """The student's job, taught. `noise` changes what the student is given in training; `unlabelled`: a job with more data, of which
+    """The student's job, taught; the defaults of temperature and alpha are those that benchmarks/compress/distillation_defaults.py chose
+    over four tasks. `noise` changes what the student is given in training; `unlabelled`: a job with more data, of which
     `ratio` batches follow each labelled one."""
     plan = lesson(objective, temperature, alpha, axis)
     widths = cache(lambda: probed(own, teachers, plan.hidden))
@@ -93,9 +94,9 @@ def distilled(own: Job, teachers: Teachers, *, objective: str = "kl", temperatur
         check_gradient(plan.hidden, hidden)
         said = teachers.say(inner, [term.teacher for term in plan.hidden])
         taught = distillation_loss(plan.terms, mine, hidden, said, inner, plan.temperature, plan.axis)
-        if not plan.alpha or isinstance(batch, Unlabelled):
-            return (1 - plan.alpha) * taught
-        return plan.alpha * own.loss(mine, inner) + (1 - plan.alpha) * taught
+        if plan.alpha == 1 or isinstance(batch, Unlabelled):
+            return plan.alpha * taught
+        return (1 - plan.alpha) * own.loss(mine, inner) + plan.alpha * taught
 
     job = replace(own, forward=forward, loss=loss)
     if plan.hidden:

@@ -1,6 +1,6 @@
 """Co-distillation: peers that learn from each other's predictions while they learn from the labels.
 
-    loss = (1/n) sum_i [ alpha (own loss of i) + (1 - alpha) (distillation of i from the mean of the others) ]
+    loss = (1/n) sum_i [ (1 - alpha) (own loss of i) + alpha (distillation of i from the mean of the others) ]
 
 Others' predictions carry no gradient. All peers see the same batches and differ by their beginning and their dropout; in Anil, Pereyra,
 Passos, Ormandi, Dahl, Hinton: Large Scale Distributed Neural Network Training through Online Distillation, 2018, arXiv 1804.03235, they see
@@ -50,8 +50,8 @@ def codistilled(own: Job, peers: int, *, objective: str = "kl", temperature: flo
         raise Mistake(f"--peers {peers}: co-distillation needs 2 or more")
     if plan.hidden:
         raise Mistake("peers learn from each other's outputs: leave hidden(...) out of the objective")
-    if not plan.alpha:
-        raise Mistake("--alpha 0 with peers: nobody would learn from the labels, and peers only agree with each other; give more than 0")
+    if plan.alpha == 1:
+        raise Mistake("--alpha 1 with peers: nobody would learn from the labels, and peers only agree with each other; give less than 1")
     if own.weights:
         raise Mistake("the student's job begins from weights of a file, so all peers would begin as the same model: leave `weights` out")
 
@@ -65,8 +65,8 @@ def codistilled(own: Job, peers: int, *, objective: str = "kl", temperature: flo
         total: Any = 0.0
         for number, one in enumerate(output.each):
             others = Said(tuple(other for place, other in enumerate(told) if place != number))
-            taught = (1 - plan.alpha) * distillation_loss(plan.terms, one, (), others, inner, plan.temperature, plan.axis)
-            total = total + (taught if isinstance(batch, Unlabelled) else taught + plan.alpha * own.loss(one, inner))
+            taught = plan.alpha * distillation_loss(plan.terms, one, (), others, inner, plan.temperature, plan.axis)
+            total = total + (taught if isinstance(batch, Unlabelled) else taught + (1 - plan.alpha) * own.loss(one, inner))
         mean: Tensor = total / len(told)
         return mean
 
