@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-    from shoestring.compression.session import Asked, Measured, Session
+    from shoestring.compression.onnx.sized import OnnxFile
+    from shoestring.compression.session import Asked, Session
     from shoestring.compression.source import Source
 
 name = "compress"
@@ -39,7 +40,8 @@ def flags(parser: ArgumentParser) -> None:
                         help='exactly these techniques instead of choosing, such as "Quantize(bits=4)"; may be repeated')
     parser.add_argument("--heal", metavar="TIME", help="let the small model learn from the original for so long (10m), without labels")
     parser.add_argument("--to", choices=["onnx", "onnx-int8"],
-                        help="write an ONNX file for onnxruntime into the folder as well; onnx-int8: products of whole numbers, for speed")
+                        help="write an ONNX file for onnxruntime into the folder as well, which keeps --size too; "
+                             "onnx-int8: products of whole numbers, for speed")
     parser.add_argument("--newest", action="store_true", help="of a run: the newest weights, not those that were best in validation")
     parser.add_argument("--samples", metavar="N", default="1024", help="unseen samples that the report is measured on (default 1024)")
     parser.add_argument("--out", metavar="DIR", help="folder to write (default: NAME-compressed)")
@@ -146,42 +148,47 @@ def told(options: Namespace, session: Session, target: Path) -> int:
     if options.plan_only:
         print(json.dumps(session.plan.as_json()) if options.json else plan_text(session, screen(sys.stdout)))
         return DONE
+    file, draft = None, target.with_name(f"{target.name}.onnx.draft-{os.getpid()}")
+    if options.to:   # first: its size may ask for a smaller plan
+        session, file = exported(options, session, draft)
     say(options, plan_text(session, screen(sys.stderr)))
-    measured = session.packed(target)
+    try:
+        measured = session.packed(target)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
     report = session.report(measured, target)
+    if file is not None:
+        os.replace(draft, target / "model.onnx")
+        report["onnx"] = file.as_json(target / "model.onnx")
+        report["missed"] += file.missed(session)
     kept(target, report)
-    if options.to:
-        report["onnx"] = exported(options, session, target)
-        kept(target, report)
     if options.json:
         print(json.dumps(report))
     else:
         print(measured_text(session, measured, report, screen(sys.stdout)))
         print(f"written: {os.path.abspath(target)} (load it with shoestring.load({str(target)!r})); report: "
               f"{os.path.abspath(target / 'report.html')}")
-    return missed(session, measured)
+    return missed(report["missed"])
 
 
-def missed(session: Session, measured: Measured) -> int:
+def missed(broken: list[str]) -> int:
     """The exit code: what was measured may miss what was asked for, which is told."""
     from shoestring.commands import OVER_BUDGET
 
-    broken = session.missed(measured)
     for text in broken:
         print(f"shoestring: {text}", file=sys.stderr)
     return OVER_BUDGET if broken else DONE
 
 
-def exported(options: Namespace, session: Session, target: Path) -> dict[str, Any]:
-    from shoestring.compression.load import load
-    from shoestring.compression.onnx.export import exported as export
+def exported(options: Namespace, session: Session, draft: Path) -> tuple[Session, OnnxFile]:
+    from shoestring.compression.onnx.sized import onnx_file
 
-    fast = options.to == "onnx-int8"
-    made = export(load(target), session.source.job.forward, session.given.unseen[0], target / "model.onnx", fast=fast,
-                  calibration=session.given.calibration if fast else ())
-    warn(made.notes)
-    return {"path": str(made.path), "bytes": made.bytes, "tolerance": made.tolerance, "largest_difference": made.largest_difference,
-            "notes": list(made.notes)}
+    with ticking("writing the ONNX file"):
+        smaller, file = onnx_file(session, draft, options.to == "onnx-int8")
+    told = ["a smaller plan was taken, so that the ONNX file keeps --size"] if smaller.plan is not session.plan else []
+    warn([*told, *file.made.notes])
+    return smaller, file
 
 
 def kept(target: Path, report: dict[str, Any]) -> None:

@@ -16,6 +16,7 @@ from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.data.feed import looking
 from shoestring.jobfile import BUILT_IN, job_path, loaded_job
+from shoestring.runs.checkpoints import Checkpoint
 from shoestring.runs.export import best_weights, checkpoint_of, named_weights, newer_weights
 from shoestring.runs.folder import Folder, source_of
 from shoestring.runs.initial_weights import fresh_model
@@ -84,9 +85,14 @@ def filled(job: Job, folder: Folder, best: bool, notes: list[str]) -> nn.Module:
         checkpoint = checkpoint_of(folder, None)
         if newer := newer_weights(folder, checkpoint):
             notes.append(newer)
+    return with_weights(job, checkpoint)
+
+
+def with_weights(job: Job, checkpoint: Checkpoint, trained: bool = False) -> nn.Module:
+    """The job's model with the weights of a checkpoint. `trained`: not their averages."""
     model = fresh_model(job)
     own = model.state_dict()
-    weights = named_weights(checkpoint, frozenset(own))
+    weights = named_weights(checkpoint, frozenset(own), trained)
     missing = [name for name in own if name not in weights]
     if missing:
         raise Mistake(f"the checkpoint of step {checkpoint.step} has no {missing[0]}, which the job's model has: the job changed")

@@ -53,8 +53,8 @@ def exported(
     calibration: Sequence[Batch] = (),
 ) -> Exported:
     """Write a model as ONNX. `forward(model, batch)` is how the job calls it: the batch's tensors are the inputs, all tensors in what
-    comes out the outputs, but no loss and nothing that only a loss reads. `dynamic`: the number of samples and the lengths stay open where the model allows it. `fast`: linear layers
-    compute in int8, smoothed with what `calibration` (or the batch) shows (see `fast.py`)."""
+    comes out the outputs, but no loss and nothing that only a loss reads. `dynamic`: the number of samples and the lengths stay open where
+    the model allows it. `fast`: linear layers compute in int8, smoothed with what `calibration` (or the batch) shows (see `fast.py`)."""
     require("onnx")
     from shoestring.compression.onnx.check import compared
     from shoestring.compression.onnx.fast import TOLERANCE as FAST_TOLERANCE

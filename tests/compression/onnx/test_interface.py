@@ -109,7 +109,7 @@ def test_transformers_take_what_they_are_documented_to_take(kind: str, tmp_path:
     mask = torch.ones_like(ids)
     batch = {"input_ids": ids, "attention_mask": mask, "labels": torch.tensor([0, 1, 1]) if kind == "bert" else ids}
     feed = {"input_ids": torch.randint(0, 40, (2, 5)), "attention_mask": torch.tensor([[1] * 5, [1, 1, 1, 1, 0]])}
-    inputs, outputs = checked(model, batch, tmp_path, feed, lambda model, batch: dict(logits=model(**batch).logits) | (
+    inputs, outputs = checked(model, batch, tmp_path, feed, lambda model, batch: {"logits": model(**batch).logits} | (
         {"loss": model(**batch).loss} if "labels" in batch else {}))
     assert inputs == {"input_ids": ["batch", "length"], "attention_mask": ["batch", "length"]}
     assert outputs == {"logits": ["batch", 2] if kind == "bert" else ["batch", "length", 40]}
