@@ -27,9 +27,11 @@ LOOKING = "looking at the model, and at what storing each weight otherwise would
 def flags(parser: ArgumentParser) -> None:
     parser.epilog = "The job's own arguments are flags too: name the job before --help to see them."
     parser.set_defaults(job_words=[], own_flags=[], given=set(), steps=None, epochs=None, seed=None)
-    parser.add_argument("job", metavar="RUN|JOB", help="folder of a run, whose best weights are taken, or a job with weights")
+    parser.add_argument("job", metavar="RUN|JOB|WEIGHTS",
+                        help="folder of a run, whose best weights are taken; a job with weights; or weights with --job: a safetensors "
+                             "file, a state dict that torch.save wrote, or a Hugging Face folder")
     parser.add_argument("--job", dest="job_of_run", metavar="FILE",
-                        help="of a run that a script has begun: a job file that makes the same model, and its data")
+                        help="of weights, or of a run that a script has begun: a job file that makes the same model, and its data")
     parser.add_argument("--size", metavar="BYTES", help="most bytes on disk, such as 16MB")
     parser.add_argument("--latency", metavar="TIME", help="most time for an answer to one sample, 99 of 100 times, such as 5ms")
     parser.add_argument("--keep", metavar="SHARE", help="least fidelity to the original on unseen data, such as 0.998")
@@ -102,6 +104,11 @@ def checked_source(options: Namespace) -> tuple[str, dict[str, Any]]:
         raise Mistake(f"--samples {options.samples}: give a whole number, 2 or more")
     if not (options.size or options.latency or options.keep or options.metric or options.use):
         raise Mistake("nothing says how small or how fast: give --size 16MB, --latency 5ms or --keep 0.998 (or techniques by --use)")
+    if is_weight_source(options.job):
+        if not options.job_of_run:
+            raise Mistake(f"{options.job} has weights, and nothing that says what computes with them, or on which data: give --job FILE, a "
+                          f"job that makes the model")
+        return options.job, parsed_flags(job_path(options.job_of_run), options.job_words, options.own_flags)
     if os.path.isdir(options.job):
         if not os.path.exists(os.path.join(options.job, "run.json")):
             raise Mistake(f"{options.job} is a folder, and not a run of shoestring: give the folder that `shoestring train` named, or a "
@@ -114,6 +121,13 @@ def checked_source(options: Namespace) -> tuple[str, dict[str, Any]]:
     if options.job_of_run:
         raise Mistake(f"--job makes the model of a run that a script has begun, and {options.job} is no folder of a run: leave --job out")
     return options.job, parsed_flags(job_path(options.job), options.job_words, options.own_flags)
+
+
+def is_weight_source(path: str) -> bool:
+    """Whether it is a file or a folder of weights; without torch, whose import takes seconds."""
+    if os.path.isdir(path):
+        return not os.path.exists(os.path.join(path, "run.json")) and any(name.endswith(".safetensors") for name in os.listdir(path))
+    return path.endswith((".safetensors", ".safetensors.index.json", ".bin", ".pt", ".pth", ".ckpt"))
 
 
 def target_of(options: Namespace) -> Path:

@@ -97,7 +97,8 @@ def jointly_refitted(vectors: Tensor, weights: Tensor, codes: Tensor, tables: Te
         sums.index_add_(0, places[:, stage], heavy[:, None] * vectors.double())
     before = tables.view(-1, length).double()
     pairs.diagonal().add_(RIDGE)
-    return torch.linalg.solve(pairs, sums + RIDGE * before).float().view(stages, entries, length)
+    found: Tensor = torch.linalg.solve(pairs, sums + RIDGE * before)
+    return found.float().view(stages, entries, length)
 
 
 def searched(vectors: Tensor, weights: Tensor, codes: Tensor, tables: Tensor, draw: torch.Generator) -> Tensor:

@@ -55,4 +55,5 @@ def balanced_axes(rows: Tensor, length: int) -> Tensor:
         part = min((one for one in range(len(parts)) if len(parts[one]) < length), key=lambda one: logs[one])
         parts[part].append(place)
         logs[part] += math.log(max(float(variances[place]), least) / least)
-    return axes[:, [place for part in parts for place in part]].float()
+    found: Tensor = axes[:, [place for part in parts for place in part]]
+    return found.float()
