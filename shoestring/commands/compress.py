@@ -104,6 +104,9 @@ def checked_source(options: Namespace) -> tuple[str, dict[str, Any]]:
         raise Mistake(f"--samples {options.samples}: give a whole number, 2 or more")
     if not (options.size or options.latency or options.keep or options.metric or options.use):
         raise Mistake("nothing says how small or how fast: give --size 16MB, --latency 5ms or --keep 0.998 (or techniques by --use)")
+    if options.job.endswith(".onnx"):
+        raise Mistake(f"{options.job} is an ONNX file, which has a graph and no module that could be calibrated or healed: give the run or "
+                      f"the weights that it was made from, with --to onnx-int8 for products of bytes")
     if is_weight_source(options.job):
         if not options.job_of_run:
             raise Mistake(f"{options.job} has weights, and nothing that says what computes with them, or on which data: give --job FILE, a "

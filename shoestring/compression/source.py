@@ -89,8 +89,8 @@ def load_state(model: nn.Module, path: Path) -> None:
             raise Mistake(f"{path} {'has no' if name in own else 'has'} {name}, which the job's model {'has' if name in own else 'has not'}"
                           f": give the job that makes the model of these weights")
         if own[name].shape != state[name].shape:
-            raise Mistake(f"{name} is {list(state[name].shape)} in {path} and {list(own[name].shape)} in the job's model: give the job, and "
-                          f"the flags, that these weights were trained with")
+            raise Mistake(f"{name} is {list(state[name].shape)} in {path} and {list(own[name].shape)} in the job's model: give the job, "
+                          f"and the flags, that these weights were trained with")
     model.load_state_dict(dict(state))
 
 

@@ -45,3 +45,4 @@ def test_weights_that_do_not_fit_are_named_and_pickles_and_missing_jobs_refused(
     with pytest.raises(Mistake, match="give job="):
         shoestring.compress(tmp_path / "other.safetensors", tmp_path / "small", use=["Half()"])
     assert run(["compress", str(tmp_path / "other.safetensors"), "--size", "1MB"]) == 2 and "--job FILE" in capsys.readouterr().err
+    assert run(["compress", str(tmp_path / "model.onnx"), "--size", "1MB"]) == 2 and "is an ONNX file" in capsys.readouterr().err
