@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-    from shoestring.compression.session import Asked, Measured, Session
+    from shoestring.compression.onnx.sized import OnnxFile
+    from shoestring.compression.session import Asked, Session
     from shoestring.compression.source import Source
 
 name = "compress"
@@ -26,9 +27,12 @@ LOOKING = "looking at the model, and at what storing each weight otherwise would
 def flags(parser: ArgumentParser) -> None:
     parser.epilog = "The job's own arguments are flags too: name the job before --help to see them."
     parser.set_defaults(job_words=[], own_flags=[], given=set(), steps=None, epochs=None, seed=None)
-    parser.add_argument("job", metavar="RUN|JOB", help="folder of a run, whose best weights are taken, or a job with weights")
+    parser.add_argument("job", metavar="RUN|JOB|WEIGHTS",
+                        help="folder of a run, whose best weights are taken; a job with weights; or weights with --job: a safetensors "
+                             "file, a state dict that torch.save wrote, or a Hugging Face folder")
     parser.add_argument("--job", dest="job_of_run", metavar="FILE",
-                        help="of a run: the job that it was trained with, a file or a built-in one; no file that a run names is ever run")
+                        help="of a run, or of weights: the job that makes the model and its data, a file or a built-in one; no file that a run "
+                             "names is ever run")
     parser.add_argument("--size", metavar="BYTES", help="most bytes on disk, such as 16MB")
     parser.add_argument("--latency", metavar="TIME", help="most time for an answer to one sample, 99 of 100 times, such as 5ms")
     parser.add_argument("--keep", metavar="SHARE", help="least fidelity to the original on unseen data, such as 0.998")
@@ -43,7 +47,8 @@ def flags(parser: ArgumentParser) -> None:
                         help='exactly these techniques instead of choosing, such as "Quantize(bits=4)"; may be repeated')
     parser.add_argument("--heal", metavar="TIME", help="let the small model learn from the original for so long (10m), without labels")
     parser.add_argument("--to", choices=["onnx", "onnx-int8"],
-                        help="write an ONNX file for onnxruntime into the folder as well; onnx-int8: products of whole numbers, for speed")
+                        help="write an ONNX file for onnxruntime into the folder as well, which keeps --size too; "
+                             "onnx-int8: products of whole numbers, for speed")
     parser.add_argument("--newest", action="store_true", help="of a run: the newest weights, not those that were best in validation")
     parser.add_argument("--samples", metavar="N", default="1024", help="unseen samples that the report is measured on (default 1024)")
     parser.add_argument("--out", metavar="DIR", help="folder to write (default: NAME-compressed)")
@@ -99,6 +104,14 @@ def checked_source(options: Namespace) -> tuple[str, dict[str, Any]]:
         raise Mistake(f"--samples {options.samples}: give a whole number, 2 or more")
     if not (options.size or options.latency or options.keep or options.metric or options.use):
         raise Mistake("nothing says how small or how fast: give --size 16MB, --latency 5ms or --keep 0.998 (or techniques by --use)")
+    if options.job.endswith(".onnx"):
+        raise Mistake(f"{options.job} is an ONNX file, which has a graph and no module that could be calibrated or healed: give the run or "
+                      f"the weights that it was made from, with --to onnx-int8 for products of bytes")
+    if is_weight_source(options.job):
+        if not options.job_of_run:
+            raise Mistake(f"{options.job} has weights, and nothing that says what computes with them, or on which data: give --job FILE, a "
+                          f"job that makes the model")
+        return options.job, parsed_flags(job_path(options.job_of_run), options.job_words, options.own_flags)
     if os.path.isdir(options.job):
         if not os.path.exists(os.path.join(options.job, "run.json")):
             raise Mistake(f"{options.job} is a folder, and not a run of shoestring: give the folder that `shoestring train` named, or a "
@@ -111,6 +124,13 @@ def checked_source(options: Namespace) -> tuple[str, dict[str, Any]]:
     if options.job_of_run:
         raise Mistake(f"--job makes the model of a run, and {options.job} is no folder of a run: leave --job out")
     return options.job, parsed_flags(job_path(options.job), options.job_words, options.own_flags)
+
+
+def is_weight_source(path: str) -> bool:
+    """Whether it is a file or a folder of weights; without torch, whose import takes seconds."""
+    if os.path.isdir(path):
+        return not os.path.exists(os.path.join(path, "run.json")) and any(name.endswith(".safetensors") for name in os.listdir(path))
+    return path.endswith((".safetensors", ".safetensors.index.json", ".bin", ".pt", ".pth", ".ckpt"))
 
 
 def target_of(options: Namespace) -> Path:
@@ -152,20 +172,28 @@ def told(options: Namespace, session: Session, target: Path) -> int:
     if options.plan_only:
         print(json.dumps(session.plan.as_json()) if options.json else plan_text(session, screen(sys.stdout)))
         return DONE
+    file, draft = None, target.with_name(f"{target.name}.onnx.draft-{os.getpid()}")
+    if options.to:   # first: its size may ask for a smaller plan
+        session, file = exported(options, session, draft)
     say(options, plan_text(session, screen(sys.stderr)))
-    measured = session.packed(target)
+    try:
+        measured = session.packed(target)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
     report = session.report(measured, target)
+    if file is not None:
+        os.replace(draft, target / "model.onnx")
+        report["onnx"] = file.as_json(target / "model.onnx")
+        report["missed"] += file.missed(session)
     kept(target, report)
-    if options.to:
-        report["onnx"] = exported(options, session, target)
-        kept(target, report)
     if options.json:
         print(json.dumps(report))
     else:
         print(measured_text(session, measured, report, screen(sys.stdout)))
         print(f"written: {os.path.abspath(target)} (load it with {loading(session, target)}); report: "
               f"{os.path.abspath(target / 'report.html')}")
-    return missed(session, measured)
+    return missed(report["missed"])
 
 
 def loading(session: Session, target: Path) -> str:
@@ -177,27 +205,23 @@ def loading(session: Session, target: Path) -> str:
     return f"shoestring.load({str(target)!r}{', ' * bool(job)}{job})"
 
 
-def missed(session: Session, measured: Measured) -> int:
+def missed(broken: list[str]) -> int:
     """The exit code: what was measured may miss what was asked for, which is told."""
     from shoestring.commands import OVER_BUDGET
 
-    broken = session.missed(measured)
     for text in broken:
         print(f"shoestring: {text}", file=sys.stderr)
     return OVER_BUDGET if broken else DONE
 
 
-def exported(options: Namespace, session: Session, target: Path) -> dict[str, Any]:
-    from shoestring.compression.load import load
-    from shoestring.compression.onnx.export import exported as export
+def exported(options: Namespace, session: Session, draft: Path) -> tuple[Session, OnnxFile]:
+    from shoestring.compression.onnx.sized import onnx_file
 
-    fast = options.to == "onnx-int8"
-    job = session.source.job
-    made = export(load(target, model=job.model), job.forward, session.given.unseen[0], target / "model.onnx", fast=fast,
-                  calibration=session.given.calibration if fast else ())
-    warn(made.notes)
-    return {"path": str(made.path), "bytes": made.bytes, "tolerance": made.tolerance, "largest_difference": made.largest_difference,
-            "notes": list(made.notes)}
+    with ticking("writing the ONNX file"):
+        smaller, file = onnx_file(session, draft, options.to == "onnx-int8")
+    told = ["a smaller plan was taken, so that the ONNX file keeps --size"] if smaller.plan is not session.plan else []
+    warn([*told, *file.made.notes])
+    return smaller, file
 
 
 def kept(target: Path, report: dict[str, Any]) -> None:

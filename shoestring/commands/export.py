@@ -22,11 +22,12 @@ help = "the weights or the course of a run in other people's formats"
 def flags(parser: ArgumentParser) -> None:
     parser.set_defaults(job_words=[], own_flags=[], given=set())
     parser.add_argument("run", help="folder of a run")
-    parser.add_argument("--job", metavar="FILE", help="for hf and peft: the job that the run was trained with, a file or a built-in one, "
-                                                      "and its flags; no file that a run names is ever run")
-    parser.add_argument("--to", required=True, choices=["safetensors", "hf", "peft", "csv", "json"],
+    parser.add_argument("--job", metavar="FILE", help="for hf, peft and onnx: the job that the run was trained with, a file or a built-in "
+                                                      "one, and its flags; no file that a run names is ever run")
+    parser.add_argument("--to", required=True, choices=["safetensors", "hf", "peft", "onnx", "onnx-int8", "csv", "json"],
                         help="safetensors: the weights; hf: a folder for from_pretrained; peft: what LowRank "
-                             "trained, as an adapter; csv: steps; json: all that happened")
+                             "trained, as an adapter; onnx: a file for onnxruntime (onnx-int8: with products of "
+                             "whole numbers); csv: steps; json: all that happened")
     parser.add_argument("--out", metavar="PATH", help="where to (default: RUN/export.KIND)")
     parser.add_argument("--trained", action="store_true", help="the weights that were trained, where the run averaged them (Ema)")
     parser.add_argument("--step", type=int, help="the checkpoint of this step (default: the newest good one)")
@@ -37,7 +38,7 @@ def run(options: Namespace) -> int:
     from shoestring.show.watch.places import is_run
 
     if options.best and (options.step is not None or options.to in ("csv", "json")):
-        raise Mistake("--best names the weights to export: give it without --step, and with --to safetensors or hf")
+        raise Mistake("--best names the weights to export: give it without --step, and with --to safetensors, hf or onnx")
     if options.job_words and not options.job:
         meant = did_you_mean(options.job_words[0].partition("=")[0], options.own_flags)
         raise Mistake(f"{options.job_words[0]!r} is no option of export{meant}; "
@@ -51,7 +52,8 @@ def run(options: Namespace) -> int:
     from shoestring.runs.folder import Folder
 
     folder = Folder(Path(options.run))
-    usual = f"export-{options.to}" if options.to in ("hf", "peft") else f"export.{options.to}"   # a folder, or a file
+    ends = {"hf": "-hf", "peft": "-peft", "onnx-int8": "-int8.onnx"}   # of a folder, or a file
+    usual = f"export{ends.get(options.to, f'.{options.to}')}"
     target = Path(options.out) if options.out else folder.path / usual
     if options.to not in ("csv", "json"):
         return weights(options, folder, target)
@@ -81,6 +83,8 @@ def weights(options: Namespace, folder: Folder, target: Path) -> int:
         made = export_weights(checkpoint, target, names, options.trained)
     else:
         job = job_of(options, folder)
+        if options.to.startswith("onnx"):
+            return onnx_file(options, folder, checkpoint, job, target)
         made = (export_hugging_face if options.to == "hf" else export_peft)(checkpoint, job, target, options.trained)
     newer = "" if options.step is not None or options.best else newer_weights(folder, checkpoint)
     more = "; ".join(filter(None, (newer, not_in_file(checkpoint), unnamed)))
@@ -100,6 +104,29 @@ def job_of(options: Namespace, folder: Folder) -> Job:
     job, notes = named_job(claim_of_run(folder), options.job, flags)
     warn(notes)
     return job
+
+
+def onnx_file(options: Namespace, folder: Folder, checkpoint: Checkpoint, job: Job, target: Path) -> int:
+    """The job's model with the weights of a checkpoint, as an ONNX file that was run and compared."""
+    import json
+
+    from shoestring.compression.onnx.export import exported
+    from shoestring.compression.source import prepared, samples_of, with_weights
+    from shoestring.core.extras import require
+    from shoestring.runs.export import new, newer_weights
+
+    require("onnx")
+    new(target)
+    fast = options.to == "onnx-int8"
+    given = samples_of(job, 2)
+    made = exported(prepared(with_weights(job, checkpoint, options.trained)), job.forward, given.unseen[0], target, fast=fast,
+                    calibration=given.calibration if fast else ())
+    newer = "" if options.step is not None or options.best else newer_weights(folder, checkpoint)
+    warn([*([newer] if newer else []), *made.notes])
+    told = {"path": str(made.path), "step": checkpoint.step, "bytes": made.bytes, "tolerance": made.tolerance,
+            "largest_difference": made.largest_difference, "notes": list(made.notes)}
+    print(json.dumps(told) if options.json else f"written: {made.path}, {made.bytes:,} bytes, the weights after step {checkpoint.step}")
+    return DONE
 
 
 def names_of_model(options: Namespace, folder: Folder, checkpoint: Checkpoint) -> tuple[frozenset[str] | None, str]:

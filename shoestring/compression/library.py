@@ -11,7 +11,7 @@ from torch import nn
 from shoestring.compression.load import load
 from shoestring.compression.metric import floor
 from shoestring.compression.session import Asked, begun
-from shoestring.compression.source import Source, about, copied, is_run, opened, prepared, with_copies
+from shoestring.compression.source import Source, about, copied, is_run, is_weights, opened, prepared, with_copies
 from shoestring.compression.technique import CompressTechnique
 from shoestring.core.budget import Budget
 from shoestring.core.errors import Mistake
@@ -44,9 +44,11 @@ def compress(source: Job | str | Path, out: str | Path, *, job: Named | None = N
         small = shoestring.compress(job, "small", size="16MB", keep=0.998, model=trained)
         print(small.report["fidelity"]["mean"])
 
-    source      a Job, the path of a job file, the name of a built-in one, or the folder of a run; `flags` are the file's own
-    job         of a run: the path of the job file, the Job, or a function that gives one, that makes its model and data. A run of a
-                built-in job needs none; what another run names is not run. Numbers among its flags are the run's, texts are given again
+    source      a Job, the path of a job file, the name of a built-in one, or the folder of a run; `flags` are the file's own. With job=:
+                weights, as a safetensors file, a state dict that torch.save wrote, or a Hugging Face folder
+    job         of a run, or of weights: the path of the job file, the Job, or a function that gives one, that makes the model and its data.
+                A run of a built-in job needs none; what another run names is not run. Numbers among its flags are the run's, texts are
+                given again
     size, latency, keep    budgets: bytes on disk, time of an answer to one sample (99 of 100), least fidelity on unseen data
     metric      what a metric of the job must be: "accuracy>=0.91"
     use         exactly these techniques instead of choosing: ["Quantize(bits=4)"]
@@ -67,8 +69,10 @@ def compress(source: Job | str | Path, out: str | Path, *, job: Named | None = N
 
 
 def source_of(job: Job | str | Path, model: nn.Module | None, flags: Mapping[str, Any], of_run: Named | None = None) -> Source:
-    if of_run is not None and (isinstance(job, Job) or not is_run(str(job))):
-        raise Mistake("job= makes the model of a run: give the folder of that run first, or one job alone")
+    if of_run is not None and (isinstance(job, Job) or not (is_run(str(job)) or is_weights(str(job)))):
+        raise Mistake("job= makes the model of a run, or of weights: give those first, or one job alone")
+    if of_run is None and not isinstance(job, Job) and is_weights(str(job)):
+        raise Mistake(f"{job} has weights, and nothing that says what computes with them: give job=, which makes the model and its data")
     if not isinstance(job, Job):
         found = opened(str(job), flags, job=of_run)
         return found if model is None else replace(found, model=prepared(copied(model)), notes=())

@@ -14,13 +14,16 @@ from torch import Tensor, nn
 from shoestring.core.batch import Batch, mapped, samples, split
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
+from shoestring.core.regular import regular
 from shoestring.data.feed import looking
 from shoestring.jobfile import BUILT_IN, job_path, loaded_job
-from shoestring.processes.named_job import Named, claim_of_run, named_job
+from shoestring.processes.named_job import Claim, Named, claim_of_run, named_job
+from shoestring.runs.checkpoints import Checkpoint
 from shoestring.runs.export import best_weights, checkpoint_of, named_weights, newer_weights
 from shoestring.runs.folder import Folder
 from shoestring.runs.initial_weights import fresh_model
 from shoestring.runs.modules import changed_text, changes, imported_modules, kept_modules
+from shoestring.runs.weight_files import INDEX, PICKLES
 
 CALIBRATION = 256    # samples that are looked at
 CHECKED = 192        # that plans are confirmed with,
@@ -43,9 +46,55 @@ def is_run(path: str) -> bool:
 
 
 def opened(path: str, flags: Mapping[str, Any], best: bool = True, job: Named | None = None) -> Source:
-    """A run, with the weights that were best in validation or the newest, or a job with its own weights. `job`: makes the model of the
-    run; `flags`: of that job."""
-    return from_run(Folder(Path(path)), best, job, flags) if is_run(path) else from_job(path, flags)
+    """A run, with the weights that were best in validation or the newest, weights of a file, or a job with its own. `job`: makes the model
+    of the run, or of the weights; `flags`: of that job."""
+    if is_run(path):
+        return from_run(Folder(Path(path)), best, job, flags)
+    if job is not None and is_weights(path):
+        return from_weights(path, named_job(Claim(Path(path)), job, flags)[0])
+    return from_job(path, flags)
+
+
+def is_weights(path: str) -> bool:
+    """Whether it is a file of weights, or a folder of Hugging Face's with some."""
+    one = Path(path)
+    return one.suffix in (".safetensors", *PICKLES) or one.name.endswith(INDEX) or (
+        one.is_dir() and not is_run(path) and any(one.glob("*.safetensors")))
+
+
+def from_weights(path: str, job: Job) -> Source:
+    """A model that the job makes, with weights of a file; names and shapes that do not fit are refused by name."""
+    pickled = Path(path).suffix in PICKLES
+    job = job if job.origin is not None else with_copies(job)
+    job = replace(job, weights="" if pickled else path)
+    model = fresh_model(job)
+    if pickled:
+        load_state(model, Path(path))
+    how = about(Path(job.origin.file), dict(job.origin.flags)) if job.origin is not None else {"job": None, "edits": [], "decoded": False}
+    return Source(job, prepared(model), how, (), Path(path).stem)
+
+
+def load_state(model: nn.Module, path: Path) -> None:
+    """Give a model the state dict that torch.save wrote. torch reads tensors alone (weights_only), and refuses all that could run code."""
+    try:
+        with open(path, "rb", opener=regular) as file:
+            state = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:   # torch raises many kinds, of files that are none too
+        raise Mistake(f"{path} is not a state dict of tensors alone ({type(error).__name__}: {str(error).splitlines()[0][:200]}), and "
+                      f"nothing else is read of a pickle, which can run code: save model.state_dict() alone") from error
+    if not isinstance(state, Mapping) or not all(isinstance(one, Tensor) for one in state.values()):
+        inner = [str(key) for key, one in state.items() if isinstance(one, Mapping)] if isinstance(state, Mapping) else []
+        raise Mistake(f"{path} holds no state dict, but a {type(state).__name__}{f' with {chr(44).join(inner[:3])} in it' * bool(inner)}"
+                      f": save the model's state_dict() alone")
+    own = model.state_dict()
+    for name in sorted({*own, *state}):
+        if name not in state or name not in own:
+            raise Mistake(f"{path} {'has no' if name in own else 'has'} {name}, which the job's model {'has' if name in own else 'has not'}"
+                          f": give the job that makes the model of these weights")
+        if own[name].shape != state[name].shape:
+            raise Mistake(f"{name} is {list(state[name].shape)} in {path} and {list(own[name].shape)} in the job's model: give the job, "
+                          f"and the flags, that these weights were trained with")
+    model.load_state_dict(dict(state))
 
 
 def from_job(path: str, flags: Mapping[str, Any]) -> Source:
@@ -77,9 +126,14 @@ def filled(job: Job, folder: Folder, best: bool, notes: list[str]) -> nn.Module:
         checkpoint = checkpoint_of(folder, None)
         if newer := newer_weights(folder, checkpoint):
             notes.append(newer)
+    return with_weights(job, checkpoint)
+
+
+def with_weights(job: Job, checkpoint: Checkpoint, trained: bool = False) -> nn.Module:
+    """The job's model with the weights of a checkpoint. `trained`: not their averages."""
     model = fresh_model(job)
     own = model.state_dict()
-    weights = named_weights(checkpoint, frozenset(own))
+    weights = named_weights(checkpoint, frozenset(own), trained)
     missing = [name for name in own if name not in weights]
     if missing:
         raise Mistake(f"the checkpoint of step {checkpoint.step} has no {missing[0]}, which the job's model has: the job changed")

@@ -35,7 +35,7 @@ class Extra:
 
 EXTRAS = {extra.name: extra for extra in (
     Extra("private", ("dp_accounting",), "epsilon: federate --epsilon and techniques that add noise"),
-    Extra("onnx", ("onnx", "onnxscript", "onnxruntime"), "compress --to onnx"),
+    Extra("onnx", ("onnx", "onnxscript", "onnxruntime"), "compress --to onnx and export --to onnx"),
     Extra("tensorboard", ("tensorboard",), "train --tensorboard"),
     Extra("sklearn", ("sklearn",), "the built-in job `digits`"),
     Extra("transformers", ("transformers",), "jobs with Hugging Face models, such as examples/fine_tune.py"),
