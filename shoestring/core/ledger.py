@@ -12,12 +12,16 @@ rounds up and keeps back of the bytes that come and go, and the base that the in
 """
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property, reduce
+from typing import Any, overload
 
 import numpy as np
 
 from shoestring.core.ledger_parts import Allocation, Findings, Machine, Splitting, Standing, Traffic, Update, Validation, Workers
+
+Column = np.ndarray[Any, np.dtype[np.float64]]
 
 
 @dataclass(frozen=True)
@@ -45,8 +49,67 @@ class Block:
         return new
 
 
+class Blocks(Sequence[Block]):
+    """The blocks of a step: rows to go through, or columns of numbers to compute with.
+
+    Columns are kept, and rows with changed columns are made when somebody asks for them: most ledgers of a ranking are only asked for
+    their numbers."""
+
+    def __init__(self, rows: Sequence[Block], columns: dict[str, Column] | None = None,
+                 changes: Mapping[str, Column] | None = None) -> None:
+        self.unchanged = tuple(rows)
+        self.columns: dict[str, Column] = {} if columns is None else columns   # of the rows before the changes
+        self.changes: Mapping[str, Column] = changes or {}
+
+    def changed(self, **changes: Column) -> Blocks:
+        """The blocks with other numbers in these columns."""
+        return Blocks(self.unchanged, self.columns, {**self.changes, **changes})
+
+    def column(self, name: str) -> Column:
+        if name in self.changes:
+            return self.changes[name]
+        if name not in self.columns:
+            self.columns[name] = np.array([vars(row)[name] for row in self.unchanged], dtype=float)
+        return self.columns[name]
+
+    def total(self, *names: str) -> float:
+        """The sum of these columns, row after row, so that it has the same bits as a sum over rows."""
+        column = reduce(np.add, map(self.column, names))
+        return float(np.add.accumulate(column)[-1]) if len(column) else 0.0
+
+    @cached_property
+    def rows(self) -> tuple[Block, ...]:
+        if not self.changes:
+            return self.unchanged
+        numbers = zip(*(column.tolist() for column in self.changes.values()), strict=True)
+        return tuple(row.changed(**dict(zip(self.changes, own, strict=True))) for row, own in zip(self.unchanged, numbers, strict=True))
+
+    def __len__(self) -> int:
+        return len(self.unchanged)
+
+    @overload
+    def __getitem__(self, place: int) -> Block: ...
+    @overload
+    def __getitem__(self, place: slice) -> tuple[Block, ...]: ...
+    def __getitem__(self, place: int | slice) -> Block | tuple[Block, ...]:
+        return self.rows[place]
+
+    def __iter__(self) -> Iterator[Block]:
+        return iter(self.rows)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, (Blocks, tuple)) and self.rows == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(self.rows)
+
+    def __repr__(self) -> str:
+        return repr(self.rows)
+
+
 NO_BLOCK_RUNS = ("no block of the model was called as a module in the rehearsed step (its layers are used in another way, such as by their "
                  "weights), so there is nothing to wrap and nothing would be saved")
+TIMELINE = ("kept", "rise", "scratch", "spike", "gradient", "backward_scratch")
 NUMBERS = tuple(field.name for field in fields(Block) if field.name not in ("name", "inside", "gradient", "forward", "backward"))
 
 
@@ -59,7 +122,7 @@ def between(none: Block, full: Block, share: float) -> Block:
 
 @dataclass(frozen=True)
 class Ledger:
-    blocks: tuple[Block, ...]
+    blocks: Sequence[Block]                 # `columns` gives the same as columns of numbers
     at_zero_batch: tuple[Block, ...] = ()   # the same blocks at a batch of nothing: the part that does not shrink with the batch
     batch: int = 1                          # samples that go through the blocks at once
     pieces: int = 1                         # times that the blocks run in a step
@@ -78,6 +141,15 @@ class Ledger:
     streamed: float = 0.0                   # bytes of weights that are read from disk for every pass over a batch
     by_precision: Mapping[str, Ledger] = field(default_factory=dict)   # the same step measured at other precisions
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.blocks, Blocks):
+            object.__setattr__(self, "blocks", Blocks(self.blocks))
+
+    @property
+    def columns(self) -> Blocks:
+        assert isinstance(self.blocks, Blocks)
+        return self.blocks
+
     def has(self, trait: str) -> bool:
         """Whether the job does something that techniques care about."""
         return trait in self.findings.traits
@@ -89,54 +161,50 @@ class Ledger:
     @property
     def block_gradients(self) -> float:
         """Bytes of the gradients that the blocks' backward leaves behind."""
-        return sum(block.gradient for block in self.blocks)
+        return self.columns.total("gradient")
 
     @property
     def all_gradients(self) -> float:
         """Bytes of those and of the gradients that stand the whole step."""
         return self.standing.gradients + self.block_gradients
 
-    def tops(self) -> Iterator[tuple[float, float]]:
+    def tops(self) -> tuple[Column, Column]:
         """The step's timeline: bytes of tensors and of the process at the highest point of every moment."""
+        kept, rise, scratch, spike, gradient, backward_scratch = map(self.columns.column, TIMELINE)
+        start = self.standing.total
+        if self.in_flight > 1:
+            start += (self.in_flight - 1) * self.columns.total("kept")
+        forward = np.add.accumulate(np.concatenate(((start,), kept)))   # alive before each block, and after all of them
+        backward = np.add.accumulate(np.concatenate((forward[-1:], (gradient - kept)[::-1])))
+        after = [(float(backward[-1]) + self.update.rise, self.update.scratch)]
+        if self.validation is not None:
+            after.append((self.standing.total - self.standing.gradients + self.validation.rise, self.validation.scratch))
+        tops, scratches = zip(*after, strict=True)
+        tensors = np.concatenate((forward[:-1] + rise, backward[:-1] + spike[::-1], tops))
         rates = self.allocation.rates
         above = self.allocation.base + rates.retention * self.allocation.allocated / self.pieces
-        share, alive = 1 + rates.slack, self.standing.total
-        if self.in_flight > 1:
-            alive += (self.in_flight - 1) * sum(block.kept for block in self.blocks)
-        for block in self.blocks:
-            top = alive + block.rise
-            yield top, above + top * share + block.scratch
-            alive += block.kept
-        for block in reversed(self.blocks):
-            top = alive + block.spike
-            yield top, above + top * share + block.backward_scratch
-            alive += block.gradient - block.kept
-        top = alive + self.update.rise
-        yield top, above + top * share + self.update.scratch
-        if self.validation is not None:
-            top = self.standing.total - self.standing.gradients + self.validation.rise
-            yield top, above + top * share + self.validation.scratch
+        return tensors, above + tensors * (1 + rates.slack) + np.concatenate((scratch, backward_scratch[::-1], scratches))
 
     def numbers(self) -> dict[str, float]:
         """What is ranked and limited, by the names of their figures."""
-        tensors, process = map(max, zip(*self.tops(), strict=True))
-        return {"peak_bytes": tensors, "process_bytes": process, "step_seconds": self.seconds, "world": self.workers.everybody,
-                "traffic_bytes": self.traffic.disk, "sent_bytes": self.traffic.sent}
+        tensors, process = self.tops()
+        return {"peak_bytes": float(tensors.max()), "process_bytes": float(process.max()), "step_seconds": self.seconds,
+                "world": self.workers.everybody, "traffic_bytes": self.traffic.disk, "sent_bytes": self.traffic.sent}
 
     @property
     def peak(self) -> float:
         """Highest number of tensor bytes alive at once."""
-        return max(tensors for tensors, _ in self.tops())
+        return float(self.tops()[0].max())
 
     @property
     def process(self) -> float:
         """Highest number of bytes of the whole process."""
-        return max(process for _, process in self.tops())
+        return float(self.tops()[1].max())
 
     @property
     def seconds(self) -> float:
         """Time of one step."""
-        work = self.stretch * self.pieces * sum(block.forward + block.backward for block in self.blocks)
+        work = self.stretch * self.pieces * self.columns.total("forward", "backward")
         allocating = self.allocation.allocated * self.allocation.rates.per_byte_allocated
         return max(work + self.update.seconds + self.traffic.waiting + allocating, 0.0)
 
@@ -151,7 +219,7 @@ class Ledger:
     @property
     def flops(self) -> float:
         """Operations of one step."""
-        return self.pieces * sum(block.flops + block.backward_flops for block in self.blocks)
+        return self.pieces * self.columns.total("flops", "backward_flops")
 
     def pace(self, pieces: int) -> float:
         """Time of the batch in so many pieces / time in one: lines between what was measured.

@@ -70,9 +70,9 @@ class Stream(TrainingTechnique):
     def exactness(self, ledger: Ledger) -> Exactness:
         if self.moments:
             return Exactness.CHANGED
-        trained, _ = weights_of(ledger)
         # Heads are summed in another order by rows; embeddings are not, but the norm of one that is clipped is
-        outside = [block.name for block in ledger.blocks[0 if ledger.has("clips") else 1:] if not block.inside]
+        trained, rows = trained_weights(ledger), ledger.columns.unchanged   # whose names and places no technique changes
+        outside = [block.name for block in rows[0 if ledger.has("clips") else 1:] if not block.inside]
         return Exactness.ROUNDING if any(trained[name] > 4 * CHUNK for name in outside) else Exactness.BITS
 
     def drift(self, ledger: Ledger) -> float:
@@ -130,9 +130,16 @@ def unspilled(block: Block) -> Block:
 def weights_of(ledger: Ledger) -> tuple[dict[str, float], dict[str, float]]:
     """Bytes of trained and of frozen weights by block. Of the frozen ones only the sum is known: blocks without a gradient have them, if
     there are any."""
-    blocks = ledger.at_zero_batch if ledger.pieces > 1 else ledger.blocks   # in pieces, no block has its gradient any more
-    trained = {block.name: block.gradient for block in blocks}
+    trained = trained_weights(ledger)
     frozen = max(ledger.standing.parameters - sum(trained.values()), 0.0)
-    inside = [block.name for block in blocks if block.inside]
+    inside = [block.name for block in ledger.blocks if block.inside]
     holders = [name for name in inside if not trained[name]] or inside
     return trained, {name: frozen / len(holders) if name in holders else 0.0 for name in trained}
+
+
+def trained_weights(ledger: Ledger) -> dict[str, float]:
+    """Bytes of trained weights by block."""
+    if ledger.pieces > 1:   # no block has its gradient any more
+        return {block.name: block.gradient for block in ledger.at_zero_batch}
+    names = (block.name for block in ledger.columns.unchanged)
+    return dict(zip(names, ledger.columns.column("gradient").tolist(), strict=True))

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from itertools import compress
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -101,15 +102,15 @@ def mixed_drift(ledger: Ledger) -> float:
 
 def with_traffic(ledger: Ledger, sent: float, messages: float) -> Ledger:
     """The ledger of a step that sends so many bytes in so many messages."""
-    hidden = ledger.pieces * sum(block.backward for block in ledger.blocks) if ledger.workers.hides else 0.0
+    hidden = ledger.pieces * ledger.columns.total("backward") if ledger.workers.hides else 0.0
     waiting = max(ledger.workers.seconds(sent, messages) - hidden, 0.0)
     return replace(ledger, traffic=ledger.traffic + Traffic(sent=sent, waiting=waiting))
 
 
 def with_buckets(ledger: Ledger) -> Ledger:
     """A bucket is there whole when its first gradient is."""
-    blocks = tuple(block.changed(spike=block.spike + min(BUCKET, max(block.gradient, 0.0))) for block in ledger.blocks)
-    return replace(ledger, blocks=blocks)
+    blocks = ledger.columns
+    return replace(ledger, blocks=blocks.changed(spike=blocks.column("spike") + np.clip(blocks.column("gradient"), 0.0, BUCKET)))
 
 
 def trained(run: Run) -> list[nn.Parameter]:

@@ -29,7 +29,7 @@ from shoestring.parallel.average import alone, mixed_drift, united, with_buckets
 from shoestring.parallel.codecs import CODECS, Codec, TopK
 from shoestring.parallel.feedback import ErrorFeedback
 from shoestring.parallel.local_updates import sharing_updates
-from shoestring.parallel.power_sgd import PowerSGD
+from shoestring.parallel.power_sgd import PowerSGD, check_rank
 from shoestring.parallel.reducer import BUCKET, Bucket
 
 KINDS = (*CODECS, "powersgd")
@@ -51,7 +51,7 @@ class CompressGradients(TrainingTechnique):
         if self.kind not in KINDS:
             raise Mistake(f"CompressGradients(kind={self.kind!r}): there are {', '.join(KINDS)}")
         TopK(self.share)
-        PowerSGD((), self.rank)
+        check_rank(self.rank)
 
     @classmethod
     def choices(cls, ledger: Ledger) -> tuple[CompressGradients, ...]:

@@ -33,14 +33,18 @@ class Matrix(NamedTuple):
         return numbers[self.start: self.start + self.rows * self.columns].view(self.rows, self.columns)
 
 
+def check_rank(rank: int) -> None:
+    if rank < 1:
+        raise Mistake(f"rank {rank} would send nothing of a matrix: it must be 1 or more; 4 is usual")
+
+
 class PowerSGD:
     """The codec of a bucket that holds the gradients of these shapes, one after another."""
 
     error = 1.0   # of each matrix, in the Euclidean norm: it leaves out at most the whole; of rank r or less, nothing but rounding
 
     def __init__(self, shapes: Sequence[Sequence[int]], rank: int = 4, seed: int = 0) -> None:
-        if rank < 1:
-            raise Mistake(f"rank {rank} would send nothing of a matrix: it must be 1 or more; 4 is usual")
+        check_rank(rank)
         self.rank = rank
         self.matrices: list[Matrix] = []
         self.plain: list[slice] = []     # what is sent as it is

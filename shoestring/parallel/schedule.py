@@ -26,7 +26,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from itertools import accumulate, pairwise
-from typing import NamedTuple
 
 from shoestring.core.errors import Mistake
 from shoestring.core.suggest import did_you_mean
@@ -40,16 +39,18 @@ class Kind(StrEnum):
     INPUTS = "I"      # backward to what came in, which the worker before waits for
     WEIGHTS = "W"     # the rest of it, for which nobody waits
 
-    __hash__ = str.__hash__   # that of enums is a Python function, and a ranking looks up millions of actions
-
 
 HALVES = (Kind.INPUTS, Kind.WEIGHTS)
 
 
-class Action(NamedTuple):
+@dataclass(frozen=True)
+class Action:
     kind: Kind
     piece: int
     chunk: int
+
+    def __hash__(self) -> int:   # without the kind, whose own hash is slow: a ranking looks up millions of them
+        return hash((self.piece, self.chunk))
 
 
 Orders = tuple[tuple[Action, ...], ...]   # of every worker

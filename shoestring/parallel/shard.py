@@ -63,10 +63,10 @@ class Shard(TrainingTechnique):
     def cost(self, ledger: Ledger) -> Ledger:
         world, standing, update = ledger.workers.world, ledger.standing, ledger.update
         share, rest = 1 / world, (world - 1) / world
-        largest = max((block.gradient for block in ledger.blocks), default=0.0)
+        gradient, spike = ledger.columns.column("gradient"), ledger.columns.column("spike")
+        largest = float(gradient.max(initial=0.0))
         sharing = self.stage > 1 or ledger.pieces == 1
-        blocks = tuple(block.changed(gradient=block.gradient * (share if sharing else 1.0), spike=block.spike + 2 * block.gradient)
-                       for block in ledger.blocks)
+        blocks = ledger.columns.changed(gradient=gradient * (share if sharing else 1.0), spike=spike + 2 * gradient)
         gathered = min(2 * largest, standing.parameters) if self.stage == 3 else 0.0
         reduced = ledger.all_gradients * (ledger.pieces if self.stage > 1 else 1)
         sent = rest * (reduced + standing.parameters * (2 if self.stage == 3 else 1))

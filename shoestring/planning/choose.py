@@ -241,7 +241,7 @@ def candidates(catalogue: Iterable[type[T]], cost: C, most: Exactness, clash: Ca
         for row in range(start, len(rows)):
             for choice in rows[row].choices(now):
                 closeness = max(level, choice.exactness(now))
-                if closeness <= most and not choice.refusal(now) and not any(clash(one, choice) for one in chosen):
+                if closeness <= most and not any(clash(one, choice) for one in chosen) and not choice.refusal(now):
                     yield from below(row + 1, (*chosen, choice), choice.cost(now), closeness)
 
     return below(0, (), cost, Exactness.BITS)
