@@ -31,8 +31,8 @@ def flags(parser: ArgumentParser) -> None:
                         help="folder of a run, whose best weights are taken; a job with weights; or weights with --job: a safetensors "
                              "file, a state dict that torch.save wrote, or a Hugging Face folder")
     parser.add_argument("--job", dest="job_of_run", metavar="FILE",
-                        help="of a run, or of weights: the job that makes the model and its data, a file or a built-in one; no file that a run "
-                             "names is ever run")
+                        help="of a run, or of weights: the job that makes the model and its data, a file or a built-in one; no file that a "
+                             "run names is ever run")
     parser.add_argument("--size", metavar="BYTES", help="most bytes on disk, such as 16MB")
     parser.add_argument("--latency", metavar="TIME", help="most time for an answer to one sample, 99 of 100 times, such as 5ms")
     parser.add_argument("--keep", metavar="SHARE", help="least fidelity to the original on unseen data, such as 0.998")

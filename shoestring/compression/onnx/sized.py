@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from shoestring.compression.fidelity import Fidelity, fidelity, outputs
+from shoestring.compression.answers import Answer, named_tensors
+from shoestring.compression.fidelity import Fidelity, Forward, fidelity
 from shoestring.compression.onnx.export import Exported, exported
-from shoestring.compression.onnx.interface import interface_of
+from shoestring.compression.onnx.interface import interface_of, outputs_of
 from shoestring.compression.session import Session, begun
 from shoestring.core.batch import Batch
 from shoestring.core.errors import OverBudget
@@ -73,17 +74,20 @@ def onnx_file(session: Session, path: Path, fast: bool) -> tuple[Session, OnnxFi
 
 def file_fidelity(session: Session, model: nn.Module, path: Path) -> Fidelity:
     """How close the file's answers are to the original's, on samples that nothing was chosen by."""
-    job, unseen, measure = session.source.job, session.given.unseen, session.asked.measure
-    return fidelity(file_outputs(path, model, job.forward, unseen), outputs(session.source.model, job.forward, unseen), measure)
+    study, unseen = session.plan.cost.study, session.given.unseen
+    found = file_answers(path, model, session.source.job.forward, unseen)
+    measures = [one for one in study.measures if one.name in found[0]]
+    return fidelity(found, study.said(unseen, session.source.model), measures)
 
 
-def file_outputs(path: Path, model: nn.Module, forward: Any, batches: Sequence[Batch]) -> list[torch.Tensor]:
+def file_answers(path: Path, model: nn.Module, forward: Forward, batches: Sequence[Batch]) -> list[Answer]:
+    """What the file says, by the names that the model's own outputs are compared by."""
     from shoestring.compression.onnx.check import ran, session
 
     runner, interface = session(path), interface_of(model, forward, batches[0])
-    names = [one.name for one in runner.get_outputs()]
-
-    def answers(_: nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
-        return {name: torch.from_numpy(one) for name, one in zip(names, ran(runner, interface.feed(batch)), strict=True)}
-
-    return outputs(model, answers, batches)
+    with torch.no_grad():
+        result = forward(model, batches[0])
+    known = {id(one): name for name, one in named_tensors(result)}
+    names = [known.get(id(one), "") for one in outputs_of(result).values()]   # in the order of the file's
+    return [{name: torch.from_numpy(one) for name, one in zip(names, ran(runner, interface.feed(batch)), strict=True) if name}
+            for batch in batches]
