@@ -113,6 +113,11 @@ class Study:
         largest = {weight.name: float(self.values[weight.name].abs().max()) for weight in self.weights if weight.count}
         return {name: value for name, value in largest.items() if value > LARGEST}
 
+    @cached_property
+    def storable(self) -> tuple[Weight, ...]:
+        """The weights that a technique may store otherwise."""
+        return tuple(weight for weight in self.weights if weight.name not in self.too_large)
+
     @property
     def told(self) -> tuple[str, ...]:
         """What the user should know: what techniques left alone, and why."""

@@ -202,7 +202,7 @@ class Storage(CompressTechnique, ABC):
 
     def refusal(self, cost: ModelCost, /) -> str:
         """A technique that the user named and that can store no weight at all is refused: it would do nothing, and look perfect."""
-        if not cost.forced or any(self.labels(cost, weight) for weight in cost.study.weights):
+        if not cost.forced or any(self.labels(cost, weight) for weight in cost.study.storable):
             return ""
         why = self.reasons(cost)
         return "it can store no weight of this model" + (f": {'; '.join(why)}" if why else "")
@@ -210,7 +210,7 @@ class Storage(CompressTechnique, ABC):
     def reasons(self, cost: ModelCost) -> list[str]:
         """Why it leaves matrices alone, each reason once, with a weight that it holds for and how many more there are."""
         found: dict[str, list[str]] = {}
-        for weight in cost.study.weights:
+        for weight in cost.study.storable:
             if weight.is_matrix and (why := self.left_alone(cost, weight)):
                 found.setdefault(why, []).append(weight.name)
         return [f"{names[0]}{f' and {len(names) - 1} more' * (len(names) > 1)}: {why}" for why, names in found.items()]
@@ -218,7 +218,7 @@ class Storage(CompressTechnique, ABC):
     def cost(self, cost: ModelCost, /) -> ModelCost:
         name, ways = type(self).__name__, cost.study.ways
         found = {weight.name: [Offer(name, label, ways[weight.name, label]) for label in labels]
-                 for weight in cost.study.weights if weight.name not in cost.study.too_large and (labels := self.labels(cost, weight))}
+                 for weight in cost.study.storable if (labels := self.labels(cost, weight))}
         if cost.forced and (left := self.reasons(cost)):
             said = tuple(f"{name} left {one}" for one in left)
             cost.study.notes = (*cost.study.notes, *(one for one in said if one not in cost.study.notes))

@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from shoestring.compression.fidelity import OutputMeasure
 from shoestring.compression.moments import DAMPING, SecondMoment
 from shoestring.compression.quantize import USUAL
 from shoestring.compression.scratch import Scratch
@@ -52,7 +53,7 @@ def test_what_was_tried_of_weights_does_not_stay_in_memory() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 16))
     batches = [torch.randn(16, 64) for _ in range(2)]
-    study = Study(model, lambda model, batch: model(batch), batches[:1], batches[1:])
+    study = Study(model, lambda model, batch: model(batch), batches[:1], batches[1:], (OutputMeasure("output", "cosine"),))
     labels = [(weight.name, label) for weight in study.weights if weight.is_matrix for label in study.grids(weight, USUAL)]
     assert labels and all(study.ways[key].parts is not None for key in labels)
     first, again = (study.ways[labels[0]].form for _ in range(2))
