@@ -57,7 +57,7 @@ def to_inputs(root: Tensor, inputs: Sequence[Tensor], weights: Sequence[nn.Param
         if leaf not in users:
             continue   # this piece does not use it
         node = asked_later(leaf, users)
-        if node is None or node not in alive:
+        if node in (None, root.grad_fn) or node not in alive:   # the root brings gradients from elsewhere, once
             now.append(weight)
         else:
             later.setdefault(node, Later(node, [])).weights.append(weight)
