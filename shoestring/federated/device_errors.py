@@ -1,6 +1,7 @@
 """What is told of a failure where devices' records are: its kind and its place, never its text.
 
     told           KeyError in job.py line 12        and how many devices failed like that
+    told           its samples are no pairs          a Mistake that a line of ours raised, in its words
     withheld       'Ada Lovelace, 36'                what str(error) says may be a record, and so may what caused the error
 
 It holds for all that a federation calls of a job, in rounds, plans and tasks, private or not, and for --traceback, which shows the lines
@@ -43,13 +44,17 @@ def kind_of(error: BaseException) -> str:
     ...     kind_of(error)
     'KeyError in <doctest shoestring.federated.device_errors.kind_of[0]> line 2'
     """
-    return error.why if isinstance(error, UnusableRecords) else f"{class_of(error)} in {blamed(error).place}"
+    if isinstance(error, UnusableRecords):
+        return error.why
+    return str(error) if isinstance(error, Mistake) and raised_by_us(error) else f"{class_of(error)} in {blamed(error).place}"
 
 
 def raised_by_us(error: BaseException) -> bool:
-    """Whether the line that raised it is ours, so that its text is, too."""
+    """Whether the line that raised it is ours, so that its text is, too; not where it tells of another error, whose text may be in it."""
+    about = error.__cause__ or error.__context__
     frames = [frame for frame, _ in walk_tb(error.__traceback__)]
-    return bool(frames) and Path(frames[-1].f_code.co_filename).resolve().is_relative_to(ROOT)
+    ours = bool(frames) and Path(frames[-1].f_code.co_filename).resolve().is_relative_to(ROOT)
+    return ours and (about is None or isinstance(about, Withheld) or raised_by_us(about))
 
 
 def withheld(error: BaseException) -> Withheld:

@@ -16,6 +16,8 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
+from shoestring.federated.private.norms import norms
+
 F = TypeVar("F", bound=Callable[..., Any])
 REMEMBERED: list[Callable[[], None]] = []   # how to forget what was computed of tensors
 
@@ -57,8 +59,8 @@ class Evidence:
 
     def left(self, per_round: int) -> float:
         """E|update of a round|^2, as far as a usual device's is left by what it does before it sends."""
-        before = usual_square(self.exact)
-        return self.square(per_round) * (usual_square(self.values) / before if before else 1.0)
+        before = usual_norm(self.exact)
+        return self.square(per_round) * ((usual_norm(self.values) / before) ** 2 if before else 1.0)
 
     def bias(self, per_round: int) -> float:
         """E|mean of what is decoded - mean of what was found|^2."""
@@ -74,9 +76,10 @@ class Evidence:
 
 
 @remembered
-def usual_square(rows: Tensor) -> float:
-    """The median of |row|^2."""
-    return float(rows.double().square().sum(1).median())
+def usual_norm(rows: Tensor) -> float:
+    """The median of |row|, to four digits, as Clip has it: measured by another one, noise that is large would look like less or more by
+    the luck of rounding, which then chooses."""
+    return float(f"{float(norms(rows).median()):.4g}")
 
 
 @remembered

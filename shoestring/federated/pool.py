@@ -184,4 +184,4 @@ def serve(pool: Pool, one: Process, connection: Connection, others: Connection) 
         try:
             connection.send((one.slots[slot].result.wrapped(pool.workshop.done(order, chunk, states)), ""))
         except Exception as error:
-            connection.send((b"", str(error) if isinstance(error, Mistake) else kind_of(error)))
+            connection.send((b"", kind_of(error)))

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 import shoestring
+from shoestring.core.called import guarded
+from shoestring.federated.behaviour.flipped import check_class
 from shoestring.federated.device_errors import UnusableRecords, kind_of, withheld
 from tests.federated.toys import toy_job
 from tests.waiting import HUNG
@@ -108,7 +110,18 @@ def test_a_private_run_names_no_device(tmp_path: Path) -> None:
 
 def test_words_of_our_own_are_told() -> None:
     error = UnusableRecords("d7", "it has no records", "leave it out")
-    assert kind_of(error) == "it has no records" and str(error) == "the client 'd7' can't be used, it has no records: leave it out"
+    assert kind_of(error) == "it has no records"
+    assert str(error) == "the client 'd7' can't be used, it has no records: leave it out"
+
+
+def test_a_mistake_is_told_in_its_words_where_our_line_raised_it_and_by_its_place_where_another_error_is_in_it() -> None:
+    def loss(output: object, batch: tuple[int, ...]) -> object:
+        raise TypeError(f"a tuple, {SECRET}")
+
+    for call, told in ((lambda: check_class(7, 3), "none of the 3 that Malicious counts"), (lambda: guarded(loss)(0, (1,)), "Mistake in ")):
+        with pytest.raises(shoestring.Mistake) as caught:
+            call()
+        assert told in kind_of(caught.value) and SECRET not in kind_of(caught.value)
 
 
 def test_what_stands_for_an_error_has_its_lines_and_not_its_text_nor_its_cause() -> None:

@@ -26,11 +26,13 @@ from shoestring.show.page import page
 from tests.federated import toys
 
 JOB = '''
-from tests.federated.toys import toy_job
+from torch import nn
+from tests.federated.toys import CLASSES, WIDTH, toy_job
 from shoestring import Job, Local
 
-def job(devices: int = 12, rate: float = 0.1) -> Job:
-    return toy_job(devices, local=Local(epochs=1, batch=4, lr=rate, held_out=0.25))
+def job(devices: int = 12, rate: float = 0.1, norm: bool = False) -> Job:
+    model = {"model": lambda: nn.Sequential(nn.Linear(WIDTH, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, CLASSES))} if norm else {}
+    return toy_job(devices, local=Local(epochs=1, batch=4, lr=rate, held_out=0.25), **model)
 '''
 ROUNDS = 4
 EVERY_ROUND = Cadence(steps=1)
@@ -39,6 +41,8 @@ CASES: dict[str, dict[str, Any]] = {
     "plain": {}, "private, from a seed": PRIVATE | {"insecure_seed": 7},
     "state on devices": {"use": ["Scaffold()"]}, "state on the server": {"use": ["FedAdam()"]},
     "asynchronous": {"use": ["FedBuff(buffer=3, concurrency=6)"]}, "feedback": {"use": ["TopK(share=0.2)", "Quantize()"]},
+    "statistics on the server": {"norm": True, "statistics": "averaged"}, "statistics on devices": {"norm": True, "statistics": "local"},
+    "statistics beside state": {"norm": True, "statistics": "local", "use": ["Ditto()"]},
 }
 
 

@@ -12,6 +12,8 @@ from torch.utils.data import TensorDataset
 
 import shoestring
 from shoestring.core.local import Local
+from shoestring.federated.advance.momentum import FedAvgM
+from shoestring.federated.behaviour.malicious import Malicious
 from shoestring.federated.round import play
 from shoestring.runs.event import Event, Rounded, Validated, Warned
 from shoestring.runs.report import report_of
@@ -110,7 +112,7 @@ def test_a_federation_whose_updates_are_not_finite_ends_with_a_mistake() -> None
 
 def test_weights_that_overflow_when_they_are_combined_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(shoestring.Mistake, match="after round 1 are not finite"):
-        told(use=["FedAvgM(lr=3e38)", "Malicious(share=1.0, attack='sign-flip', strength=1e20)"], rounds=3)
+        told(use=[FedAvgM(lr=3e38), Malicious(share=1.0, attack="sign-flip", strength=1e20)], rounds=3)
 
 
 def test_clients_that_fail_are_named_and_counted_and_the_federation_goes_on_round_by_round() -> None:

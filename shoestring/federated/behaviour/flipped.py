@@ -53,15 +53,15 @@ def check_classes(records: Records, classes: int) -> None:
     found = stacked(records)
     sample = records.data[0]
     if found is None and not (isinstance(sample, (tuple, list)) and len(sample) == 2 and is_class(sample[1], dimensions=0)):
-        raise Mistake(f"the client {records.name!r}: its samples are no (input, class) pairs, and Malicious can't flip their classes; use "
-                      f"another attack, sign-flip or noise")
+        raise Mistake("its samples are no (input, class) pairs, and Malicious can't flip their classes; use another attack, sign-flip or "
+                      "noise")
     for one in () if found is None else (int(found[1].min()), int(found[1].max())):
         check_class(one, classes)
 
 
 def check_class(number: int, classes: int) -> None:
     if not 0 <= number < classes:
-        raise Mistake(f"a sample of the class {number}, and Malicious counts {classes} of them, from 0 on; say how many there are with "
+        raise Mistake(f"a sample's class is none of the {classes} that Malicious counts, from 0 on; say how many there are with "
                       f"Malicious(classes=…), and leave out samples that have no class")
 
 

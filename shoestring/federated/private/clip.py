@@ -15,8 +15,8 @@ from typing import ClassVar
 import torch
 
 from shoestring.core.errors import Mistake
-from shoestring.federated.evidence import remembered
-from shoestring.federated.private.norms import clipped, norms
+from shoestring.federated.evidence import remembered, usual_norm
+from shoestring.federated.private.norms import clipped
 from shoestring.federated.round import Combined, Device, Group, Objective, Order, Round, Server, Updates
 from shoestring.federated.send.coding import recoded
 from shoestring.federated.technique import FederatedTechnique, RoundCost
@@ -38,10 +38,10 @@ class Clip(FederatedTechnique):
 
     @classmethod
     def choices(cls, cost: RoundCost, /) -> tuple[Clip, ...]:
-        """The usual length of an update, if noise is wanted; to four digits, or where noise is large the luck of rounding would choose."""
+        """The usual length of an update, if noise is wanted."""
         if cost.wanted == inf or cost.evidence is None or cost.clip:
             return ()
-        found = float(f"{float(norms(cost.evidence.decoded).median()):.4g}")
+        found = usual_norm(cost.evidence.decoded)
         return (cls(found),) if 0 < found < inf else ()
 
     def drift(self, cost: RoundCost, /) -> float:

@@ -111,7 +111,7 @@ def test_samples_that_do_not_stack_are_flipped_when_they_are_asked_for() -> None
     changed = flipped(records, 3).data
     assert isinstance(changed, FlippedSamples)
     assert [changed[place][1] for place in range(5)] == [2, 1, 2, 0, 1] and changed[1][0] == [1, 1]
-    with pytest.raises(Mistake, match="the class 1, and Malicious counts 1"):
+    with pytest.raises(Mistake, match="none of the 1 that Malicious counts"):
         flipped(records, 1).data[1]
 
 

@@ -72,7 +72,8 @@ def test_what_devices_keep_is_put_back_before_the_round_is_played_again() -> Non
 
 
 def test_planning_sees_it_on_the_first_devices_and_says_so() -> None:
-    outcome = planned(prepared(job(clients=clients((24, 30, 24, 5) * 2)), Asked(per_round=8, rounds=1, processes=1)), Budget(), ())
+    given = prepared(job(clients=clients((24, 30, 24, 5, 24, 30, 24, 24))), Asked(per_round=8, rounds=1, processes=1))
+    outcome = planned(given, Budget(), ())
     assert outcome.given.how.kind == "sequential" and "not stacked" in outcome.given.how.why and "plain loop's" in outcome.given.how.why
 
 

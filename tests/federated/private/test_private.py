@@ -13,6 +13,7 @@ from torch import Tensor
 
 from shoestring.core.errors import Mistake
 from shoestring.core.technique import parsed, text, total_cost
+from shoestring.federated.evidence import Evidence
 from shoestring.federated.private.adaptive_clip import AdaptiveClip
 from shoestring.federated.private.clip import NORM, Clip, DeviceClip
 from shoestring.federated.private.device_noise import DeviceNoise
@@ -288,6 +289,17 @@ def test_the_chooser_is_given_noise_for_the_epsilon_that_was_asked_for() -> None
     assert Clip.choices(COST) == GaussianNoise.choices(Clip(1.0).cost(COST)) == GaussianNoise.choices(wanted) == ()
     assert GaussianNoise.choices(replace(clip.cost(wanted), wanted=1e-9)) == ()
     assert all(kind.choices(wanted) == () for kind in (DeviceClip, AdaptiveClip, DeviceNoise))
+
+
+def test_leaving_some_of_an_update_out_never_looks_like_less_noise() -> None:
+    """However a clip is rounded, and however much larger noise is than updates."""
+    for seed in range(40):
+        found = torch.randn(3, 60, generator=torch.Generator().manual_seed(seed)).pow(3) * 0.01
+        cost = replace(plain_cost(found[0], per_round=3), delta=1e-6, wanted=2.0, evidence=Evidence.of(found))
+        for share in (0.05, 0.3, 0.9):
+            sparse = TopK(share).cost(cost)
+            less, whole = (total_cost((*Clip.choices(one), GaussianNoise(500.0)), one).error for one in (sparse, cost))
+            assert whole > 1e4 and less > whole - 1e-3
 
 
 def test_what_keeps_no_promise_is_refused() -> None:
