@@ -27,6 +27,7 @@ COSINE, KL, BINARY, R2 = MEASURES = ("cosine", "kl", "binary", "r2")
 Forward = Callable[[nn.Module, Batch], Any]
 TOUCHING = 1e-7     # probabilities are kept so far from 0 and 1
 OWN = 16            # numbers of a sample up to which each is compared with its own variance; more are one vector with one variance
+AT_ONCE = 1 << 18   # numbers that are compared at once in double precision
 CONSTANT = 1e-10    # of its mean square: a variance below that is rounding
 
 
@@ -102,27 +103,62 @@ def fidelity(found: Sequence[Answer], wanted: Sequence[Answer], measures: Sequen
     """Vectors with numbers that are not finite have fidelity 0; where the original's are not, nothing can be said. Without `measures`, what
     suits the original's numbers."""
     chosen = measures or [by_numbers(name, [one[name] for one in wanted]) for name in wanted[0]]
-    return Fidelity.of([one_fidelity([one[each.name] for one in found], [one[each.name] for one in wanted], each) for each in chosen])
-
-
-def one_fidelity(found: Sequence[Tensor], wanted: Sequence[Tensor], how: OutputMeasure) -> OutputFidelity:
-    """Of one output. Samples are the first dimension; they may have different numbers of vectors."""
-    if not finite(wanted):
-        raise Mistake(f"the original's {how.name} has numbers that are not finite: there is nothing to compare with; choose other outputs "
-                      f"with --output")
-    sums, counts, worst = [], [], 0.0
+    comparison = Comparison(chosen)
     for one, other in zip(found, wanted, strict=True):
-        lost = damages(one, other, how)
+        comparison.add(one, other)
+    return comparison.fidelity
+
+
+class Comparison:
+    """Answers that are compared batch by batch. Sums of samples are kept, and no answers: those of a language model, with every word of its
+    vocabulary at every place of a text, are many times as large as the model."""
+
+    def __init__(self, measures: Sequence[OutputMeasure]) -> None:
+        self.outputs = [OutputComparison(one) for one in measures]
+
+    def add(self, found: Answer, wanted: Answer) -> None:
+        """One batch."""
+        for one in self.outputs:
+            one.add(found[one.how.name], wanted[one.how.name])
+
+    @property
+    def fidelity(self) -> Fidelity:
+        return Fidelity.of([one.fidelity for one in self.outputs])
+
+    @property
+    def finite(self) -> bool:
+        """Whether all numbers were that were compared with the original's."""
+        return all(one.finite for one in self.outputs)
+
+
+class OutputComparison:
+    """Of one output. Samples are the first dimension; they may have different numbers of vectors."""
+
+    def __init__(self, how: OutputMeasure) -> None:
+        self.how, self.worst, self.finite = how, 0.0, True
+        self.sums: list[Tensor] = []      # of the damages of every sample's vectors,
+        self.counts: list[Tensor] = []    # which are so many
+
+    def add(self, found: Tensor, wanted: Tensor) -> None:
+        if not finite(wanted):
+            raise Mistake(f"the original's {self.how.name} has numbers that are not finite: there is nothing to compare with; choose other "
+                          f"outputs with --output")
+        self.finite = self.finite and finite(found)
+        lost = damages(found, wanted, self.how)
         lost = torch.where(torch.isfinite(lost), lost, 1.0)
         lost = lost.reshape(len(lost), -1) if lost.dim() else lost.reshape(1, 1)
-        sums.append(lost.sum(1))
-        counts.append(torch.full((len(lost),), float(lost.shape[1]), dtype=torch.float64))
-        worst = max(worst, float(lost.max())) if lost.numel() else worst
-    each, weight = torch.cat(sums), torch.cat(counts)
-    whole, samples = max(float(weight.sum()), 1.0), len(each)
-    mean = float(each.sum()) / whole
-    spread = float(((each - mean * weight) / whole).square().sum()) * samples / (samples - 1) if samples > 1 else None
-    return OutputFidelity(how.name, how.measure, 1 - mean, 1 - worst, int(whole), samples, None if spread is None else math.sqrt(spread))
+        self.sums.append(lost.sum(1))
+        self.counts.append(torch.full((len(lost),), float(lost.shape[1]), dtype=torch.float64))
+        self.worst = max(self.worst, float(lost.max())) if lost.numel() else self.worst
+
+    @property
+    def fidelity(self) -> OutputFidelity:
+        each, weight = torch.cat(self.sums), torch.cat(self.counts)
+        whole, samples = max(float(weight.sum()), 1.0), len(each)
+        mean = float(each.sum()) / whole
+        spread = float(((each - mean * weight) / whole).square().sum()) * samples / (samples - 1) if samples > 1 else None
+        return OutputFidelity(self.how.name, self.how.measure, 1 - mean, 1 - self.worst, int(whole), samples,
+                              None if spread is None else math.sqrt(spread))
 
 
 def damages(found: Tensor, wanted: Tensor, how: OutputMeasure) -> Tensor:
@@ -137,12 +173,21 @@ def damages(found: Tensor, wanted: Tensor, how: OutputMeasure) -> Tensor:
         raise Mistake(f"the output {how.name} has another shape, {list(found.shape)}, than the original's, {list(wanted.shape)}: what "
                       f"depends on what was computed before, on chance, or on how many there are (boxes after a threshold) can't be "
                       f"compared; choose other outputs with --output")
-    a, b = found.double(), wanted.double()
     if how.measure == R2:
-        return relative_errors(a, b, how)
+        return relative_errors(found.double(), wanted.double(), how)
     if how.measure == BINARY:
+        a, b = found.double(), wanted.double()
         return -torch.expm1(-bernoulli_divergence(*(logits(one) if how.probabilities else one for one in (a, b))))
-    a, b = a.movedim(how.axis, -1), b.movedim(how.axis, -1)
+    a, b = found.movedim(how.axis, -1), wanted.movedim(how.axis, -1)
+    if not a.numel():
+        return vector_damages(a.double(), b.double(), how)
+    some = max(1, AT_ONCE // a.shape[-1])   # vectors
+    rows = zip(*(one.reshape(-1, one.shape[-1]).split(some) for one in (a, b)), strict=True)
+    return torch.cat([vector_damages(one.double(), other.double(), how) for one, other in rows]).reshape(a.shape[:-1])
+
+
+def vector_damages(a: Tensor, b: Tensor, how: OutputMeasure) -> Tensor:
+    """Of vectors along the last axis."""
     if how.measure == KL:
         log_a, log_b = ((one.clamp(min=TOUCHING).log() if how.probabilities else one).log_softmax(-1) for one in (a, b))
         return -torch.expm1(-(log_b.exp() * (log_b - log_a)).sum(-1).clamp(min=0))
@@ -177,12 +222,8 @@ def bernoulli_divergence(a: Tensor, b: Tensor) -> Tensor:
     return found.clamp(min=0) if found.dim() else found.reshape(1).clamp(min=0)
 
 
-def finite(said: Iterable[Tensor]) -> bool:
-    return all(bool(torch.isfinite(one).all()) for one in said)
-
-
-def all_finite(said: Iterable[Answer]) -> bool:
-    return all(finite(one.values()) for one in said)
+def finite(said: Tensor) -> bool:
+    return bool(torch.isfinite(said).all())
 
 
 # What suits an output's numbers

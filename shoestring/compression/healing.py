@@ -133,7 +133,7 @@ class Lesson:
         for _ in self.train(job, (), model):
             pass
         study, batches = self.session.plan.cost.study, self.session.given.checked
-        return study.compared(study.said(batches, model.cpu()), study.said(batches, self.session.source.model.cpu())).damage
+        return study.comparison(batches, model.cpu(), self.session.source.model.cpu()).fidelity.damage
 
     def job(self, rate: float, wanted: str, steps: int = 0, seconds: float = 0.0) -> Job:
         source = self.session.source
@@ -181,7 +181,7 @@ def with_forms(session: Session, learned: dict[str, Form], seconds: float, steps
     """The session with other numbers in the same forms."""
     plan, study, batches = session.plan, session.plan.cost.study, session.given.checked
     made = replace(plan, learned=learned)
-    found = study.compared(study.said(batches, made.made().model), study.said(batches, session.source.model))
+    found = study.comparison(batches, made.made().model, session.source.model).fidelity
     before = plan.checked.mean if plan.checked is not None else plan.known["quality"]
     chosen = replace(made, known={**plan.known, "quality": found.mean, "damage": found.damage}, checked=found)
     return replace(session, outcome=CompressOutcome(chosen, session.outcome.plain, session.outcome.choice),

@@ -90,17 +90,21 @@ def metrics(job: Job, model: nn.Module, batches: Sequence[Batch], notes: list[st
     with torch.no_grad():
         if job.validate is not None:
             return {name: Metric(value, 0) for name, value in named(job.validate(model), "validate").items()}
-        told = [of_batch(job, model, batch, notes) for batch in batches]
+        return of_batches([of_batch(job, job.forward(model, batch), batch, notes) for batch in batches])
+
+
+Named = tuple[float, Mapping[str, float]]     # weight of a batch or of a sample, and its metrics
+BatchMetrics = tuple[Named, list[Named]]      # of a batch, and of each of its samples; none where these can't be told
+
+
+def of_batches(told: Sequence[BatchMetrics]) -> dict[str, Metric]:
+    """Over all batches."""
     names = told[0][0][1] if told else ()
     return {name: united([(whole, each) for whole, each in told if name in whole[1]], name) for name in names}
 
 
-Named = tuple[float, Mapping[str, float]]     # weight of a batch or of a sample, and its metrics
-
-
-def of_batch(job: Job, model: nn.Module, batch: Batch, notes: list[str] | None) -> tuple[Named, list[Named]]:
-    """The metrics of a batch, and of each of its samples; none where these can't be told."""
-    output = job.forward(model, batch)
+def of_batch(job: Job, output: Any, batch: Batch, notes: list[str] | None) -> BatchMetrics:
+    """From what the model said of it."""
     whole = float(job.weight(batch)), by_name(job, output, batch, notes)
     try:
         count = samples(batch)
@@ -127,7 +131,7 @@ def by_name(job: Job, output: Any, batch: Batch, notes: list[str] | None) -> Map
     return named(found | dict(job.metrics(output, batch) if job.metrics is not None else {}), "metrics")
 
 
-def united(told: Sequence[tuple[Named, list[Named]]], name: str) -> Metric:
+def united(told: Sequence[BatchMetrics], name: str) -> Metric:
     """One metric over all batches."""
     batches = [(weight, found[name]) for (weight, found), _ in told]
     single = [[(weight, found.get(name, math.nan)) for weight, found in each] for _, each in told]

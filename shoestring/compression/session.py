@@ -2,18 +2,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
+from shoestring.compression.answers import answer
 from shoestring.compression.edits import edited
-from shoestring.compression.fidelity import MEASURES, Fidelity
+from shoestring.compression.fidelity import MEASURES, Comparison, Fidelity
 from shoestring.compression.manifest import MANIFEST, TENSORS
-from shoestring.compression.metric import Floor, Metric, metrics, moved_by
+from shoestring.compression.metric import BatchMetrics, Floor, Metric, metrics, moved_by, of_batch, of_batches
 from shoestring.compression.output_kinds import AUTO
 from shoestring.compression.pack import Packed, write_folder
 from shoestring.compression.place import memory_of
@@ -24,10 +26,12 @@ from shoestring.compression.study import same
 from shoestring.compression.technique import CompressTechnique, ModelCost
 from shoestring.compression.timing import Latency, latencies, one_sample
 from shoestring.core import random_state
+from shoestring.core.batch import Batch
 from shoestring.core.budget import Budget
 from shoestring.core.errors import Mistake, OverBudget
 from shoestring.core.exactness import Exactness
 from shoestring.core.figures import Figures, Quantity, figures
+from shoestring.core.job import Job
 from shoestring.core.technique import described
 
 QUANTITIES = (Quantity("size_bytes", "size on disk", counted=True), Quantity("memory_bytes", "weights in memory", counted=True),
@@ -87,14 +91,23 @@ class Session:
         made = plan.made()
         size = write_folder(target, plan.cost.about, plan.cost.specs(plan.allocation), made.forms, plan.cost.buffers, self.job_copy())
         loaded = self.loaded(target, made.model)
-        study = self.plan.cost.study
-        wanted, found = (study.said(self.given.unseen, model) for model in (self.source.model, loaded))
         mine, plain = latencies([loaded, self.source.model], job.forward, one_sample(self.given.unseen[0]))
         busy = (f"{mine.warning}; the plain model took {1e3 * plain.p50:.3g} ms in turns with it",) if mine.warning else ()
         notes: list[str] = []
-        now, original = metrics(job, loaded, self.given.unseen, notes), metrics(job, self.source.model, self.given.unseen)
-        return Measured(size, memory_of(loaded), mine, study.compared(found, wanted), now, original,
-                        self.predicted(made.model, original), (*busy, *notes))
+        found, now, original = self.compared(loaded, notes)
+        return Measured(size, memory_of(loaded), mine, found, now, original, self.predicted(made.model, original), (*busy, *notes))
+
+    def compared(self, loaded: nn.Module, notes: list[str]) -> tuple[Fidelity, Mapping[str, Metric], Mapping[str, Metric]]:
+        """Fidelity, and the metrics of a model and of the original, on unseen samples: all from one forward of each. What they say of one
+        batch is there at a time."""
+        job, models = self.source.job, (loaded, self.source.model)
+        comparison = Comparison(self.plan.cost.study.measures)
+        told = [compared_batch(job, models, batch, comparison, notes) for batch in self.given.unseen]
+        if job.validate is not None:
+            now, original = (metrics(job, model, ()) for model in models)
+        else:
+            now, original = (of_batches(one) for one in zip(*told, strict=True))
+        return comparison.fidelity, now, original
 
     def predicted(self, made: nn.Module, original: Mapping[str, Metric]) -> dict[str, Metric]:
         """The metrics on unseen samples: the original's there, moved by what the samples for deciding show. A job that validates by itself
@@ -202,6 +215,16 @@ class Session:
                 "missed": self.missed(measured),
                 "notes": [*self.source.notes, *self.given.notes, *self.plan.cost.study.told, *measured.notes],
                 "files": [TENSORS, MANIFEST]}
+
+
+def compared_batch(job: Job, models: Sequence[nn.Module], batch: Batch, comparison: Comparison, notes: list[str]) -> list[BatchMetrics]:
+    """What a smaller model and the original say of a batch, added to the comparison; and the metrics of both, unless the job validates by
+    itself."""
+    with torch.no_grad():
+        said = [job.forward(model, batch) for model in models]
+        found, wanted = (answer(one, [output.how.name for output in comparison.outputs]) for one in said)
+        comparison.add(found, wanted)
+        return [of_batch(job, one, batch, notes) for one in said] if job.validate is None else []
 
 
 def number(value: float) -> float | None:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from shoestring.compression.answers import Answer
-from shoestring.compression.fidelity import Fidelity, Forward, OutputFidelity, OutputMeasure, fidelity, outputs
+from shoestring.compression.fidelity import Comparison, Fidelity, Forward, OutputFidelity, OutputMeasure, fidelity, outputs
 from shoestring.compression.forms.form import Form, Plain
 from shoestring.compression.forms.grid import Grid, matrix_shape
 from shoestring.compression.forms.kinds import KINDS
@@ -152,6 +152,13 @@ class Study:
     def compared(self, found: Sequence[Answer], wanted: Sequence[Answer]) -> Fidelity:
         return fidelity(found, wanted, self.measures)
 
+    def comparison(self, batches: Sequence[Batch], model: nn.Module, original: nn.Module) -> Comparison:
+        """Of what two models say, of which only one batch is there at a time."""
+        found = Comparison(self.measures)
+        for batch in batches:
+            found.add(self.said([batch], model)[0], self.said([batch], original)[0])
+        return found
+
     @cached_property
     def wanted(self) -> list[Answer]:
         """The outputs of the model itself on the probe."""
@@ -166,7 +173,7 @@ class Study:
         """How close the model is to the original before any weight of it is stored otherwise."""
         if self.original is None or self.original is self.model:
             return unharmed(self.measures)
-        return self.compared(self.said(self.others), self.said(self.others, self.original))
+        return self.comparison(self.others, self.model, self.original).fidelity
 
     # Forms
 
@@ -285,12 +292,18 @@ class Study:
             if not self.usage[weight.name].calls and not self.changes(weight):
                 self.damages[key] = self.nothing
             else:
-                wanted = self.wanted   # before anything is swapped
-                form = self.ways[key].form
+                wanted, form = self.wanted, self.ways[key].form   # before anything is swapped
                 with (swapped(self.values[weight.name], form.dense()) if form.keeps_inputs else inside(self.model, {weight.name: form})):
-                    found = self.compared(self.said(self.probe), wanted)
+                    found = self.probed(wanted)
                 self.damages[key] = tuple(one if one > NOTHING else 0.0 for one in found.damages)
         return self.damages[key]
+
+    def probed(self, wanted: Sequence[Answer]) -> Fidelity:
+        """How close the model, as it is now, is to these outputs of the probe."""
+        found = Comparison(self.measures)
+        for batch, one in zip(self.probe, wanted, strict=True):
+            found.add(self.said([batch])[0], one)
+        return found.fidelity
 
     def together(self, label: str) -> Damages:
         """The damage of vectors (biases, norms), which is too small to be measured of each: of all that are in this form, by how many
@@ -301,7 +314,7 @@ class Study:
             with ExitStack() as stack:
                 for weight in vectors:
                     stack.enter_context(swapped(self.values[weight.name], self.ways[weight.name, label].form.dense()))
-                found = self.compared(self.said(self.probe), wanted)
+                found = self.probed(wanted)
             self.damages["", label] = tuple(max(one, 0.0) / max(len(vectors), 1) for one in found.damages)
         return self.damages["", label]
 

@@ -1,7 +1,7 @@
 """The ONNX file of a compression: within the size that was asked for, and measured itself."""
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from shoestring.compression.answers import Answer, named_tensors
-from shoestring.compression.fidelity import Fidelity, Forward, fidelity
+from shoestring.compression.fidelity import Comparison, Fidelity, Forward
 from shoestring.compression.onnx.export import Exported, exported
 from shoestring.compression.onnx.interface import interface_of, outputs_of
 from shoestring.compression.session import Session, begun
@@ -75,12 +75,14 @@ def onnx_file(session: Session, path: Path, fast: bool) -> tuple[Session, OnnxFi
 def file_fidelity(session: Session, model: nn.Module, path: Path) -> Fidelity:
     """How close the file's answers are to the original's, on samples that nothing was chosen by."""
     study, unseen = session.plan.cost.study, session.given.unseen
-    found = file_answers(path, model, session.source.job.forward, unseen)
-    measures = [one for one in study.measures if one.name in found[0]]
-    return fidelity(found, study.said(unseen, session.source.model), measures)
+    comparison = Comparison([])
+    for batch, found in zip(unseen, file_answers(path, model, session.source.job.forward, unseen), strict=True):
+        comparison = comparison if comparison.outputs else Comparison([one for one in study.measures if one.name in found])
+        comparison.add(found, study.said([batch], session.source.model)[0])
+    return comparison.fidelity
 
 
-def file_answers(path: Path, model: nn.Module, forward: Forward, batches: Sequence[Batch]) -> list[Answer]:
+def file_answers(path: Path, model: nn.Module, forward: Forward, batches: Sequence[Batch]) -> Iterator[Answer]:
     """What the file says, by the names that the model's own outputs are compared by."""
     from shoestring.compression.onnx.check import ran, session
 
@@ -89,5 +91,5 @@ def file_answers(path: Path, model: nn.Module, forward: Forward, batches: Sequen
         result = forward(model, batches[0])
     known = {id(one): name for name, one in named_tensors(result)}
     names = [known.get(id(one), "") for one in outputs_of(result).values()]   # in the order of the file's
-    return [{name: torch.from_numpy(one) for name, one in zip(names, ran(runner, interface.feed(batch)), strict=True) if name}
-            for batch in batches]
+    for batch in batches:
+        yield {name: torch.from_numpy(one) for name, one in zip(names, ran(runner, interface.feed(batch)), strict=True) if name}

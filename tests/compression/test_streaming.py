@@ -1,0 +1,79 @@
+"""What models say is compared batch by batch: the answers of a language model are many times as large as the model."""
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import shoestring
+from shoestring import Job
+from shoestring.compression.fidelity import AT_ONCE, OutputMeasure, damages, fidelity, vector_damages
+
+
+def data(seed: int, count: int) -> list[Any]:
+    generator = torch.Generator().manual_seed(seed)
+    return [(torch.randn(16, 8, generator=generator), torch.randint(0, 5, (16,), generator=generator)) for _ in range(count)]
+
+
+class Watched:
+    """A forward that notes how many rows of earlier answers are alive, and how often it is called with a batch."""
+
+    def __init__(self) -> None:
+        self.answers: list[weakref.ref[Any]] = []
+        self.alive, self.calls = 0, Counter[float]()
+
+    def __call__(self, model: nn.Module, batch: Any) -> Tensor:
+        self.answers = [one for one in self.answers if one() is not None]
+        self.alive = max(self.alive, sum(len(memory) for one in self.answers if (memory := one()) is not None))
+        self.calls[float(batch[0].sum())] += 1
+        found: Tensor = model(batch[0])
+        if found.requires_grad:
+            return found
+        memory = found.numpy()     # lives as long as any view of the answer
+        self.answers.append(weakref.ref(memory))
+        return torch.from_numpy(memory)
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 5))
+
+
+def test_few_answers_are_alive_at_once_and_each_unseen_batch_is_answered_once_by_each_model(tmp_path: Path) -> None:
+    watched = Watched()
+    job = Job(model=model, data=lambda: data(0, 16), held_out=lambda: data(1, 60), forward=watched,
+              loss=lambda output, batch: functional.cross_entropy(output, batch[1]),
+              metrics=lambda output, batch: {"accuracy": (output.argmax(1) == batch[1]).float().mean()})
+    small = shoestring.compress(job, tmp_path / "small", use=["Quantize(bits=4)"])
+    assert small.report["fidelity"]["samples"] >= 700 and small.report["metric"]["accuracy"]["n"] >= 700
+    last = float(data(1, 60)[-1][0].sum())
+    assert watched.calls[last] == 2, "the small model's forward and the original's, for fidelity and metrics together"
+    assert watched.alive <= 5 * 16, "the probe's, and those of one batch: not those of the 12 batches for confirming, or of 48 unseen"
+
+
+@pytest.mark.parametrize("measure", ["cosine", "kl"])
+@pytest.mark.parametrize("axis", [-1, 1])
+def test_vectors_that_are_compared_in_parts_have_the_same_damages(measure: str, axis: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    wanted = torch.randn(4, AT_ONCE // 64, 5, 8, generator=generator)[:, :, :2, :]
+    found = wanted + 0.1 * torch.randn(wanted.shape, generator=generator)
+    how = OutputMeasure("y", measure, axis)
+    whole = vector_damages(found.double().movedim(axis, -1), wanted.double().movedim(axis, -1), how)
+    assert torch.allclose(damages(found, wanted, how), whole, rtol=1e-12, atol=0)
+
+
+def test_batches_of_different_lengths_are_one_comparison() -> None:
+    generator = torch.Generator().manual_seed(0)
+    wanted = [{"logits": torch.randn(3, length, 7, generator=generator)} for length in (2, 5)]
+    found = [{"logits": one["logits"] + 0.1 * torch.randn(one["logits"].shape, generator=generator)} for one in wanted]
+    how = OutputMeasure("logits", "kl")
+    together = fidelity(found, wanted, [how]).outputs[0]
+    each = torch.cat([damages(one["logits"], other["logits"], how).flatten() for one, other in zip(found, wanted, strict=True)])
+    assert together.mean == pytest.approx(1 - float(each.mean()), abs=1e-14) and together.count == 21 and together.samples == 6
+    assert together.worst == pytest.approx(1 - float(each.max()), abs=1e-14)
