@@ -91,6 +91,7 @@ def session_of(options: Namespace, source: Source, asked: Asked) -> Session:
 
 def checked_source(options: Namespace) -> tuple[str, dict[str, Any]]:
     """What is to be compressed, and flags of the job; what can be told before torch is imported is told now."""
+    from shoestring.compression.weight_source import is_weights, job_needed
     from shoestring.jobfile import job_path, parsed_flags
     from shoestring.planning.names import COMPRESS, check_written
 
@@ -107,10 +108,9 @@ def checked_source(options: Namespace) -> tuple[str, dict[str, Any]]:
     if options.job.endswith(".onnx"):
         raise Mistake(f"{options.job} is an ONNX file, which has a graph and no module that could be calibrated or healed: give the run or "
                       f"the weights that it was made from, with --to onnx-int8 for products of bytes")
-    if is_weight_source(options.job):
+    if is_weights(options.job):
         if not options.job_of_run:
-            raise Mistake(f"{options.job} has weights, and nothing that says what computes with them, or on which data: give --job FILE, a "
-                          f"job that makes the model")
+            raise job_needed(options.job, "--job FILE")
         return options.job, parsed_flags(job_path(options.job_of_run), options.job_words, options.own_flags)
     if os.path.isdir(options.job):
         if not os.path.exists(os.path.join(options.job, "run.json")):
@@ -124,13 +124,6 @@ def checked_source(options: Namespace) -> tuple[str, dict[str, Any]]:
     if options.job_of_run:
         raise Mistake(f"--job makes the model of a run, and {options.job} is no folder of a run: leave --job out")
     return options.job, parsed_flags(job_path(options.job), options.job_words, options.own_flags)
-
-
-def is_weight_source(path: str) -> bool:
-    """Whether it is a file or a folder of weights; without torch, whose import takes seconds."""
-    if os.path.isdir(path):
-        return not os.path.exists(os.path.join(path, "run.json")) and any(name.endswith(".safetensors") for name in os.listdir(path))
-    return path.endswith((".safetensors", ".safetensors.index.json", ".bin", ".pt", ".pth", ".ckpt"))
 
 
 def target_of(options: Namespace) -> Path:

@@ -11,8 +11,9 @@ from torch import nn
 from shoestring.compression.load import load
 from shoestring.compression.metric import floor
 from shoestring.compression.session import Asked, begun
-from shoestring.compression.source import Source, about, copied, is_run, is_weights, opened, prepared, with_copies
+from shoestring.compression.source import Source, about, copied, from_weights, is_run, opened, prepared, with_copies
 from shoestring.compression.technique import CompressTechnique
+from shoestring.compression.weight_source import is_weights, job_needed
 from shoestring.core.budget import Budget
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
@@ -56,7 +57,8 @@ def compress(source: Job | str | Path, out: str | Path, *, job: Named | None = N
     output      names of the outputs that are compared; all, if none is named: the worst of them leads
     axis        of an output's classes, or of its vectors, where it is not the one that is found
     samples     that the report is measured on, and nothing was chosen by
-    model       the trained model, if it is not the one that the job makes; it stays as it is
+    model       the trained model, if it is not the one that the job makes; it stays as it is. Of weights: the model that they belong to,
+                whose own are not looked at
 
     Raises Mistake if something can't work, and OverBudget if nothing fits.
     """
@@ -71,8 +73,10 @@ def compress(source: Job | str | Path, out: str | Path, *, job: Named | None = N
 def source_of(job: Job | str | Path, model: nn.Module | None, flags: Mapping[str, Any], of_run: Named | None = None) -> Source:
     if of_run is not None and (isinstance(job, Job) or not (is_run(str(job)) or is_weights(str(job)))):
         raise Mistake("job= makes the model of a run, or of weights: give those first, or one job alone")
-    if of_run is None and not isinstance(job, Job) and is_weights(str(job)):
-        raise Mistake(f"{job} has weights, and nothing that says what computes with them: give job=, which makes the model and its data")
+    if not isinstance(job, Job) and is_weights(str(job)):
+        if of_run is None:
+            raise job_needed(str(job), "job=")
+        return from_weights(str(job), of_run, flags, model)
     if not isinstance(job, Job):
         found = opened(str(job), flags, job=of_run)
         return found if model is None else replace(found, model=prepared(copied(model)), notes=())

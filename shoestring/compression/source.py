@@ -11,10 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from shoestring.compression.weight_source import check_weights, is_weights
 from shoestring.core.batch import Batch, mapped, samples, split
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.regular import regular
+from shoestring.core.weights import PICKLES, as_weights
 from shoestring.data.feed import looking
 from shoestring.jobfile import BUILT_IN, job_path, loaded_job
 from shoestring.processes.named_job import Claim, Named, claim_of_run, named_job
@@ -22,8 +24,8 @@ from shoestring.runs.checkpoints import Checkpoint
 from shoestring.runs.export import best_weights, checkpoint_of, named_weights, newer_weights
 from shoestring.runs.folder import Folder
 from shoestring.runs.initial_weights import fresh_model
+from shoestring.runs.initial_weights import source as weights_taken
 from shoestring.runs.modules import changed_text, changes, imported_modules, kept_modules
-from shoestring.runs.weight_files import INDEX, PICKLES
 
 CALIBRATION = 256    # samples that are looked at
 CHECKED = 192        # that plans are confirmed with,
@@ -51,27 +53,40 @@ def opened(path: str, flags: Mapping[str, Any], best: bool = True, job: Named | 
     if is_run(path):
         return from_run(Folder(Path(path)), best, job, flags)
     if job is not None and is_weights(path):
-        return from_weights(path, named_job(Claim(Path(path)), job, flags)[0])
+        return from_weights(path, job, flags)
     return from_job(path, flags)
 
 
-def is_weights(path: str) -> bool:
-    """Whether it is a file of weights, or a folder of Hugging Face's with some."""
-    one = Path(path)
-    return one.suffix in (".safetensors", *PICKLES) or one.name.endswith(INDEX) or (
-        one.is_dir() and not is_run(path) and any(one.glob("*.safetensors")))
-
-
-def from_weights(path: str, job: Job) -> Source:
-    """A model that the job makes, with weights of a file; names and shapes that do not fit are refused by name."""
-    pickled = Path(path).suffix in PICKLES
+def from_weights(path: str, named: Named, flags: Mapping[str, Any], model: nn.Module | None = None) -> Source:
+    """The model that a job makes, or the one that is given, with weights of a file; names and shapes that do not fit are refused by
+    name."""
+    check_weights(path)
+    job, pickled = named_job(Claim(Path(path)), named, flags)[0], path.endswith(PICKLES)
+    if model is not None:
+        own = model
+        job = replace(job, model=lambda: own, origin=None)   # the job's file does not make it
     job = job if job.origin is not None else with_copies(job)
-    job = replace(job, weights="" if pickled else path)
-    model = fresh_model(job)
     if pickled:
-        load_state(model, Path(path))
+        job = replace(job, weights="")
+        load_state(made := fresh_model(job), Path(path))
+    else:
+        job, made = with_file(job, path)
     how = about(Path(job.origin.file), dict(job.origin.flags)) if job.origin is not None else {"job": None, "edits": [], "decoded": False}
-    return Source(job, prepared(model), how, (), Path(path).stem)
+    said = None if pickled else weights_taken(made, job)
+    return Source(job, prepared(made), how, (said.note,) if said is not None and said.note else (), Path(path).stem)
+
+
+def with_file(job: Job, path: str) -> tuple[Job, nn.Module]:
+    """The job whose weights are those of a file, and its model. Where the names in the file are not the model's own, they are renamed as
+    the job's own `Weights(...)` says."""
+    rules, plain = as_weights(job.weights), replace(job, weights=path)
+    try:
+        return plain, fresh_model(plain)
+    except Mistake:
+        if rules is None or not (rules.remove_prefix or rules.add_prefix or rules.new):
+            raise
+    renamed = replace(job, weights=replace(rules, files=path))
+    return renamed, fresh_model(renamed)
 
 
 def load_state(model: nn.Module, path: Path) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 
 from shoestring.core.errors import Mistake
 
+SAFE = (".safetensors", ".safetensors.index.json")
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")   # what torch.save writes
 
 @dataclass(frozen=True)
 class Weights:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from shoestring.core.errors import Mistake
 from shoestring.core.regular import read_regular, regular
+from shoestring.core.weights import PICKLES
 from shoestring.runs.tensors import TensorFile, Unreadable
 
-PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 PICKLED = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")   # how such files begin
 INDEX = ".safetensors.index.json"
 

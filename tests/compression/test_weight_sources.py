@@ -1,6 +1,7 @@
 """Weights alone, with a job that makes their model."""
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import shoestring
 from shoestring import Job
 from shoestring.commands.main import run
 from shoestring.core.errors import Mistake
+from shoestring.core.weights import Weights
 
 
 def job() -> Job:
@@ -46,3 +48,82 @@ def test_weights_that_do_not_fit_are_named_and_pickles_and_missing_jobs_refused(
         shoestring.compress(tmp_path / "other.safetensors", tmp_path / "small", use=["Half()"])
     assert run(["compress", str(tmp_path / "other.safetensors"), "--size", "1MB"]) == 2 and "--job FILE" in capsys.readouterr().err
     assert run(["compress", str(tmp_path / "model.onnx"), "--size", "1MB"]) == 2 and "is an ONNX file" in capsys.readouterr().err
+
+
+def test_a_model_that_is_given_takes_the_weights_of_the_file(tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    trained, mine = job().model(), job().model()
+    save_file(trained.state_dict(), tmp_path / "w.safetensors")
+    torch.save(trained.state_dict(), tmp_path / "w.pt")
+    x = torch.randn(5, 16)
+    before = mine(x)
+    for name in ("w.safetensors", "w.pt"):
+        data_alone = Job(model=lambda: nn.Linear(2, 2), data=job().data)
+        small = shoestring.compress(tmp_path / name, tmp_path / f"small-{name}", use=["Half()"], job=data_alone, model=mine)
+        assert torch.allclose(small.model(x), trained(x), atol=1e-2) and torch.equal(mine(x), before), "the user's own stays as it is"
+    with pytest.raises(Mistake, match=r"weight"):
+        shoestring.compress(tmp_path / "w.safetensors", tmp_path / "other", use=["Half()"], job=job(), model=nn.Linear(16, 5))
+
+
+def test_names_are_changed_as_the_jobs_own_weights_say_and_what_is_left_or_new_is_told(tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    trained, x = job().model(), torch.randn(5, 16)
+    stored = {f"body.{name}": one for name, one in trained.state_dict().items()}
+    save_file(stored | {"other": torch.zeros(3)}, tmp_path / "w.safetensors")
+    with pytest.raises(Mistake, match=r"remove_prefix='body\.'"):
+        shoestring.compress(tmp_path / "w.safetensors", tmp_path / "small", use=["Half()"], job=job())
+    renaming = Job(model=job().model, data=job().data, weights=Weights("elsewhere", remove_prefix="body."))
+    small = shoestring.compress(tmp_path / "w.safetensors", tmp_path / "small", use=["Half()"], job=renaming)
+    assert torch.allclose(small.model(x), trained(x), atol=1e-2)
+    assert any("left in the files: other" in note for note in small.report["notes"])
+
+
+JOB = """
+import torch, shoestring
+from transformers import AutoConfig, GPT2LMHeadModel
+
+def job():
+    config = AutoConfig.from_pretrained({folder!r}, local_files_only=True)
+    draw = torch.Generator().manual_seed(0)
+    data = [dict(input_ids=torch.randint(0, 60, (8, 12), generator=draw)) for _ in range(12)]
+    return shoestring.Job(model=lambda: GPT2LMHeadModel(config), data=data)
+"""
+
+
+def test_a_sharded_hugging_face_folder_and_a_state_dict_are_compressed_by_the_command(
+        tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=60, n_positions=16, n_embd=32, n_layer=2, n_head=2)).eval()   # its head is tied
+    model.save_pretrained(tmp_path / "hf", max_shard_size="40KB")
+    assert len(list((tmp_path / "hf").glob("*.safetensors"))) > 1
+    torch.save(model.state_dict(), tmp_path / "hf.pt")
+    (tmp_path / "job.py").write_text(JOB.format(folder=str(tmp_path / "hf")))
+    ids = torch.randint(0, 60, (2, 12))
+    for number, source in enumerate((tmp_path / "hf", tmp_path / "hf" / "model.safetensors.index.json", tmp_path / "hf.pt")):
+        out = tmp_path / f"small-{number}"
+        assert run(["compress", str(source), "--job", str(tmp_path / "job.py"), "--use", "Half()", "--out", str(out), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["fidelity"]["mean"]["measured"] > 0.999
+        small = shoestring.load(out, job=tmp_path / "job.py")
+        assert torch.allclose(small(input_ids=ids).logits, model(input_ids=ids).logits, atol=1e-2)
+    assert run(["compress", str(tmp_path / "hf"), "--size", "1MB"]) == 2
+    said = capsys.readouterr().err
+    assert f"AutoConfig.from_pretrained({str(tmp_path / 'hf')!r}" in said and "lambda: GPT2LMHeadModel(config)" in said, "the job to write"
+
+
+def test_a_config_can_put_no_code_into_the_job_that_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_file({"w": torch.zeros(1)}, tmp_path / "model.safetensors")
+    for text in ('{"architectures": ["x; import os"]}', '{"architectures": "\\u001b[2J"}', "[" * 100_000, "{}", '{"architectures": []}'):
+        (tmp_path / "config.json").write_text(text)
+        assert run(["compress", str(tmp_path), "--size", "1MB"]) == 2
+        said = capsys.readouterr().err
+        assert "MyModel(...)" in said and "import os" not in said and "\x1b[2J" not in said
+
+
+def test_a_folder_with_pickles_alone_is_told_to_name_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "hf").mkdir()
+    torch.save(job().model().state_dict(), tmp_path / "hf" / "pytorch_model.bin")
+    (tmp_path / "job.py").write_text(JOB.format(folder=str(tmp_path / "hf")))
+    assert run(["compress", str(tmp_path / "hf"), "--job", str(tmp_path / "job.py"), "--size", "1MB"]) == 2
+    assert "pytorch_model.bin" in capsys.readouterr().err

@@ -1,0 +1,55 @@
+"""Weights as people have them: a file, or a folder of Hugging Face's. Without torch, whose import takes seconds."""
+from __future__ import annotations
+
+import json
+import os
+import re
+
+from shoestring.core.errors import Mistake
+from shoestring.core.regular import read_regular
+from shoestring.core.weights import PICKLES, SAFE
+
+LONGEST = 1 << 20   # bytes of a config.json that is looked at
+
+
+def is_weights(path: str) -> bool:
+    """Whether it is a file of weights, or a folder with some that is not a run."""
+    if os.path.isdir(path):
+        return not os.path.exists(os.path.join(path, "run.json")) and any(one.endswith((*SAFE, *PICKLES)) for one in os.listdir(path))
+    return path.endswith((*SAFE, *PICKLES))
+
+
+def check_weights(path: str) -> None:
+    """Refuse a folder whose only weights are pickles: which of them is meant is not guessed."""
+    if os.path.isdir(path) and not any(one.endswith(SAFE) for one in os.listdir(path)):
+        first = min(one for one in os.listdir(path) if one.endswith(PICKLES))
+        raise Mistake(f"{path} has no safetensors file: name a state dict in it, such as {os.path.join(path, first)}")
+
+
+def job_needed(path: str, argument: str) -> Mistake:
+    """What to say of weights without a job: the file to write."""
+    return Mistake(f"{path} has weights, and nothing that says what computes with them, or on which data: give {argument}, a file such "
+                   f"as\n\n{job_to_write(path)}\nIts model needs no trained weights: they are taken from {path}")
+
+
+def job_to_write(path: str) -> str:
+    """A job file for these weights, with dots where only the user knows. A config.json beside them says which class of transformers."""
+    folder = path if os.path.isdir(path) else os.path.dirname(path) or "."
+    if (kind := architecture(folder)) is None:
+        return "    import shoestring\n\n    def job():\n        return shoestring.Job(model=lambda: MyModel(...), data=[batch, ...])\n"
+    return (f"    import shoestring\n    from transformers import AutoConfig, {kind}\n\n    def job():\n"
+            f"        config = AutoConfig.from_pretrained({os.path.abspath(folder)!r}, local_files_only=True)\n"
+            f"        return shoestring.Job(model=lambda: {kind}(config), data=[{{\"input_ids\": ...}}, ...])   # batches of your own\n")
+
+
+def architecture(folder: str) -> str | None:
+    """The class that a config.json names; None if there is no such file. Text of a file is shown only if it is a plain name."""
+    path = os.path.join(folder, "config.json")
+    try:
+        if os.path.getsize(path) > LONGEST:
+            return None
+        found = json.loads(read_regular(path))
+        name = found["architectures"][0]
+    except (OSError, ValueError, KeyError, IndexError, TypeError, RecursionError):
+        return None
+    return name if isinstance(name, str) and re.fullmatch(r"[A-Za-z][A-Za-z0-9_]{0,99}", name) else None
