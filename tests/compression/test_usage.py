@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import shoestring
 from shoestring import Job
+from shoestring.compression.scratch import Scratch
 from shoestring.compression.weights import looking_at, weights_of
 
 
@@ -58,7 +59,7 @@ def test_every_matrix_has_a_second_moment(name: str) -> None:
     model = make().eval().requires_grad_(False)
     weights = weights_of(model)
     fused = torch.backends.mha.get_fastpath_enabled()
-    with torch.no_grad(), looking_at(model, weights) as usage:
+    with torch.no_grad(), looking_at(model, weights, Scratch()) as usage:
         model(x)
     assert all(usage[one.name].moment is not None and usage[one.name].calls == 1 for one in weights if one.is_matrix)
     assert torch.backends.mha.get_fastpath_enabled() == fused

@@ -11,7 +11,7 @@ import logging
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,15 @@ from shoestring.core.private import recurrent_weights
 OPSET = 21  # the first with numbers of 4 bits and scales in blocks
 TOLERANCE = 1e-4  # of the largest output, where all is computed in float32
 LARGEST = 2_000_000_000  # bytes that one ONNX file can hold
+
+
+@dataclass(frozen=True)
+class Version:
+    """A graph that may be written, if its output is within the tolerance of the model's."""
+
+    graph: Any
+    tolerance: float
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -59,38 +68,46 @@ def exported(
     `fast.py`); convolutions do not where such a file is not `enough`, which is told."""
     require("onnx")
     from shoestring.compression.onnx.check import compared
-    from shoestring.compression.onnx.fast import TOLERANCE as FAST_TOLERANCE
     from shoestring.compression.onnx.fast import int8_versions
 
     model, told = with_plain_inputs(model.eval())
     interface = interface_of(model, forward, batch)
     graph, notes = traced(model, forward, batch, interface, dynamic, dense=fast)
     feeds = [interface.feed(one) for one in (calibration or (batch,))]
-    tolerance = FAST_TOLERANCE if fast else TOLERANCE
-    first: tuple[bytes, float, list[str]] | None = None   # within the tolerance
-    fallen: list[str] = []
+    versions = int8_versions(graph, feeds) if fast else iter([Version(graph, TOLERANCE)])
     target.parent.mkdir(parents=True, exist_ok=True)
     with drafted(target) as draft:
-        for version, more in int8_versions(graph, feeds) if fast else [(graph, [])]:
-            written = serialized(version)
-            draft.write_bytes(written)
-            largest = compared(draft, model, forward, batch, interface, open_dimensions(version), norm=fast)
-            if not largest <= tolerance:
-                fallen.append(f"a file with {'; '.join(more)} was not kept: its output differs by {largest:.1e} of it")
-                continue
-            if not fast or enough(draft):
-                first = written, largest, [*fallen, *more]
-                break
-            fallen.append(f"a file with {'; '.join(more)} was not kept: it is not as close as was asked for")
-            first = first or (written, largest, more)
-        if first is None:
-            raise Mistake(
-                f"onnxruntime's output differs from the model's by {largest:.1e} of it, more than {tolerance:.1e}: nothing was written; "
-                f"{'export without `fast`' if fast else 'keep the packed folder, which needs no export'}"
-            )
-        written, largest, more = first
-        draft.write_bytes(written)
-    return Exported(target, len(written), tolerance, largest, (*told, *notes, *more))
+        def difference(version: Version) -> float:
+            draft.write_bytes(serialized(version.graph))
+            return compared(draft, model, forward, batch, interface, open_dimensions(version.graph), norm=fast)
+
+        best, largest = chosen_version(versions, difference, lambda: not fast or enough(draft))
+        draft.write_bytes(written := best.graph.SerializeToString())   # as it was compared
+    stated = [f"fast: the file's output differs from the model's by {largest:.2%} (norm of the difference by its norm, one batch)"] * fast
+    return Exported(target, len(written), best.tolerance, largest, (*told, *notes, *best.notes, *stated))
+
+
+def chosen_version(versions: Iterator[Version], difference: Callable[[Version], float],
+                   enough: Callable[[], bool]) -> tuple[Version, float]:
+    """The first version that is within its tolerance and enough, told why those before it are not; where none is enough, the first within
+    its tolerance. And its difference."""
+    within: tuple[Version, float] | None = None
+    dropped: list[str] = []
+    for version in versions:
+        largest = difference(version)
+        if largest <= version.tolerance:
+            if enough():
+                return replace(version, notes=(*dropped, *version.notes)), largest
+            within = within or (version, largest)
+        why = "it is not as small and as close as was asked for" if largest <= version.tolerance else (
+            f"its output differs by {largest:.1e} of its norm, more than {version.tolerance:g}")
+        dropped.append(f"not kept, because {why}: {'; '.join(version.notes)}")
+    if within is None:
+        raise Mistake(
+            f"onnxruntime's output differs from the model's by {largest:.1e} of it, more than {version.tolerance:.1e}: nothing was "
+            f"written; keep the packed folder, which needs no export, or write the file without int8"
+        )
+    return within
 
 
 def serialized(graph: Any) -> bytes:

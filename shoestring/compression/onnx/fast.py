@@ -34,10 +34,12 @@ from torch import Tensor
 
 from shoestring.compression.onnx.check import ran, session
 from shoestring.compression.onnx.convolutions import Convolutions, is_convolution, quantize_convolutions
+from shoestring.compression.onnx.export import Version
 from shoestring.compression.onnx.graph import CONTRIB, Graph, made
 from shoestring.compression.rounding import coded, compensated
 
 TOLERANCE = 0.15  # of the outputs' norm: MiniLM has .046 (.09 with tokens of padding, whose outputs nobody reads)
+CONVOLUTIONS_TOLERANCE = 0.05  # beyond which convolutions go back to float32
 LEAST = 64  # rows and columns of a weight that is worth it
 ROWS = 1024  # of a layer's inputs, for the search
 TABLE = 1 << 16  # numbers of an embedding that is stored in int8
@@ -83,13 +85,14 @@ def accelerated(
     ]
 
 
-def int8_versions(model: onnx.ModelProto, feeds: Sequence[Mapping[str, Tensor]]) -> Iterator[tuple[onnx.ModelProto, list[str]]]:
-    """The model in int8 and what is told of it: the fastest first, each one after it closer to the float32 model."""
+def int8_versions(model: onnx.ModelProto, feeds: Sequence[Mapping[str, Tensor]]) -> Iterator[Version]:
+    """The model in int8: the fastest first, each one after it closer to the float32 model."""
     some = any(is_convolution(graph, node) for graph in [Graph(model)] for node in graph.nodes)
     for convolutions in Convolutions if some else [Convolutions.FLOAT]:
-        version = onnx.ModelProto()
-        version.CopyFrom(model)
-        yield accelerated(version, feeds, convolutions=convolutions)
+        copy = onnx.ModelProto()
+        copy.CopyFrom(model)
+        graph, notes = accelerated(copy, feeds, convolutions=convolutions)
+        yield Version(graph, TOLERANCE if convolutions is Convolutions.FLOAT else CONVOLUTIONS_TOLERANCE, tuple(notes))
 
 
 def adds_in_32_bits() -> bool:

@@ -94,7 +94,8 @@ class Graph:
         model.graph.node.extend(self.nodes)
         model.graph.initializer.extend(self.constants.values())
         model.graph.output.extend(helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in names)
-        return model.SerializeToString()
+        written: bytes = model.SerializeToString()
+        return written
 
     def drop_unused(self) -> None:
         needed = {one.name for one in self.model.graph.output}

@@ -83,7 +83,7 @@ def test_padding_a_dead_channel_and_a_large_bias_are_right(tmp_path: Path) -> No
         model[0].bias[3] = 7.0
         model[0].bias[4] = -3.0
     found, kinds = int8_file(model, x := torch.rand(2, 16, 6, 6) + 1, tmp_path / "one")
-    assert kinds.count("QLinearConv") == 1 and "Relu" not in kinds and found.largest_difference < 0.15
+    assert kinds.count("QLinearConv") == 1 and "Relu" not in kinds and found.largest_difference < 0.05
     result = session(found.path).run(None, {"input": x.numpy()})[0]
     assert abs(result[:, 3] - 7.0).max() < 0.1
 
@@ -93,7 +93,7 @@ def test_ranges_that_calibration_did_not_show_keep_products_in_float_and_that_is
     model = lively(SkippingBytes())
     found, kinds = int8_file(model, 40 * torch.randn(4, 3, 12, 12), tmp_path)
     assert "QLinearConv" not in kinds and kinds.count("Cast") == 4 and found.largest_difference < 0.02
-    assert "was not kept" in found.notes[0] and "4 convolutions stored in int8 and computed in float32" in found.notes[1]
+    assert "not kept" in found.notes[0] and "4 convolutions stored in int8 and computed in float32" in found.notes[1]
 
 
 def test_versions_are_tried_until_one_is_enough_else_the_first_stays(tmp_path: Path) -> None:
@@ -132,4 +132,4 @@ def test_the_command_measures_the_file_and_keeps_the_fidelity_that_was_asked_for
     report = json.loads(capsys.readouterr().out)
     kinds = [node.op_type for node in onnx.load(tmp_path / "small" / "model.onnx").graph.node]
     assert report["onnx"]["fidelity"]["mean"] >= float(keep) and kind in kinds and ("QLinearConv" in kinds) == (kind == "QLinearConv")
-    assert kind == "QLinearConv" or any("not as close as was asked for" in note for note in report["onnx"]["notes"])
+    assert kind == "QLinearConv" or any("as close as was asked for" in note for note in report["onnx"]["notes"])
