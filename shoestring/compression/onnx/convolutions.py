@@ -25,7 +25,7 @@ from onnx import TensorProto, helper
 from torch import Tensor
 
 from shoestring.compression.onnx.check import ran, session
-from shoestring.compression.onnx.graph import Array, Graph, made
+from shoestring.compression.onnx.graph import Array, Graph, made, needs_of
 
 LEAST = 1024             # numbers of a weight that is worth it
 LARGEST_BIAS = 1 << 30   # as a whole number of 32 bits
@@ -100,7 +100,7 @@ def gains_by_bytes(graph: Graph, node: onnx.NodeProto) -> bool:
 
 
 def only_user(graph: Graph, node: onnx.NodeProto, kind: str) -> onnx.NodeProto | None:
-    users = graph.users(node.output[0])
+    users = [one for one in graph.nodes if node.output[0] in needs_of(one)]   # branches of an If among them
     return users[0] if len(users) == 1 and users[0].op_type == kind and not graph.is_output(node.output[0]) else None
 
 
