@@ -127,3 +127,29 @@ def test_a_folder_with_pickles_alone_is_told_to_name_one(tmp_path: Path, capsys:
     (tmp_path / "job.py").write_text(JOB.format(folder=str(tmp_path / "hf")))
     assert run(["compress", str(tmp_path / "hf"), "--job", str(tmp_path / "job.py"), "--size", "1MB"]) == 2
     assert "pytorch_model.bin" in capsys.readouterr().err
+
+
+PLAIN = """
+import torch, shoestring
+from torch import nn
+
+def job(width: int = 32):
+    data = [(torch.randn(8, 16), torch.randint(0, 4, (8,))) for _ in range(12)]
+    return shoestring.Job(model=lambda: nn.Sequential(nn.Linear(16, width), nn.ReLU(), nn.Linear(width, 4)), data=data)
+"""
+
+
+def test_the_command_names_what_does_not_fit_and_takes_flags_of_the_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "job.py").write_text(PLAIN)
+    state = nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 4)).state_dict()
+    other = {name.replace("2.", "head."): one for name, one in state.items()}
+    for end, save in ((".safetensors", save_file), (".pt", torch.save)):
+        save(state, tmp_path / f"w{end}")
+        save(other, tmp_path / f"other{end}")
+        words = ["--job", str(tmp_path / "job.py"), "--use", "Half()", "--out", str(tmp_path / f"small{end}")]
+        for source, flag, said in ((f"w{end}", "32", "0."), (f"other{end}", "24", "2."), (f"lost{end}", "24", f"lost{end}")):
+            assert run(["compress", str(tmp_path / source), *words, "--width", flag]) == 2
+            error = capsys.readouterr().err
+            assert said in error and "Traceback" not in error
+        assert run(["compress", str(tmp_path / f"w{end}"), *words, "--width", "24"]) == 0
+        assert capsys.readouterr().out

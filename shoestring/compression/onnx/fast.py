@@ -23,7 +23,7 @@ overflow: there a weight has 7 bits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,10 +33,13 @@ from onnx import TensorProto, helper
 from torch import Tensor
 
 from shoestring.compression.onnx.check import ran, session
+from shoestring.compression.onnx.convolutions import Convolutions, is_convolution, quantize_convolutions
+from shoestring.compression.onnx.export import Version
 from shoestring.compression.onnx.graph import CONTRIB, Graph, made
 from shoestring.compression.rounding import coded, compensated
 
 TOLERANCE = 0.15  # of the outputs' norm: MiniLM has .046 (.09 with tokens of padding, whose outputs nobody reads)
+CONVOLUTIONS_TOLERANCE = 0.05  # beyond which convolutions go back to float32
 LEAST = 64  # rows and columns of a weight that is worth it
 ROWS = 1024  # of a layer's inputs, for the search
 TABLE = 1 << 16  # numbers of an embedding that is stored in int8
@@ -55,26 +58,41 @@ class Inputs:
 
 
 def accelerated(
-    model: onnx.ModelProto, feeds: Sequence[Mapping[str, Tensor]], wide: bool | None = None
+    model: onnx.ModelProto, feeds: Sequence[Mapping[str, Tensor]], wide: bool | None = None,
+    convolutions: Convolutions = Convolutions.INT8
 ) -> tuple[onnx.ModelProto, list[str]]:
-    """A float32 model with its linear layers in int8. `feeds`: inputs by name, to calibrate with. `wide`: the processor adds in 32 bits."""
+    """A float32 model with its linear layers and convolutions in int8. `feeds`: inputs by name, to calibrate with. `wide`: the processor
+    adds in 32 bits."""
     graph = Graph(model)
+    top = 127 if (adds_in_32_bits() if wide is None else wide) else 63
+    told = quantize_convolutions(graph, feeds, convolutions, top)
     constants_last(graph)
     layers = linear_layers(graph)
     tables = [node for node in graph.nodes if is_table(graph, node)]
     if not layers and not tables:
-        return graph.proto(), ["fast: no linear layer of constants with at least 64 rows and columns, so nothing computes in int8"]
+        return graph.proto(), told or [
+            "fast: no linear layer of constants with at least 64 rows and columns and no large convolution, so nothing computes in int8"]
     seen = recorded(graph, list(layers), feeds)
-    top = 127 if (adds_in_32_bits() if wide is None else wide) else 63
     smoothed = sum(quantize(graph, x, nodes, seen[x], top) for x, nodes in layers.items())
     for node in tables:
         table_in_int8(graph, node)
     separate_sums(graph)
     count = sum(map(len, layers.values()))
     return graph.proto(), [
+        *told,
         f"fast: {count} linear layers in int8 with a scale for each token, {smoothed} of {len(layers)} inputs smoothed, "
-        f"{len(tables)} embeddings in int8, calibrated on {len(feeds)} batches"
+        f"{len(tables)} embeddings in int8, calibrated on {len(feeds)} batches",
     ]
+
+
+def int8_versions(model: onnx.ModelProto, feeds: Sequence[Mapping[str, Tensor]]) -> Iterator[Version]:
+    """The model in int8: the fastest first, each one after it closer to the float32 model."""
+    some = any(is_convolution(graph, node) for graph in [Graph(model)] for node in graph.nodes)
+    for convolutions in Convolutions if some else [Convolutions.FLOAT]:
+        copy = onnx.ModelProto()
+        copy.CopyFrom(model)
+        graph, notes = accelerated(copy, feeds, convolutions=convolutions)
+        yield Version(graph, TOLERANCE if convolutions is Convolutions.FLOAT else CONVOLUTIONS_TOLERANCE, tuple(notes))
 
 
 def adds_in_32_bits() -> bool:
@@ -121,13 +139,7 @@ def linear_layers(graph: Graph) -> dict[str, list[onnx.NodeProto]]:
 
 def recorded(graph: Graph, names: Sequence[str], feeds: Sequence[Mapping[str, Tensor]]) -> dict[str, Inputs]:
     """Run the model as it is, and look at tensors within."""
-    watched = onnx.ModelProto()
-    watched.CopyFrom(graph.model)
-    del watched.graph.node[:], watched.graph.initializer[:], watched.graph.output[:]
-    watched.graph.node.extend(graph.nodes)
-    watched.graph.initializer.extend(graph.constants.values())
-    watched.graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names)
-    runner = session(watched.SerializeToString())
+    runner = session(graph.watched(names))
     parts: dict[str, list[Inputs]] = {name: [] for name in names}
     draw = torch.Generator().manual_seed(0)
     for feed in feeds:

@@ -41,7 +41,7 @@ class Graph:
     def constant(self, name: str, values: Any) -> str:
         """A constant; one that has the name is taken to be the same."""
         if name not in self.constants:
-            self.constants[name] = numpy_helper.from_array(np.ascontiguousarray(values), name)
+            self.constants[name] = numpy_helper.from_array(np.asarray(values, order="C"), name)
         return name
 
     def nibbles(self, name: str, stream: Array, shape: Sequence[int]) -> str:
@@ -85,6 +85,17 @@ class Graph:
         if any(node.domain == CONTRIB for node in self.nodes) and CONTRIB not in known:
             self.model.opset_import.append(helper.make_opsetid(CONTRIB, 1))
         return self.model
+
+    def watched(self, names: Sequence[str]) -> bytes:
+        """The model as it is now, with tensors within it (float32) as its outputs."""
+        model = onnx.ModelProto()
+        model.CopyFrom(self.model)
+        del model.graph.node[:], model.graph.initializer[:], model.graph.output[:]
+        model.graph.node.extend(self.nodes)
+        model.graph.initializer.extend(self.constants.values())
+        model.graph.output.extend(helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in names)
+        written: bytes = model.SerializeToString()
+        return written
 
     def drop_unused(self) -> None:
         needed = {one.name for one in self.model.graph.output}

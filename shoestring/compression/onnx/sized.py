@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +52,9 @@ def onnx_file(session: Session, path: Path, fast: bool) -> tuple[Session, OnnxFi
     for _ in range(TRIES):
         model = now.plan.made().model
         made = exported(model, now.source.job.forward, now.given.unseen[0], path, fast=fast,
-                        calibration=now.given.calibration if fast else ())
+                        calibration=now.given.calibration if fast else (), enough=partial(keeps_budget, now, model))
         if size is None or made.bytes <= size:
-            return replace(now, asked=session.asked), OnnxFile(made, file_fidelity(now, model, path))
+            return replace(now, asked=session.asked), OnnxFile(made, file_fidelity(now, model, path, now.given.unseen))
         path.unlink()
         if made.bytes < least:
             least, smallest = made.bytes, now
@@ -72,11 +73,19 @@ def onnx_file(session: Session, path: Path, fast: bool) -> tuple[Session, OnnxFi
                      f"folder", smallest.plan)
 
 
-def file_fidelity(session: Session, model: nn.Module, path: Path) -> Fidelity:
-    """How close the file's answers are to the original's, on samples that nothing was chosen by."""
-    study, unseen = session.plan.cost.study, session.given.unseen
-    comparison = Comparison([])
-    for batch, found in zip(unseen, file_answers(path, model, session.source.job.forward, unseen), strict=True):
+def keeps_budget(session: Session, model: nn.Module, path: Path) -> bool:
+    """Whether a file is as small and as close to the original as was asked for. The samples that plans are confirmed with decide: what is
+    reported is measured on others."""
+    budget = session.asked.budget
+    if budget.size is not None and path.stat().st_size > budget.size:
+        return False
+    return budget.quality is None or file_fidelity(session, model, path, session.given.checked).mean >= budget.quality
+
+
+def file_fidelity(session: Session, model: nn.Module, path: Path, batches: Sequence[Batch]) -> Fidelity:
+    """How close the file's answers are to the original's."""
+    study, comparison = session.plan.cost.study, Comparison([])
+    for batch, found in zip(batches, file_answers(path, model, session.source.job.forward, batches), strict=True):
         comparison = comparison if comparison.outputs else Comparison([one for one in study.measures if one.name in found])
         comparison.add(found, study.said([batch], session.source.model)[0])
     return comparison.fidelity
