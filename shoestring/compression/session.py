@@ -131,7 +131,9 @@ class Session:
         packed = Packed(target)
         trim()   # before a whole model is made
         with random_state.kept():
-            return packed.fill(edited(self.source.job.model(), packed.edits))
+            found = packed.fill(edited(self.source.job.model(), packed.edits))
+        trim()   # what it had before it was filled
+        return found
 
     def job_copy(self) -> dict[str, bytes]:
         origin = self.source.job.origin

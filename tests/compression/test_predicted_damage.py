@@ -41,7 +41,8 @@ class Vit(nn.Module):
         from transformers import ViTConfig, ViTForImageClassification
 
         self.inner = ViTForImageClassification(ViTConfig(
-            hidden_size=WIDTH, num_hidden_layers=2, num_attention_heads=4, intermediate_size=128, image_size=16, patch_size=4, num_labels=10))
+            hidden_size=WIDTH, num_hidden_layers=2, num_attention_heads=4, intermediate_size=128, image_size=16, patch_size=4,
+            num_labels=10))
 
     def forward(self, x: Tensor) -> Tensor:
         found: Tensor = self.inner(x).logits

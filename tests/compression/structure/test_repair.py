@@ -116,7 +116,7 @@ def test_a_refit_that_brings_outputs_further_away_is_taken_back_and_told() -> No
     torch.manual_seed(0)
     model, x = nn.Linear(6, 3), draw(50, 6)
     wanted, before = model(x).detach() + 0.1, copy.deepcopy(model.state_dict())
-    judge = Judge([wanted], lambda: [model(x).detach()])
+    judge = Judge([{"output": wanted}], lambda: [{"output": model(x).detach()}])
     wrong, right = Fit(), Fit()
     wrong.add(x, -wanted, Read("weight", 1, x, model.bias))
     right.add(x, wanted, Read("weight", 1, x, model.bias))
