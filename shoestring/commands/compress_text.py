@@ -54,6 +54,11 @@ def error_text(error: float | None) -> str:
     return "" if error is None else f" +- {error:.1g}"
 
 
+def predicted_text(one: Mapping[str, Any]) -> str:
+    mean = one["mean"]["predicted"]
+    return "" if mean is None else f"; predicted mean {mean:.6f}{error_text(one['predicted_standard_error'])}"
+
+
 def measured_text(session: Session, measured: Measured, report: Mapping[str, Any], screen: Screen) -> str:
     """Predicted beside measured, then the job's own metric."""
     from shoestring.show.terminal import table
@@ -65,6 +70,7 @@ def measured_text(session: Session, measured: Measured, report: Mapping[str, Any
     lines = [table(rows, right=(1, 2), screen=screen), ""]
     lines += [f"fidelity{of_output(one, len(told))} ({one['by']}: {one['why']}; {one['samples']:,} samples that nothing was chosen by): "
               f"mean {one['mean']['measured']:.6f}{error_text(one['standard_error'])}, worst {one['worst']['measured']:.6f}"
+              f"{predicted_text(one)}"
               for one in told]
     if len(told) > 1:
         lines.append(f"the worst leads: {report['fidelity']['output']}")

@@ -131,7 +131,9 @@ class Session:
         packed = Packed(target)
         trim()   # before a whole model is made
         with random_state.kept():
-            return packed.fill(edited(self.source.job.model(), packed.edits))
+            found = packed.fill(edited(self.source.job.model(), packed.edits))
+        trim()   # what it had before it was filled
+        return found
 
     def job_copy(self) -> dict[str, bytes]:
         origin = self.source.job.origin
@@ -180,6 +182,7 @@ class Session:
         predicted = {one.name: one for one in checked if one.count}
         return [{"name": one.name, "by": how.measure, "axis": how.axis, "why": how.why, "n": one.count, "samples": one.samples,
                  "standard_error": one.standard_error,
+                 "predicted_standard_error": predicted[one.name].standard_error if one.name in predicted else None,
                  "mean": {"predicted": predicted[one.name].mean if one.name in predicted else None, "measured": one.mean},
                  "worst": {"predicted": predicted[one.name].worst if one.name in predicted else None, "measured": one.worst}}
                 for one, how in zip(measured.fidelity.outputs, self.plan.cost.study.measures, strict=True)]

@@ -27,11 +27,12 @@ from shoestring.compression.forms.sparse import Sparse
 from shoestring.compression.manifest import Stored
 from shoestring.compression.moments import SecondMoment
 from shoestring.compression.place import inside
+from shoestring.compression.probe import a_part, as_one
 from shoestring.compression.rounding import LARGEST, Rounded, Setting, rounded
 from shoestring.compression.scratch import Kept, Scratch, trim
 from shoestring.compression.timing import Clock, clock_of
 from shoestring.compression.weights import Usage, Weight, looking_at, weights_of
-from shoestring.core.batch import Batch, samples, split
+from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 
 PROBE = Setting(4, 64)      # the grid by which a weight's sensitivity is measured
@@ -143,7 +144,7 @@ class Study:
         model every token is compared, so that few samples are enough."""
         said = self.said([a_part(self.others[0], 1)])
         count = max(FEWEST, -(-PROBED // max(min(one.count for one in self.compared(said, said).outputs), 1)))
-        return [a_part(batch, max(1, count // len(self.others))) for batch in self.others[:count]]
+        return as_one([a_part(batch, max(1, count // len(self.others))) for batch in self.others[:count]], self.said)
 
     def said(self, batches: Sequence[Batch], model: nn.Module | None = None) -> list[Answer]:
         """What the model, or another one, says."""
@@ -350,14 +351,6 @@ def grid_settings(setting: Setting, transposed: bool) -> dict[str, Any]:
 
 def grid_form(weight: Weight, setting: Setting, one: Rounded, transposed: bool = False) -> Form:
     return Grid.of(one.codes, one.scales, one.zeros, setting.bits, setting.group, weight.shape, weight.dtype, transposed)
-
-
-def a_part(batch: Batch, count: int) -> Batch:
-    """Some samples of a batch; all of it, if it can't be cut."""
-    try:
-        return split(batch, max(1, samples(batch) // count))[0]
-    except Mistake:
-        return batch
 
 
 @contextmanager

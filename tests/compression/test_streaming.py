@@ -13,7 +13,8 @@ from torch.nn import functional
 
 import shoestring
 from shoestring import Job
-from shoestring.compression.fidelity import AT_ONCE, OutputMeasure, damages, fidelity, vector_damages
+from shoestring.compression.fidelity import AT_ONCE, OutputMeasure, damages, fidelity, finite, vector_damages
+from shoestring.compression.probe import as_one
 
 
 def data(seed: int, count: int) -> list[Any]:
@@ -77,3 +78,25 @@ def test_batches_of_different_lengths_are_one_comparison() -> None:
     each = torch.cat([damages(one["logits"], other["logits"], how).flatten() for one, other in zip(found, wanted, strict=True)])
     assert together.mean == pytest.approx(1 - float(each.mean()), abs=1e-14) and together.count == 21 and together.samples == 6
     assert together.worst == pytest.approx(1 - float(each.max()), abs=1e-14)
+
+
+def test_the_probe_is_one_batch_where_the_model_answers_it_alike() -> None:
+    parts = [one[0][:2] for one in data(0, 4)]
+    made = model()
+
+    def alone(batches: Any) -> list[Any]:
+        return [{"y": made(batch)} for batch in batches]
+
+    def among_others(batches: Any) -> list[Any]:
+        return [{"y": made(batch) - made(batch).mean(0)} for batch in batches]
+
+    with torch.no_grad():
+        assert [len(one) for one in as_one(parts, alone)] == [8]
+        assert [len(one) for one in as_one(parts, among_others)] == [2, 2, 2, 2]
+        assert len(as_one([*parts, torch.zeros(2, 9)], alone)) == 5, "samples of other shapes stay apart"
+        assert [len(one) for one in as_one(parts[:1], alone)] == [2]
+
+
+def test_a_sum_that_overflows_is_no_number_that_is_not_finite() -> None:
+    assert finite(torch.full((4,), 3e38))
+    assert not finite(torch.tensor([1.0, torch.inf])) and not finite(torch.tensor([torch.inf, -torch.inf]))
