@@ -9,10 +9,14 @@ start inherit it.
 
 No test depends on time (tests/waiting.py, tests/test_no_clocks.py). Hypothesis would fail an example that takes longer than a fifth of a
 second, and give up drawing where that is slow: neither here. It draws the same examples in every run.
+
+A shell ignores SIGINT for what it starts in the background, and `nohup` ignores SIGHUP. Commands keep to that, so tests that stop them would
+wait for ever: here no signal is ignored.
 """
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 
@@ -22,6 +26,9 @@ from hypothesis import HealthCheck, settings
 from shoestring.measure.instructions import cap_this_process
 
 cap_this_process()
+for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL), (signal.SIGTERM, signal.SIG_DFL)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.pop("XDG_CACHE_HOME", None)   # a test that wants an empty cache sets HOME
 
