@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from shoestring.runs.event import Event, Rounded, Stepped
     from shoestring.show.terminal import Screen
 
-MUCH = 1.0   # error of a round's update from which on it is worth a word: as large as the update itself
 VERDICTS = {True: "kept", False: "NOT KEPT", None: "nothing is promised"}
 
 
@@ -36,9 +35,7 @@ def outcome_text(outcome: FederatedOutcome, screen: Screen) -> str:
     if choice and choice.refused:
         lines += ["not used:", *(f"  {name}: {why}" for name, why in choice.refused)]
     lines += [f"note: {said}" for said in notes_on_privacy(given)]
-    error = outcome.chosen.numbers()["error"]
-    lines += [f"note: what comes out of a round is expected to be off by {error:.2g} times what devices find (squared), so little may be "
-              f"learned: more devices a round, fewer rounds or larger budgets would help"] * (error >= MUCH)
+    lines += [f"note: {said}" for said in (outcome.chosen.doubt,) if said]
     lines.append(f"{given.population.count:,} clients, {given.population.per_round:,} a round, {given.rounds:,} rounds; "
                  f"{given.layout.trained:,} weights are sent each way")
     lines += [statistics_text(given)] * bool(given.layout.statistics.size)

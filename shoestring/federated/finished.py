@@ -6,6 +6,7 @@ from typing import Any
 from shoestring.core.codec import finite_json
 from shoestring.federated.runner import Ended
 from shoestring.planning.quantities import compared
+from shoestring.runs.event import Warned
 from shoestring.runs.federation import federation
 from shoestring.runs.report import Report
 from shoestring.runs.request import Request
@@ -27,6 +28,7 @@ def finished_report(request: Request, told: Report, ended: Ended) -> dict[str, A
         "predicted": predicted, "measured": dict(told.measured),
         "off": {one.quantity.name: one.off for one in compared(predicted, told.measured) if one.off is not None},
         "techniques": told.plan.get("techniques", []), "exactness": told.exactness.word if told.exactness else None,
+        "warnings": [event.text for event in told.events if isinstance(event, Warned)],
         "ended": ended.why, "shown": ended.shown, "budget": {"memory": None},
     })
     return found_json

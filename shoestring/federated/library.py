@@ -1,6 +1,7 @@
 """The library's door to federated learning: `shoestring.federate`."""
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -19,6 +20,7 @@ from shoestring.core.random_state import kept as random_state_kept
 from shoestring.core.signals import deliver
 from shoestring.core.technique import text
 from shoestring.federated.offered import offered
+from shoestring.federated.private.release import release_of
 from shoestring.federated.session import begun
 from shoestring.federated.technique import FederatedTechnique
 from shoestring.federated.wanted import check_private, checked
@@ -30,6 +32,9 @@ from shoestring.runs.initial_weights import fresh_model
 from shoestring.runs.modules import imported_modules
 from shoestring.runs.request import Request, environment_now, request_for
 from shoestring.runs.resume import Resolved, opened
+
+FORGOTTEN = ("what this federation spends of epsilon is kept nowhere, so the next one on the same people does not know of it, and its "
+             "epsilon is that of itself alone: give ledger=, a file for all runs on them, or run=")
 
 
 @dataclass(frozen=True)
@@ -100,6 +105,8 @@ def federate(job: Job | str | Path, rounds: int | None = None, per_round: int | 
                       resolve=(lambda flags: Resolved(resolved_arguments(made), imported_modules())) if run is not None else None)
         stack.callback(held.lock.release)
         session = begun(made, held, offers)
+        if run is None and ledger is None and release_of(session.plan.techniques, session.given) is not None:
+            warnings.warn(FORGOTTEN, stacklevel=5)
         ended = session.run(tell or silent, Cadence(seconds=1e9) if run is None else Cadence())
         if ended.stopped:
             deliver(ended.signal)

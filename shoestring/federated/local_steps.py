@@ -1,4 +1,5 @@
-"""What a device does with what the Job says of steps in general: its clip and its schedule hold for devices, too, unless Local has its own.
+"""What a device does with what the Job says of steps in general: its optimizer, its clip and its schedule hold for devices, too, unless
+Local has its own.
 
 A schedule begins anew with every device's work in every round, as an optimizer's moments do. What has no meaning on a device is told.
 """
@@ -19,15 +20,23 @@ from shoestring.core.schedule import EXAMPLE, PerEpoch, takes_steps
 def on_devices(job: Job) -> Job:
     """The job with all in its Local that devices follow."""
     local = job.local
-    return replace(job, local=replace(local, clip=local.clip or job.clip, schedule=local.schedule or job.schedule))
+    optimizer = job.optimizer if takes_the_jobs(job) else local.optimizer
+    return replace(job, local=replace(local, optimizer=optimizer, clip=local.clip or job.clip, schedule=local.schedule or job.schedule))
 
 
-def not_on_devices(job: Job) -> list[str]:
-    """What the Job says that devices do not follow, and what to give instead."""
+def takes_the_jobs(job: Job) -> bool:
+    """Whether devices step by the Job's optimizer: it has one, and its Local says nothing else."""
+    return job.optimizer is not default_optimizer and job.local.optimizer is None and job.local.lr is None
+
+
+def not_as_in_one_place(job: Job) -> list[str]:
+    """What the Job says that devices do not follow, or follow in their own way, and what to give instead."""
     found = []
-    if job.optimizer is not default_optimizer and job.local.optimizer is None:
-        found.append(f"devices step by plain SGD with lr={job.local.lr:g}, as Local says: Job(optimizer=...) is for training in one place; "
-                     f"give Local(optimizer=...) for another")
+    if takes_the_jobs(job):
+        found.append("devices step by Job(optimizer=...), made anew in every round, because Local has neither lr nor optimizer")
+    elif job.optimizer is not default_optimizer and job.local.optimizer is None:
+        found.append(f"devices step by plain SGD with lr={job.local.rate:g}, as Local says: Job(optimizer=...) is for training in one "
+                     f"place; give Local(optimizer=...) for another")
     if job.sampler is not None:
         found.append("Job(sampler=...) is for training in one place: a device goes through its own records in a random order")
     if job.patience:

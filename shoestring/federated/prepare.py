@@ -22,7 +22,7 @@ from shoestring.federated.cohort.sequential import Sequential, made_model, seque
 from shoestring.federated.device_errors import UnusableRecords
 from shoestring.federated.evidence import Evidence
 from shoestring.federated.layout import Layout, layout_of
-from shoestring.federated.local_steps import not_on_devices, on_devices
+from shoestring.federated.local_steps import not_as_in_one_place, on_devices
 from shoestring.federated.plain import plain_round
 from shoestring.federated.private.release import check_delta_for
 from shoestring.federated.randomness import SYSTEM, Randomness, SeededRandomness
@@ -103,7 +103,7 @@ class Prepared:
 def prepared(job: Job, asked: Asked, model: nn.Module | None = None, how: How | None = None) -> Prepared:
     """Everything but the plan. `model`: what to begin from instead of the job's own; `how`: how devices worked in the run that goes on."""
     torch.set_num_threads(1)   # processes are what uses several cores, and sums of one thread are the same bits everywhere
-    said, job = not_on_devices(job), on_devices(job)
+    said, job = not_as_in_one_place(job), on_devices(job)
     clients = clients_of(job, asked.clients, job.seed)
     population = population_of(clients, asked.per_round)
     check_delta_for(asked.delta, population.count)

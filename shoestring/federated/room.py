@@ -21,6 +21,7 @@ from shoestring.planning.choose import Choice, Chooser, asked_for, conflict
 from shoestring.planning.room import Candidate, Room, named
 
 ERROR = Quantity("error", "error of a round's update", "share")
+MUCH = 1.0   # error of a round's update from which on it is worth a word: as large as the update itself
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,13 @@ class FederatedPlan:
     def as_json(self) -> dict[str, Any]:
         told = [described(one) | {"why": one.why} for one in self.techniques]
         return {"techniques": told, "exactness": self.exactness.word, **{name: finite(value) for name, value in self.known.items()}}
+
+    @property
+    def doubt(self) -> str:
+        """Why little may be learned; empty if nothing speaks against it."""
+        error = self.known.get("error", 0.0)
+        return (f"what comes out of a round is expected to be off by {error:.2g} times what devices find (squared), so little may be "
+                f"learned: more devices a round, fewer rounds or larger budgets would help") * (error >= MUCH)
 
     def __str__(self) -> str:
         return named(self.techniques)

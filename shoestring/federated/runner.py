@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any
 
 import torch
@@ -34,6 +35,7 @@ from shoestring.runs.events import Events, event_of, record_of
 from shoestring.runs.folder import Folder
 from shoestring.runs.history import History
 from shoestring.runs.initial_weights import fresh_model
+from shoestring.runs.report import report_of
 from shoestring.runs.saver import Saver, Snapshot
 from shoestring.runs.tensors import TensorFile
 from shoestring.validation import check_goal, validated
@@ -296,11 +298,12 @@ class Runner:
             self.say(Warned(f"epsilon is spent after round {self.round}: the next round would exceed what this run may spend"
                             f"{', or what all runs on the ledger may' * (self.ledger is not None and self.ledger.opened.limit is not None)}"
                             f", so there is none"))
+        if found := unlearned([loss for loss in report_of(self.folder.path).losses if isfinite(loss)]):
+            self.say(Warned("; ".join(filter(None, (found, self.plan.doubt)))))
         self.given.layout.load(self.model, self.server.row)
         shown = self.shown()
         self.say(Finished(self.round, "steps" if why == "rounds" else why))
         return Ended(self.round, why, weights_sha256(self.model.state_dict()), shown=shown)
-
 
     def shown(self) -> str:
         """What the job shows of its model. If that fails (of a model that diverged, say), the run is no less finished."""
@@ -310,6 +313,17 @@ class Runner:
             said = (str(error).strip().splitlines() or [""])[0]
             self.say(Warned(f"the job's `show` failed: {type(error).__name__}: {said}; the weights are saved"))
             return ""
+
+
+def unlearned(losses: Sequence[float]) -> str:
+    """What is to be said of rounds whose losses did not fall; empty if they did, or if there are too few to tell.
+
+    >>> unlearned([2.0, 2.1, 2.2, 2.3, 2.2, 2.4]), unlearned([2.0, 2.1, 1.0]), unlearned([1.0, 2.0])
+    ('the loss did not fall: 2.05 in the first 2 rounds, 2.3 in the last 2', '', '')
+    """
+    third = len(losses) // 3
+    first, last = sum(losses[:third]) / max(third, 1), sum(losses[len(losses) - third:]) / max(third, 1)
+    return f"the loss did not fall: {first:.3g} in the first {third} rounds, {last:.3g} in the last {third}" * bool(third and last >= first)
 
 
 def grown(before: Tensors, after: Tensors, word: str) -> dict[str, float]:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from math import isnan
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,27 @@ def test_a_round_that_nobody_took_part_in_has_no_loss_and_no_bare_nan(tmp_path: 
 def test_a_federation_whose_updates_are_not_finite_ends_with_a_mistake() -> None:
     with pytest.raises(shoestring.Mistake, match="not finite"):
         told(job=toy_job(local=Local(lr=1e30, epochs=3)), rounds=5)
+
+
+def test_a_federation_whose_loss_does_not_fall_says_so_at_its_end_with_what_may_be_the_cause(tmp_path: Path) -> None:
+    pytest.importorskip("dp_accounting")
+    private = {"epsilon": 0.5, "delta": 1e-4, "rounds": 6, "per_round": 3, "seed": 3, "ledger": tmp_path / "ledger.jsonl"}
+    done, events = told(**private)
+    said = [one.text for one in events if isinstance(one, Warned) and one.text.startswith("the loss did not fall")]
+    assert len(said) == 1 and "times what devices find" in said[0] and said[0] in done.report["warnings"]
+    learned, events = told(rounds=12)
+    assert not any(isinstance(one, Warned) for one in events) and learned.report["warnings"] == []
+
+
+def test_a_script_is_told_that_its_ledger_is_kept_nowhere(tmp_path: Path) -> None:
+    pytest.importorskip("dp_accounting")
+    private = {"epsilon": 8.0, "delta": 1e-2, "rounds": 1}
+    with pytest.warns(UserWarning, match="kept nowhere.*ledger="):
+        told(**private)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        told(**private, ledger=tmp_path / "ledger.jsonl")
+        told(rounds=1)
 
 
 def test_weights_that_overflow_when_they_are_combined_end_it(monkeypatch: pytest.MonkeyPatch) -> None:

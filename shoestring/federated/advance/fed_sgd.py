@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from shoestring.core.errors import Mistake
 from shoestring.federated.round import Round
 from shoestring.federated.technique import FederatedTechnique, RoundCost
 
@@ -29,4 +30,7 @@ class FedSGD(FederatedTechnique):
         return cost
 
     def apply(self, round: Round) -> Round:
-        return round.with_(local=replace(round.local, epochs=1, batch=0, steps=1, optimizer=None))
+        if round.local.optimizer is not None:
+            raise Mistake("FedSGD, and devices have an optimizer (the Job's or its Local's): it is a step of plain SGD; give Local(lr=...) "
+                          "without an optimizer, or leave out FedSGD")
+        return round.with_(local=replace(round.local, epochs=1, batch=0, steps=1))

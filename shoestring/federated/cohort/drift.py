@@ -37,4 +37,4 @@ def drift_of(objective: Objective, layout: Layout, index: Tensor) -> Drift:
     pulls = objective.pull and objective.anchor is not None
     anchor = trained.views(objective.anchor[:layout.trained]) if pulls and objective.anchor is not None else {}
     correction = {} if objective.correction is None else trained.views(objective.correction[index])
-    return Drift(objective.local.lr, objective.pull, anchor, correction)
+    return Drift(objective.local.rate, objective.pull, anchor, correction)

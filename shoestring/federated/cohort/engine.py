@@ -2,17 +2,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from shoestring.core.job import Job
+from shoestring.federated.cohort.fused import Fused
 from shoestring.federated.cohort.how import How, way_of
 from shoestring.federated.cohort.judge import judged
 from shoestring.federated.cohort.sequential import made_model, sequential
 from shoestring.federated.cohort.stacked import Stacked
 from shoestring.federated.cohort.way import Differs, Moved, Way
+from shoestring.federated.cohort.whole_comparison import WholeComparison
 from shoestring.federated.layout import Layout
 from shoestring.federated.records import Records
 from shoestring.federated.round import Device, Objective, Order, Sums, Updates, Work
@@ -37,6 +40,11 @@ class Engine:
         self.way: Way = way_of(how, self.plain)
         self.differs = ""   # why the plain loop works although `how` says otherwise
 
+    @cached_property
+    def whole_comparison(self) -> WholeComparison:
+        assert isinstance(self.way, Fused), "asked for only then"
+        return WholeComparison(self.plain, self.way)
+
     def moved(self, start: Tensor, records: Sequence[Records], objective: Objective, seeds: Sequence[int], checks: bool = False) -> Moved:
         """The work of k devices; `start` (k, size) is where each begins. As many at once as `how` says. `checks`: some of it is compared
         with the plain loop; if it differs, that is what is given from then on, and `differs` says why."""
@@ -49,6 +57,8 @@ class Engine:
     def chunk(self, start: Tensor, records: Sequence[Records], objective: Objective, seeds: Sequence[int], checks: bool) -> Moved:
         """The work of one chunk. Where a device does not suit the way, or fails in it, each works alone, plainly if it must."""
         try:
+            if checks and isinstance(self.way, Fused):
+                self.whole_comparison.check(start, records, objective, seeds)
             if isinstance(self.way, Stacked):
                 return self.way.moved(start, records, objective, seeds, checks)
             return self.way.moved(start, records, objective, seeds)

@@ -106,9 +106,9 @@ def load(layout: Layout, model: nn.Module, row: Tensor, beside: Beside) -> None:
 def local_optimizer(job: Job, local: Local, model: nn.Module) -> Optimizer:
     """A new optimizer for one device's work."""
     if local.optimizer is None and local.schedule is not None:
-        return torch.optim.SGD((one for one in model.parameters() if one.requires_grad), lr=local.lr)
+        return torch.optim.SGD((one for one in model.parameters() if one.requires_grad), lr=local.rate)
     if local.optimizer is None:
-        return Sgd((one for one in model.parameters() if one.requires_grad), local.lr)
+        return Sgd((one for one in model.parameters() if one.requires_grad), local.rate)
     return made_optimizer(replace(job, optimizer=local.optimizer), model)
 
 

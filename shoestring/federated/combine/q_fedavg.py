@@ -67,9 +67,9 @@ class QFedAvg(FederatedTechnique):
 
     def apply(self, round: Round) -> Round:
         if round.local.optimizer is not None and not self.lipschitz:
-            raise Mistake("QFedAvg takes 1 / (rate of the device's SGD) for the Lipschitz constant, and the job's Local has an optimizer "
-                          "of its own: give QFedAvg(lipschitz=...), or Local(lr=...) without an optimizer")
-        constant = self.lipschitz or 1.0 / round.local.lr
+            raise Mistake("QFedAvg takes 1 / (rate of the device's SGD) for the Lipschitz constant, and devices have an optimizer (the "
+                          "Job's or its Local's): give QFedAvg(lipschitz=...), or Local(lr=...) without an optimizer")
+        constant = self.lipschitz or 1.0 / round.local.rate
 
         def work(order: Order, devices: Sequence[Device], objective: Objective) -> Updates:
             found = loss_before(round, order, devices, objective)

@@ -33,8 +33,8 @@ class Candidate:
         """The job's Local with these settings."""
         check(self.settings)
         if "lr" in self.settings and of_job.optimizer is not None:
-            raise Mistake(f"{self.name}: the job's Local has an optimizer of its own, which knows no lr: leave lr out of the settings, or "
-                          f"the optimizer out of Local")
+            raise Mistake(f"{self.name}: devices have an optimizer (the Job's or its Local's), which knows no lr: leave lr out of the "
+                          f"settings, or give Local(lr=...) without an optimizer")
         return replace(of_job, **self.settings)   # type: ignore[arg-type]   # checked above
 
 

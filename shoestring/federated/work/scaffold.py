@@ -52,8 +52,8 @@ class Scaffold(FederatedTechnique):
 
     def apply(self, subject: Round, /) -> Round:
         if subject.local.optimizer is not None:
-            raise Mistake("Scaffold, and Local has an optimizer: its rule needs the size of a step, which plain SGD alone has; leave out "
-                          "Local's optimizer and give lr, or leave out Scaffold")
+            raise Mistake("Scaffold, and devices have an optimizer (the Job's or its Local's): its rule needs the size of a step, which "
+                          "plain SGD alone has; give Local(lr=...) without an optimizer, or leave out Scaffold")
         if subject.local.clip or subject.local.schedule is not None:
             raise Mistake("Scaffold, and devices' steps are clipped or follow a schedule (clip or schedule of the Job or its Local): its "
                           "rule needs steps of one size; leave them out, or leave out Scaffold")
@@ -91,4 +91,4 @@ class Scaffold(FederatedTechnique):
 def step_lengths(devices: Sequence[Device], objective: Objective) -> Tensor:
     """K eta of every device: (k, 1)."""
     local = objective.local
-    return torch.tensor([[len(step_sizes(device.records.count, local)) * local.lr] for device in devices], dtype=torch.float32)
+    return torch.tensor([[len(step_sizes(device.records.count, local)) * local.rate] for device in devices], dtype=torch.float32)

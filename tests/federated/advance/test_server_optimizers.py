@@ -132,7 +132,12 @@ def test_without_momentum_and_with_a_rate_of_1_it_is_plain_averaging_to_the_bit(
     assert FedAvgM(0.0, 1.0).exactness(COST) is Exactness.BITS and FedAvgM(0.0, 0.9).exactness(COST) is Exactness.CHANGED
 
 
-@pytest.mark.parametrize("local", [Local(epochs=5, batch=2, lr=0.2), Local(lr=0.2, optimizer=torch.optim.Adam, steps=7)])
+def test_fedsgd_beside_an_optimizer_is_refused() -> None:
+    with pytest.raises(Mistake, match="plain SGD"):
+        round_with(FedSGD(), local=Local(optimizer=torch.optim.Adam))
+
+
+@pytest.mark.parametrize("local", [Local(epochs=5, batch=2, lr=0.2), Local(lr=0.2, steps=7)])
 def test_fedsgd_is_one_step_of_sgd_with_the_samples_of_all_devices(local: Local) -> None:
     parts = round_with(FedSGD(), local=local)
     assert parts.local == Local(epochs=1, batch=0, steps=1, lr=0.2)

@@ -24,7 +24,7 @@ Steps = Callable[[nn.Module, Job], Any]   # of a model: an object with `step()` 
 
 class PlainSteps:
     def __init__(self, model: nn.Module, job: Job) -> None:
-        self.optimizer = torch.optim.SGD(model.parameters(), lr=job.local.lr)
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=job.local.rate)
 
     def step(self) -> None:
         self.optimizer.step()

@@ -13,7 +13,9 @@ from shoestring.core.budget import Budget
 from shoestring.core.exactness import Exactness
 from shoestring.core.job import Job, default_loss
 from shoestring.federated.cohort import Differs, plainly
+from shoestring.federated.cohort.fused import Fused
 from shoestring.federated.cohort.recorded import AFTER, Gradients
+from shoestring.federated.cohort.way import Moved
 from shoestring.federated.prepare import Asked, Prepared, prepared
 from shoestring.federated.room import FederatedPlan, planned
 from shoestring.federated.round import Server
@@ -23,7 +25,7 @@ from shoestring.federated.work.scaffold import Scaffold
 from shoestring.runs.event import Event, Warned
 from shoestring.runs.folder import Folder
 from tests.federated.cohort.fedavg import by_hand, by_shoestring, initial
-from tests.federated.cohort.test_awkward import COUNTS, Net, clients, job_of
+from tests.federated.cohort.test_awkward import CLASSES, COUNTS, WIDTH, Net, clients, job_of
 
 FIVE = 5   # samples of a batch that no trial has
 
@@ -60,6 +62,25 @@ def test_a_shape_that_no_trial_had_is_compared_and_the_round_is_done_right(proce
     right, start = by_hand(job(), 2), initial(job())
     assert float((server.weights - right).norm() / (right - start).norm()) < 1e-5
     assert len(warned) == 1 and "batch of 5 samples" in warned[0] and simulation.plainly
+    assert torch.equal(server.weights, ended(replace(given, how=plainly(given.how, "")))[0].weights)
+
+
+def test_fused_steps_are_compared_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault is put into them that only a chunk with a device of five records has."""
+    mlp = job_of({"model": lambda: nn.Sequential(nn.Linear(WIDTH, 8), nn.ReLU(), nn.Linear(8, CLASSES))})
+    given = prepared(mlp, Asked(per_round=len(COUNTS), rounds=2, processes=1))
+    assert given.how.kind == "fused"
+    _, simulation, warned = ended(given)
+    assert not warned and not simulation.plainly
+    work = Fused.moved
+
+    def faulty(self: Fused, start: Tensor, records: Any, objective: Any, seeds: Any) -> Moved:
+        found = work(self, start, records, objective, seeds)
+        return found._replace(rows=found.rows * (1.01 if FIVE in [one.count for one in records] else 1.0))
+
+    monkeypatch.setattr(Fused, "moved", faulty)
+    server, simulation, warned = ended(given)
+    assert len(warned) == 1 and "differs from the plain loop's by 0.01" in warned[0] and simulation.plainly
     assert torch.equal(server.weights, ended(replace(given, how=plainly(given.how, "")))[0].weights)
 
 

@@ -74,7 +74,19 @@ def test_what_devices_do_not_follow_is_told_with_what_to_give_instead() -> None:
     own = lambda parameters: torch.optim.Adam(parameters, lr=0.1)  # noqa: E731
     told = prepared(job_of({"optimizer": own, "patience": 3, "validate": lambda model: {"loss": 0.0}}), Asked(per_round=8)).how.why
     assert "Local(optimizer=...)" in told and "patience" in told
-    assert "Local(optimizer" not in prepared(job_of({"optimizer": own, "local": replace(LOCAL, optimizer=own)}), Asked(per_round=8)).how.why
+    both = {"optimizer": own, "local": replace(LOCAL, lr=None, optimizer=own)}
+    assert "(optimizer" not in prepared(job_of(both), Asked(per_round=8)).how.why
+
+
+def test_devices_step_by_the_jobs_optimizer_where_local_says_nothing_else() -> None:
+    own = lambda parameters: torch.optim.Adam(parameters, lr=0.1)  # noqa: E731
+    silent = replace(LOCAL, lr=None)
+    found, simulation = by_shoestring(job_of({"local": silent, "optimizer": own}), 2)
+    assert torch.equal(found, by_shoestring(job_of({"local": replace(silent, optimizer=own)}), 2)[0])
+    assert not torch.allclose(found, by_shoestring(job_of({"local": silent}), 2)[0]), "plain SGD where nobody says anything"
+    assert "devices step by Job(optimizer=...)" in simulation.given.how.why
+    with pytest.raises(Mistake, match="give one of them"):
+        replace(LOCAL, optimizer=own)
 
 
 def test_what_can_not_be_done_in_a_devices_work_is_refused() -> None:

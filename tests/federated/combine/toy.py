@@ -30,7 +30,7 @@ def work(order: Order, devices: Sequence[Device], objective: Objective) -> Updat
         samples = device.records.data[device.records.trained]
         for _ in range(objective.local.steps or objective.local.epochs):
             found.append(0.5 * float((now - samples).square().sum(1).mean()))
-            now -= objective.local.lr * (now - samples.mean(0))
+            now -= objective.local.rate * (now - samples.mean(0))
         rows.append(now - order.weights)
         losses.append(sum(found) / len(found))
     counts = [float(device.records.count) for device in devices]

@@ -53,8 +53,8 @@ class Quadratic:
         rows = start.clone()
         for place, device in enumerate(records):
             for _ in range(objective.local.epochs):
-                rows[place] *= float("inf") if device.name == self.steep and objective.local.lr >= 0.3 else 1.0
-                rows[place] -= objective.local.lr * CURVATURE * (rows[place] - device.data[device.trained].mean())
+                rows[place] *= float("inf") if device.name == self.steep and objective.local.rate >= 0.3 else 1.0
+                rows[place] -= objective.local.rate * CURVATURE * (rows[place] - device.data[device.trained].mean())
         return Trained(rows)
 
 

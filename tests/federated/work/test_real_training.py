@@ -32,7 +32,7 @@ def worked(small: Small, start: Tensor, name: str, number: int, mu: float = 0.0,
         if correction is not None:
             loss = loss + correction @ flat
         for one, gradient in zip(net.parameters(), torch.autograd.grad(loss, list(net.parameters())), strict=True):
-            one.data -= local.lr * gradient
+            one.data -= local.rate * gradient
         steps += 1
     return small.layout.row(net), steps
 

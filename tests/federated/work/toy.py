@@ -57,7 +57,7 @@ def quadratic(order: Order, devices: Sequence[Device], objective: Objective) -> 
                 gradient = gradient + objective.pull * (now - objective.anchor)
             if objective.correction is not None:
                 gradient = gradient + objective.correction[place]
-            now -= objective.local.lr * gradient
+            now -= objective.local.rate * gradient
         ends.append(now)
     rows = torch.stack(ends) - starts
     counts = torch.tensor([device.records.count for device in devices], dtype=torch.float64)
