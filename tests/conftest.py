@@ -10,8 +10,8 @@ start inherit it.
 No test depends on time (tests/waiting.py, tests/test_no_clocks.py). Hypothesis would fail an example that takes longer than a fifth of a
 second, and give up drawing where that is slow: neither here. It draws the same examples in every run.
 
-A shell ignores SIGINT for what it starts in the background, and `nohup` ignores SIGHUP. Commands keep to that, so tests that stop them would
-wait for ever: here no signal is ignored.
+A shell ignores SIGINT for what it starts in the background, and `nohup` ignores SIGHUP. Commands keep to that, so tests that stop them
+would wait for ever: here no signal is ignored.
 """
 from __future__ import annotations
 
