@@ -24,6 +24,7 @@ from shoestring.core.run import plain_run
 from shoestring.core.seal import sealed
 from shoestring.data.feed import Feed
 from shoestring.federated.kept_plan import kept_plan as kept_federated_plan
+from shoestring.federated.offered import offered
 from shoestring.jobfile import loaded_job
 from shoestring.planning.outcome import plan_file
 from shoestring.planning.plan import Plan, load_plan
@@ -222,7 +223,7 @@ def test_the_plan_of_a_federation(tmp_path: Path) -> None:
     whole = {"chosen": {"techniques": [{"name": "TopK", "knobs": {"share": 0.1}}, {"name": "FedAdam", "knobs": {}}], "exactness": "changed",
                         "up_bytes": 3.0}, "how": {"kind": "sequential", "chunk": 4, "why": "", "processes": 1}}
     folder.write("plan.json", whole)
-    resealed(tmp_path / "plan.json", whole, lambda: kept_federated_plan(folder), 6)
+    resealed(tmp_path / "plan.json", whole, lambda: kept_federated_plan(folder, offered()), 6)
 
 
 def test_a_report(room: Room, capsys: pytest.CaptureFixture[str]) -> None:
@@ -308,11 +309,12 @@ def test_tasks_and_messages(room: Room) -> None:
 
 
 def test_a_privacy_ledger(tmp_path: Path) -> None:
-    whole = vars(Entry(0, "0" * 64, 1.0, 0.1, 1e-5)).copy()
-    head = line_of(Entry(0, "0" * 64, 1.0, 0.1, 1e-5))
+    path, entry = tmp_path / "privacy.jsonl", Entry("run", 0, "0" * 16, 1.0, 0.1, 1e-5)
+    whole, width = {"line": 0} | vars(entry), len(line_of(0, entry))
     for one in variants(whole, 12):
-        text = json.dumps(one).encode()[:-1].ljust(len(head) - 19)
-        (tmp_path / "privacy.jsonl").write_bytes(text + b',"crc":"%08x"}\n' % crc32(text))
+        text = json.dumps(one).encode()[:-1].ljust(width - 19)
+        path.write_bytes(text + b',"crc":"%08x"}\n' % crc32(text))
         with told(one):
-            found = Spending(tmp_path)
+            found = Spending(path, "run")
             assert found.entries or found.lost, "what may have been spent counts"
+            found.epsilon()

@@ -123,7 +123,9 @@ def check_types(kind: type, knobs: Mapping[str, Any]) -> None:
     """Refuse knobs of another type than a technique says, and numbers that are none or that nothing can be as large as."""
     hints = hints_of(kind) if is_dataclass(kind) else {}
     for name, value in knobs.items():
-        made(hints.get(name, Any), value, False, name)
+        several = hints.get(name) is str and isinstance(value, (list, tuple)) and all(isinstance(one, str) for one in value)
+        if not several:   # names, which the technique joins, or refuses itself
+            made(hints.get(name, Any), value, False, name)
         if isinstance(value, (int, float)) and not -LARGEST < value < LARGEST:
             raise Unreadable(f"{name} is {str(value)[:40]}")
 

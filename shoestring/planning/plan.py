@@ -199,7 +199,8 @@ def plan_in(data: Mapping[str, Any], path: Path) -> Plan:
 def check_values(plan: Plan) -> None:
     """Refuse values of another type than a plan has, and figures that nothing can be."""
     for name, value in plan.numbers().items():
-        if value is not None and (not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value < LARGEST):
+        if value is not None and (not isinstance(value, (int, float)) or isinstance(value, bool) or not (
+                0 <= value < LARGEST or (name == "drift" and value == math.inf))):   # nobody knows how far
             raise ValueError(f"{name} is {str(value)[:40]}")
     hints = hints_of(Plan)
     for name in ("where", "parts", "sure", "warnings", "mesh", "ranks", "blocks", "drift"):

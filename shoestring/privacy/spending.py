@@ -30,7 +30,7 @@ NAME = "privacy.jsonl"   # in a run's folder, if no other ledger is named
 WIDTH = 256              # bytes of a line, with its end
 CRC = len(b',"crc":"00000000"}')
 TRIES = 300              # to lock the file, a tenth of a second each
-LEAST = 1e-3             # no noise is smaller
+LEAST, MOST_NOISE = 1e-3, 1e6   # no noise is smaller or larger
 MOST_LINES = 10**7
 BEFORE = {"round", "digest", "multiplier", "rate", "delta"}   # of a line of the version before, whose noise followed from the job's seed
 
@@ -219,6 +219,6 @@ def entry_of(line: bytes) -> tuple[int | None, Entry] | None:
 def is_usable(number: object, entry: Entry) -> bool:
     """Whether a line whose checksum fits says something that we could have written; the numbers alone, so that nothing takes long."""
     check_delta(entry.delta)
-    return (entry.kind.multiplier >= LEAST and (number is None or (isinstance(number, int) and 0 <= number < MOST_LINES))
+    return (LEAST <= entry.kind.multiplier <= MOST_NOISE and (number is None or (isinstance(number, int) and 0 <= number < MOST_LINES))
             and isinstance(entry.round, int) and isinstance(entry.run, str) and isinstance(entry.release, str)
             and isinstance(entry.seeded, bool) and (entry.limit is None or 0 < entry.limit < inf))

@@ -32,7 +32,7 @@ from tests.parallel import six_blocks
 from tests.parallel.members import Group
 from tests.parallel.test_promises_of_groups import outcomes
 from tests.records import records, steps_in
-from tests.waiting import HUNG
+from tests.waiting import HUNG, until
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
 JOB = Path(six_blocks.__file__)
@@ -88,6 +88,7 @@ def test_a_run_that_is_killed_goes_on_from_where_the_line_drained_and_ends_with_
         if doom:
             group.processes[1].join(HUNG)
             assert group.processes[1].exitcode == -signal.SIGKILL
+            until((tmp_path / place / "checkpoints" / "step-00000004").exists)   # it is saved in the background
             group.kill()
             group = Group(tmp_path / place, 2, JOB, plan, steps, **words)
         group.results()

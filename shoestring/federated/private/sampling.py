@@ -23,6 +23,7 @@ from shoestring.federated.randomness import Randomness, with_noise
 from shoestring.federated.round import Combined, Group, Population, Server, Updates
 from shoestring.federated.technique import RoundCost
 from shoestring.privacy.account import epsilon_of
+from shoestring.privacy.spending import MOST_NOISE
 
 EXPECTED = "Noise.expected"   # of the server's state: devices of a round
 CHOSEN = "Noise.chosen"       # of what a round draws: numbers of the devices that take part
@@ -94,5 +95,6 @@ def noise_refusal(cost: RoundCost, clip: str) -> str:
 
 
 def check_multiplier(multiplier: float, name: str) -> None:
-    if not 0 < multiplier < inf:
-        raise Mistake(f"multiplier={multiplier!r} in {name}: it is the noise in units of the clipping norm; give a number above 0")
+    if not 0 < multiplier <= MOST_NOISE:
+        raise Mistake(f"multiplier={multiplier!r} in {name}: it is the noise in units of the clipping norm; give a number above 0, and "
+                      f"{MOST_NOISE:,.0f} at most")

@@ -257,7 +257,7 @@ def counted_text(count: float | None, unit: object) -> str:
 def interval_text(told: Entries, error: float | None) -> str:
     """
     >>> interval_text({"interval": [0.91, 0.95]}, 0.01), interval_text({}, 0.01), interval_text({}, None)
-    ('0.91 to 0.95', '\xb1 0.01', '')
+    ('.91 to .95', '\xb1 .01', '')
     """
     low, high = (*(finite(one) for one in listed(told.get("interval"))[:2]), None, None)[:2]
     if low is not None and high is not None:
