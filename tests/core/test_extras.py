@@ -63,7 +63,7 @@ def test_every_package_that_a_benchmark_imports_is_installed_by_an_extra() -> No
     files = sorted((ROOT / "benchmarks").rglob("*.py"))
     own = {file.stem for file in files} | {"shoestring", "torch", "numpy", "rich"} | set(sys.stdlib_module_names)
     declared = {normal(one) for names in ("bench", "peers", "all", *EXTRAS) for one in requirements(DECLARED[names])}
-    owners = packages_distributions()
+    owners = {"faiss": ["faiss-cpu"], **packages_distributions()}   # the tests do not install what only benchmarks need
     missing = {name for file in files for name in imported(file) - own
                if not declared & {normal(one) for one in (*owners.get(name, ()), name)}}
     assert not missing, f"imported in benchmarks/ and in no extra of pyproject.toml: {sorted(missing)}"
