@@ -46,12 +46,12 @@ def outcome_text(outcome: FederatedOutcome, screen: Screen) -> str:
 
 def statistics_text(given: Prepared) -> str:
     """What becomes of the running statistics of norm layers."""
-    from shoestring.core.statistics import Statistics
+    from shoestring.core.statistics import StatisticsRule
 
     count, private = given.layout.statistics.size, given.asked.epsilon is not None
-    told = {Statistics.AVERAGED: f"averaged: they are sent beside the weights as they are, {4 * count:,} bytes",
-            Statistics.LOCAL: "local: every device keeps its own, and the common model's stay as it began",
-            Statistics.FROZEN: "frozen: norm layers use those that the model begins with"}[given.statistics]
+    told = {StatisticsRule.AVERAGED: f"averaged: they are sent beside the weights as they are, {4 * count:,} bytes",
+            StatisticsRule.LOCAL: "local: every device keeps its own, and the common model's stay as it began",
+            StatisticsRule.FROZEN: "frozen: norm layers use those that the model begins with"}[given.statistics]
     return f"{count:,} statistics of norm layers are {told}" + ", because epsilon does not cover them" * private
 
 

@@ -17,7 +17,7 @@ REWEIGHTED = 4    # solutions that are tried where there are several outputs
 
 
 @dataclass(frozen=True)
-class Sums:
+class OutputSums:
     """How damages of single weights add up to those of outputs."""
 
     base: tuple[float, ...]      # damage before any weight is stored otherwise

@@ -103,13 +103,13 @@ def fidelity(found: Sequence[Answer], wanted: Sequence[Answer], measures: Sequen
     """Vectors with numbers that are not finite have fidelity 0; where the original's are not, nothing can be said. Without `measures`, what
     suits the original's numbers."""
     chosen = measures or [by_numbers(name, [one[name] for one in wanted]) for name in wanted[0]]
-    comparison = Comparison(chosen)
+    comparison = FidelitySums(chosen)
     for one, other in zip(found, wanted, strict=True):
         comparison.add(one, other)
     return comparison.fidelity
 
 
-class Comparison:
+class FidelitySums:
     """Answers that are compared batch by batch. Sums of samples are kept, and no answers: those of a language model, with every word of its
     vocabulary at every place of a text, are many times as large as the model."""
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from shoestring.compression.scratch import Kept, Scratch
+from shoestring.compression.scratch import Scratch, ScratchTensor
 
 PANEL = 256       # rows of a panel
 DAMPING = 0.01    # of the mean second moment, added to all of them: inputs that were never seen are not free
@@ -23,7 +23,7 @@ class SecondMoment:
     scratch: Scratch
     columns: int
     squares: Tensor                                    # the diagonal, in memory
-    panels: list[Kept] = field(default_factory=list)
+    panels: list[ScratchTensor] = field(default_factory=list)
     known_factor: Factor | None = None
 
     @classmethod
@@ -91,7 +91,7 @@ class Factor:
     scratch: Scratch
     order: Tensor
     damping: float
-    panels: tuple[Kept, ...]
+    panels: tuple[ScratchTensor, ...]
     diagonal: Tensor
 
     def unit_panel(self, number: int) -> Tensor:
@@ -103,7 +103,7 @@ class Factor:
 def factor_of(moment: SecondMoment, damping: float) -> Factor | None:
     """Panel by panel in double precision, stored in single; None if the moment is not positive definite."""
     scratch, order = moment.scratch, torch.argsort(moment.squares, descending=True).flip(0)
-    panels: list[Kept] = []
+    panels: list[ScratchTensor] = []
     diagonal = torch.empty(moment.columns)
     for begin, end in spans(moment.columns):
         mine = moment.rows(order[begin:end])[:, order[:end]].double()

@@ -43,7 +43,7 @@ FEW = 8          # samples that the loss is watched on
 ELEMENTS = 4     # of a tensor that are followed back to an output, if the first have no gradient
 
 
-class Kind(NamedTuple):
+class OutputKind(NamedTuple):
     """What a function says of the tensor that it is given. `axis`: that of classes; None: the function's own `dim`."""
 
     measure: str
@@ -52,30 +52,30 @@ class Kind(NamedTuple):
     probabilities: bool = False
 
 
-CLASSES, YES_OR_NO, NUMBERS = Kind(KL, 1, True), Kind(BINARY, -1, True), Kind(R2, -1, True)
-TOLD_BY: dict[Any, Kind] = {
+CLASSES, YES_OR_NO, NUMBERS = OutputKind(KL, 1, True), OutputKind(BINARY, -1, True), OutputKind(R2, -1, True)
+SOFTMAX, SIGMOID, DIRECTION = OutputKind(KL, None), OutputKind(BINARY), OutputKind(COSINE, None)
+TOLD_BY: dict[Any, OutputKind] = {
     functional.cross_entropy: CLASSES, functional.nll_loss: CLASSES, functional.multi_margin_loss: CLASSES,
-    functional.kl_div: Kind(KL, -1, True), functional.log_softmax: Kind(KL, None), functional.softmax: Kind(KL, None),
-    torch.log_softmax: Kind(KL, None), torch.softmax: Kind(KL, None), Tensor.log_softmax: Kind(KL, None), Tensor.softmax: Kind(KL, None),
-    torch.argmax: Kind(KL, None), Tensor.argmax: Kind(KL, None),
+    functional.kl_div: OutputKind(KL, -1, True), functional.log_softmax: SOFTMAX, functional.softmax: SOFTMAX,
+    torch.log_softmax: SOFTMAX, torch.softmax: SOFTMAX, Tensor.log_softmax: SOFTMAX, Tensor.softmax: SOFTMAX,
+    torch.argmax: SOFTMAX, Tensor.argmax: SOFTMAX,
     functional.binary_cross_entropy_with_logits: YES_OR_NO, functional.soft_margin_loss: YES_OR_NO,
-    functional.multilabel_soft_margin_loss: YES_OR_NO, functional.binary_cross_entropy: Kind(BINARY, -1, True, True),
-    torch.sigmoid: Kind(BINARY), Tensor.sigmoid: Kind(BINARY), functional.sigmoid: Kind(BINARY), functional.logsigmoid: Kind(BINARY),
+    functional.multilabel_soft_margin_loss: YES_OR_NO, functional.binary_cross_entropy: OutputKind(BINARY, -1, True, True),
+    torch.sigmoid: SIGMOID, Tensor.sigmoid: SIGMOID, functional.sigmoid: SIGMOID, functional.logsigmoid: SIGMOID,
     functional.mse_loss: NUMBERS, functional.l1_loss: NUMBERS, functional.smooth_l1_loss: NUMBERS, functional.huber_loss: NUMBERS,
     functional.gaussian_nll_loss: NUMBERS, functional.poisson_nll_loss: NUMBERS,
-    functional.cosine_similarity: Kind(COSINE, None), functional.cosine_embedding_loss: Kind(COSINE, -1),
-    functional.normalize: Kind(COSINE, None)}
+    functional.cosine_similarity: DIRECTION, functional.cosine_embedding_loss: OutputKind(COSINE, -1), functional.normalize: DIRECTION}
 SIZES = {torch.pow, Tensor.pow, Tensor.__pow__, torch.square, Tensor.square, torch.abs, Tensor.abs}   # of a difference: a regression
 OVER = {torch.gt, Tensor.gt, Tensor.__gt__, torch.ge, Tensor.ge, Tensor.__ge__}                       # a threshold: yes or no
 DEFAULT_DIM = {functional.cosine_similarity: 1, functional.normalize: 1}
 
 
 @dataclass(frozen=True)
-class Noted:
+class NotedUse:
     """A tensor that a function was given, and what that says of it."""
 
     tensor: Tensor
-    kind: Kind
+    kind: OutputKind
     axis: int
     said_by: str
 
@@ -85,7 +85,7 @@ class WatchedLoss(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.noted: list[Noted] = []
+        self.noted: list[NotedUse] = []
         self.inside_model, self.who = True, "the model's own loss"
 
     def __torch_function__(self, function: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (),
@@ -100,17 +100,19 @@ class WatchedLoss(TorchFunctionMode):
         if kind is not None and (kind.loss or not self.inside_model):
             for one in given:
                 if isinstance(one, Tensor) and one.is_floating_point() and one.dim():
-                    self.noted.append(Noted(one, kind, axis_of(function, kind, one, args, named), f"{self.who} calls {function.__name__}"))
+                    axis = axis_of(function, kind, one, args, named)
+                    self.noted.append(NotedUse(one, kind, axis, f"{self.who} calls {function.__name__}"))
         return function(*args, **named)
 
-    def by_arithmetic(self, function: Any, args: tuple[Any, ...]) -> Kind | None:
+    def by_arithmetic(self, function: Any, args: tuple[Any, ...]) -> OutputKind | None:
         first = args[0] if args else None
         if function in SIZES and isinstance(first, Tensor) and type(first.grad_fn).__name__ == "SubBackward0":
-            return Kind(R2)
-        return Kind(BINARY) if function in OVER and len(args) > 1 and args[1] in (0, 0.5) and isinstance(args[1], (int, float)) else None
+            return OutputKind(R2)
+        threshold = args[1] if function in OVER and len(args) > 1 else None
+        return SIGMOID if isinstance(threshold, (int, float)) and threshold in (0, 0.5) else None
 
 
-def axis_of(function: Any, kind: Kind, given: Tensor, args: tuple[Any, ...], named: Mapping[str, Any]) -> int:
+def axis_of(function: Any, kind: OutputKind, given: Tensor, args: tuple[Any, ...], named: Mapping[str, Any]) -> int:
     if kind.axis is not None:
         return min(kind.axis, given.dim() - 1)
     usual = DEFAULT_DIM.get(function, -1)
@@ -203,7 +205,7 @@ def watched_kinds(job: Job, model: nn.Module, batch: Batch, names: Sequence[str]
     return {name: how for name, how in found.items() if how.measure in (BINARY, R2) or there[name].shape[how.axis] > 1}
 
 
-def united(name: str, tensor: Tensor, linked: Sequence[tuple[Noted, int]]) -> OutputMeasure:
+def united(name: str, tensor: Tensor, linked: Sequence[tuple[NotedUse, int]]) -> OutputMeasure:
     """What the functions that were given an output, or parts of it, say together: the first counts, unless parts are of different kinds."""
     losses = {one.kind.measure: one.said_by for one, _ in linked if one.kind.loss}
     if len(losses) > 1:
@@ -213,7 +215,7 @@ def united(name: str, tensor: Tensor, linked: Sequence[tuple[Noted, int]]) -> Ou
     return how if how.measure in (KL, COSINE) else replace(how, axis=feature_axis(tensor))
 
 
-def place_in(one: Noted, output: Tensor) -> int | None:
+def place_in(one: NotedUse, output: Tensor) -> int | None:
     """The axis of an output that a function's axis is, if the tensor that it was given consists of elements of the output."""
     if one.tensor is output:
         return one.axis % output.dim() - output.dim() if output.dim() else None

@@ -11,13 +11,13 @@ from torch import nn
 from shoestring.compression.allocate import Allocation
 from shoestring.compression.catalogue import CATALOGUE, clash
 from shoestring.compression.decode import finished
-from shoestring.compression.fidelity import Comparison, Fidelity
+from shoestring.compression.fidelity import Fidelity, FidelitySums
 from shoestring.compression.forms.form import Form
 from shoestring.compression.manifest import numbers_bytes
 from shoestring.compression.output_kinds import AUTO, measures_of
 from shoestring.compression.pack import buffers_of
 from shoestring.compression.restructure import plain_offers
-from shoestring.compression.scratch import Kept
+from shoestring.compression.scratch import ScratchTensor
 from shoestring.compression.source import Samples, Source
 from shoestring.compression.study import Study, unharmed
 from shoestring.compression.technique import Compressed, CompressTechnique, ModelCost, Offer
@@ -89,7 +89,7 @@ class CompressRoom(Room[CompressTechnique, ModelCost, CompressPlan]):
         budget, self.first = cost.wanted, cost.study
         self.objective = SIZE if budget.size is None and budget.quality is not None else DAMAGE
         self.budget, self.batches, self.original, self.catalogue = budget, checked, original, tuple(catalogue)
-        self.wanted: list[dict[str, Kept]] | None = None    # what the original says
+        self.wanted: list[dict[str, ScratchTensor]] | None = None    # what the original says
         self.timed: Latency | None = None    # the answers that had to wait most while they were timed
 
     def sketched(self, one: Candidate[CompressTechnique, ModelCost]) -> CompressPlan:
@@ -124,7 +124,7 @@ class CompressRoom(Room[CompressTechnique, ModelCost, CompressPlan]):
         if self.wanted is None:
             self.wanted = [{name: self.first.scratch.keep(one) for name, one in study.said([batch], self.original)[0].items()}
                            for batch in self.batches]
-        made, comparison = compressed(techniques, cost, self.first).model, Comparison(study.measures)
+        made, comparison = compressed(techniques, cost, self.first).model, FidelitySums(study.measures)
         for batch, wanted in zip(self.batches, self.wanted, strict=True):
             comparison.add(study.said([batch], made)[0], {name: self.first.scratch.read(place) for name, place in wanted.items()})
         if not comparison.finite and not self.budget.broken(cost.known):   # else it is only told of, as the nearest that there is

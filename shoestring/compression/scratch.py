@@ -13,7 +13,7 @@ from torch import Tensor
 from shoestring.core.errors import Mistake
 
 
-class Kept(NamedTuple):
+class ScratchTensor(NamedTuple):
     """Where a tensor lies in the file."""
 
     offset: int
@@ -27,18 +27,18 @@ class Scratch:
     def __init__(self) -> None:
         self.file, self.end = tempfile.TemporaryFile(buffering=0), 0   # noqa: SIM115 (it lives as long as this object)
 
-    def keep(self, tensor: Tensor) -> Kept:
+    def keep(self, tensor: Tensor) -> ScratchTensor:
         """
         >>> scratch = Scratch()
         >>> scratch.read(scratch.keep(torch.arange(3)))
         tensor([0, 1, 2])
         """
-        place = Kept(self.end, tuple(tensor.shape), tensor.dtype)
+        place = ScratchTensor(self.end, tuple(tensor.shape), tensor.dtype)
         self.end += prod(place.shape) * place.dtype.itemsize
         self.write(place, tensor)
         return place
 
-    def write(self, place: Kept, tensor: Tensor) -> None:
+    def write(self, place: ScratchTensor, tensor: Tensor) -> None:
         """In the place of what is there, which has the same shape."""
         assert tuple(tensor.shape) == place.shape and tensor.dtype == place.dtype, "a place is for tensors of one shape"
         rest, offset = bytes_of(tensor.detach().contiguous()), place.offset
@@ -50,7 +50,7 @@ class Scratch:
             raise Mistake(f"compressing keeps what it tried in a temporary file, and {len(rest):,} bytes of it could not be written to "
                           f"{tempfile.gettempdir()} ({error.strerror}): make room there, or set TMPDIR to another folder") from error
 
-    def read(self, place: Kept) -> Tensor:
+    def read(self, place: ScratchTensor) -> Tensor:
         found = torch.empty(place.shape, dtype=place.dtype)
         rest, offset = bytes_of(found), place.offset
         while rest:

@@ -13,7 +13,7 @@ from torch import nn
 
 from shoestring.compression.answers import answer
 from shoestring.compression.edits import edited
-from shoestring.compression.fidelity import MEASURES, Comparison, Fidelity
+from shoestring.compression.fidelity import MEASURES, Fidelity, FidelitySums
 from shoestring.compression.manifest import MANIFEST, TENSORS
 from shoestring.compression.metric import BatchMetrics, Floor, Metric, metrics, moved_by, of_batch, of_batches
 from shoestring.compression.output_kinds import AUTO
@@ -101,7 +101,7 @@ class Session:
         """Fidelity, and the metrics of a model and of the original, on unseen samples: all from one forward of each. What they say of one
         batch is there at a time."""
         job, models = self.source.job, (loaded, self.source.model)
-        comparison = Comparison(self.plan.cost.study.measures)
+        comparison = FidelitySums(self.plan.cost.study.measures)
         told = [compared_batch(job, models, batch, comparison, notes) for batch in self.given.unseen]
         if job.validate is not None:
             now, original = (metrics(job, model, ()) for model in models)
@@ -220,7 +220,7 @@ class Session:
                 "files": [TENSORS, MANIFEST]}
 
 
-def compared_batch(job: Job, models: Sequence[nn.Module], batch: Batch, comparison: Comparison, notes: list[str]) -> list[BatchMetrics]:
+def compared_batch(job: Job, models: Sequence[nn.Module], batch: Batch, comparison: FidelitySums, notes: list[str]) -> list[BatchMetrics]:
     """What a smaller model and the original say of a batch, added to the comparison; and the metrics of both, unless the job validates by
     itself."""
     with torch.no_grad():

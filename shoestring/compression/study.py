@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from shoestring.compression.answers import Answer
-from shoestring.compression.fidelity import Comparison, Fidelity, Forward, OutputFidelity, OutputMeasure, fidelity, outputs
+from shoestring.compression.fidelity import Fidelity, FidelitySums, Forward, OutputFidelity, OutputMeasure, fidelity, outputs
 from shoestring.compression.forms.form import Form, Plain
 from shoestring.compression.forms.grid import Grid, matrix_shape
 from shoestring.compression.forms.kinds import KINDS
@@ -29,7 +29,7 @@ from shoestring.compression.moments import SecondMoment
 from shoestring.compression.place import inside
 from shoestring.compression.probe import a_part, as_one
 from shoestring.compression.rounding import LARGEST, Rounded, Setting, rounded
-from shoestring.compression.scratch import Kept, Scratch, trim
+from shoestring.compression.scratch import Scratch, ScratchTensor, trim
 from shoestring.compression.timing import Clock, clock_of
 from shoestring.compression.weights import Usage, Weight, looking_at, weights_of
 from shoestring.core.batch import Batch
@@ -52,7 +52,7 @@ class Way:
     error: float                          # estimated
     make: Callable[[], Form]
     scratch: Scratch | None = None        # where it lies once it was made: all ways of all weights are larger than the model
-    parts: dict[str, Kept] | None = None
+    parts: dict[str, ScratchTensor] | None = None
 
     @property
     def form(self) -> Form:
@@ -153,9 +153,9 @@ class Study:
     def compared(self, found: Sequence[Answer], wanted: Sequence[Answer]) -> Fidelity:
         return fidelity(found, wanted, self.measures)
 
-    def comparison(self, batches: Sequence[Batch], model: nn.Module, original: nn.Module) -> Comparison:
+    def comparison(self, batches: Sequence[Batch], model: nn.Module, original: nn.Module) -> FidelitySums:
         """Of what two models say, of which only one batch is there at a time."""
-        found = Comparison(self.measures)
+        found = FidelitySums(self.measures)
         for batch in batches:
             found.add(self.said([batch], model)[0], self.said([batch], original)[0])
         return found
@@ -301,7 +301,7 @@ class Study:
 
     def probed(self, wanted: Sequence[Answer]) -> Fidelity:
         """How close the model, as it is now, is to these outputs of the probe."""
-        found = Comparison(self.measures)
+        found = FidelitySums(self.measures)
         for batch, one in zip(self.probe, wanted, strict=True):
             found.add(self.said([batch])[0], one)
         return found.fidelity

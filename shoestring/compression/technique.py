@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Self
 from torch import Tensor, nn
 
 from shoestring.compression.allocate import Allocation, Option, frontier, smallest_bytes, total
-from shoestring.compression.allocate_outputs import Sums
+from shoestring.compression.allocate_outputs import OutputSums
 from shoestring.compression.forms.form import Form
 from shoestring.compression.manifest import Stored, fixed_bytes, folder_bytes, numbers_bytes, stored_bytes
 from shoestring.compression.study import Study, Way
@@ -88,8 +88,8 @@ class ModelCost:
         return Option(offer, stored_bytes(packed), sum(damages), seconds, dense if self.decoded else numbers_bytes(packed), damages)
 
     @property
-    def sums(self) -> Sums:
-        return Sums(self.study.base.damages, self.factor)
+    def sums(self) -> OutputSums:
+        return OutputSums(self.study.base.damages, self.factor)
 
     @cached_property
     def allocation(self) -> Allocation[Offer]:
@@ -120,7 +120,7 @@ class ModelCost:
 
     def measure(self, allocation: Allocation[Offer]) -> bool:
         """Measure the damages that an allocation relies on, if they count; whether there was any that was not measured before."""
-        new, whole = False, Sums(self.study.nothing).damages(allocation)
+        new, whole = False, OutputSums(self.study.nothing).damages(allocation)
         for weight in self.study.weights:
             taken = allocation[weight.name]
             counts = any(one > COUNTS * every for one, every in zip(taken.damages, whole, strict=True))

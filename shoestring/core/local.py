@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from shoestring.core.errors import Mistake
-from shoestring.core.statistics import Statistics
+from shoestring.core.statistics import StatisticsRule
 
 RATE = 0.05
 
@@ -48,8 +48,8 @@ class Local:
             raise Mistake(f"lr={self.lr} in Local: give a rate above 0")
         if self.held_out >= 1:
             raise Mistake(f"held_out={self.held_out} in Local: it is a share of a device's records, give less than 1")
-        if self.statistics not in ("", *Statistics):
-            raise Mistake(f"statistics={self.statistics!r} in Local: there are {', '.join(Statistics)}")
+        if self.statistics not in ("", *StatisticsRule):
+            raise Mistake(f"statistics={self.statistics!r} in Local: there are {', '.join(StatisticsRule)}")
 
     @property
     def rate(self) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 
-class Statistics(StrEnum):
+class StatisticsRule(StrEnum):
     AVERAGED = "averaged"   # the server's become the mean of what devices send, by samples
     LOCAL = "local"         # every device keeps its own; the server's stay as the model began
     FROZEN = "frozen"       # nobody's change: norm layers use those that the model began with, in training too

@@ -4,7 +4,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from shoestring.federated.layout import Kind, Layout
+from shoestring.federated.layout import Layout, StatisticKind
 
 
 def mean_statistics(layout: Layout, rows: Tensor, counts: Tensor) -> Tensor:
@@ -20,7 +20,7 @@ def median_statistics(layout: Layout, rows: Tensor, counts: Tensor) -> Tensor:
 
 
 def with_whole_counters(layout: Layout, row: Tensor) -> Tensor:
-    return torch.where(layout.marks(Kind.COUNTER), row.round(), row)
+    return torch.where(layout.marks(StatisticKind.COUNTER), row.round(), row)
 
 
 def wrong_statistics(layout: Layout, rows: Tensor | None, count: int) -> list[str]:
@@ -28,6 +28,6 @@ def wrong_statistics(layout: Layout, rows: Tensor | None, count: int) -> list[st
     if rows is None or rows.shape != (count, layout.size):
         found = "no statistics" if rows is None else f"statistics of the shape {tuple(rows.shape[1:])}"
         return [f"it sent {found}, not of {(layout.size,)}" if layout.size or rows is not None else ""] * count
-    negative = (rows[:, layout.marks(Kind.VARIANCE)] < 0).any(1)
+    negative = (rows[:, layout.marks(StatisticKind.VARIANCE)] < 0).any(1)
     return ["its statistics have numbers that are not finite" if not good else "its statistics have a negative variance" if bad else ""
             for good, bad in zip(rows.isfinite().all(1).tolist(), negative.tolist(), strict=True)]

@@ -18,7 +18,7 @@ from shoestring.core.errors import Mistake
 from shoestring.core.private import RUNNING_NORMS
 
 
-class Kind(Enum):
+class StatisticKind(Enum):
     """What the numbers of an entry are, as far as averaging them must know."""
 
     VALUE = "any number"
@@ -32,7 +32,7 @@ class Entry:
     shape: tuple[int, ...]
     start: int          # in the row
     trained: bool       # else a statistic
-    kind: Kind = Kind.VALUE
+    kind: StatisticKind = StatisticKind.VALUE
 
     @property
     def stop(self) -> int:
@@ -63,7 +63,7 @@ class Layout:
         """Of the statistics alone, as a row of their own."""
         return Layout(tuple(replace(entry, start=entry.start - self.trained) for entry in self.entries if not entry.trained))
 
-    def marks(self, kind: Kind) -> Tensor:
+    def marks(self, kind: StatisticKind) -> Tensor:
         """Which numbers of a row are of this kind."""
         found = torch.zeros(self.size, dtype=torch.bool)
         for entry in self.entries:
@@ -106,18 +106,18 @@ def layout_of(model: nn.Module) -> Layout:
     beside = [(name, one) for name, one in model.named_buffers() if name in state and (one.dtype == torch.float32 or name in kinds)]
     entries, start = [], 0
     for place, (name, one) in enumerate((*found, *beside)):
-        entries.append(Entry(name, tuple(one.shape), start, place < len(found), kinds.get(name, Kind.VALUE)))
+        entries.append(Entry(name, tuple(one.shape), start, place < len(found), kinds.get(name, StatisticKind.VALUE)))
         start = entries[-1].stop
     return Layout(tuple(entries))
 
 
-def statistics_of(model: nn.Module) -> dict[str, Kind]:
+def statistics_of(model: nn.Module) -> dict[str, StatisticKind]:
     """Variances and counters of the model's norm layers, by name. Of other buffers nobody knows what they are."""
-    found: dict[str, Kind] = {}
+    found: dict[str, StatisticKind] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         if is_running_norm(module):
             lead = f"{name}." if name else ""
-            found |= {f"{lead}running_var": Kind.VARIANCE, f"{lead}num_batches_tracked": Kind.COUNTER}
+            found |= {f"{lead}running_var": StatisticKind.VARIANCE, f"{lead}num_batches_tracked": StatisticKind.COUNTER}
     return found
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
-from shoestring.core.statistics import Statistics
+from shoestring.core.statistics import StatisticsRule
 from shoestring.core.technique import applied
 from shoestring.data.clients import clients_of
 from shoestring.federated.cohort import Engine, How, how_to_work, work_of
@@ -72,7 +72,7 @@ class Prepared:
     processes: int
     sample: tuple[Device, ...]
     asked: Asked
-    statistics: Statistics          # what becomes of norm layers' statistics
+    statistics: StatisticsRule          # what becomes of norm layers' statistics
 
     @property
     def plain(self) -> Round:

@@ -5,7 +5,7 @@
     frozen     nobody's change: normalisation uses those that the model began with, in training as in evaluation
 
 They are no part of the row that techniques see: codecs, clipping, robust rules, noise and the server's optimizer act on trained weights.
-Statistics are sent as they are, 4 bytes a number. Under a robust rule the server takes their median, number by number, because a mean
+StatisticsRule are sent as they are, 4 bytes a number. Under a robust rule the server takes their median, number by number, because a mean
 would be whatever one device wants. Where an epsilon is asked for nothing covers them, so they are never sent. `local` with the norm layers'
 own weights personal, FedPer(layers="*norm*"), is FedBN: Li, Jiang, Zhang, Kamp, Dou 2021, FedBN: Federated Learning on Non-IID Features
 via Local Batch Normalization, arXiv 2102.07623.
@@ -20,22 +20,22 @@ from torch import Tensor, nn
 
 from shoestring.core.errors import Mistake
 from shoestring.core.local import Local
-from shoestring.core.statistics import Statistics
+from shoestring.core.statistics import StatisticsRule
 from shoestring.federated.layout import Layout, is_running_norm
 from shoestring.federated.round import Device, Group, Objective, Order, Round, Server, Updates
 
 KEPT = "statistics"   # of a device: its own, in the order of the row; further models of it keep theirs under f"{name}.statistics"
 
 
-def statistics_rule(asked: str, private: bool) -> Statistics:
+def statistics_rule(asked: str, private: bool) -> StatisticsRule:
     """The rule that is asked for; if none is, the usual one. `private`: an epsilon is asked for, which does not cover statistics."""
-    if asked == Statistics.AVERAGED and private:
+    if asked == StatisticsRule.AVERAGED and private:
         raise Mistake("statistics averaged, and an epsilon is asked for: running statistics are sums over a device's records, and no noise "
                       "covers them; give --statistics frozen or local, or leave out --epsilon and --delta")
-    return Statistics(asked) if asked else Statistics.FROZEN if private else Statistics.AVERAGED
+    return StatisticsRule(asked) if asked else StatisticsRule.FROZEN if private else StatisticsRule.AVERAGED
 
 
-def with_statistics(subject: Round, layout: Layout, rule: Statistics, initial: Tensor) -> Round:
+def with_statistics(subject: Round, layout: Layout, rule: StatisticsRule, initial: Tensor) -> Round:
     """A round whose techniques see trained weights alone, of one whose work is with whole rows.
 
     `layout` and `initial`: the model's whole row; every device can make its initial numbers itself, from the job and its seed.
@@ -46,12 +46,12 @@ def with_statistics(subject: Round, layout: Layout, rule: Statistics, initial: T
         return parts
 
     def order(server: Server, group: Group) -> Order:
-        return replace(subject.order(server, group), statistics=server.statistics if rule is Statistics.AVERAGED else None)
+        return replace(subject.order(server, group), statistics=server.statistics if rule is StatisticsRule.AVERAGED else None)
 
     def work(order: Order, devices: Sequence[Device], objective: Objective) -> Updates:
         given = own if order.statistics is None else order.statistics
         whole = replace(order, weights=torch.cat([order.weights, given]), statistics=None)
-        keeps = rule is not Statistics.FROZEN and (rule is Statistics.LOCAL or bool(objective.model))
+        keeps = rule is not StatisticsRule.FROZEN and (rule is StatisticsRule.LOCAL or bool(objective.model))
         key, begun = f"{objective.model}.{KEPT}" if objective.model else KEPT, given.expand(len(devices), -1)
         if keeps:
             begun = torch.stack([device.state.get(key, given) for device in devices])
@@ -60,14 +60,14 @@ def with_statistics(subject: Round, layout: Layout, rule: Statistics, initial: T
         if keeps:
             for device, kept in zip(devices, after, strict=True):
                 device.state[key] = kept.clone()
-        sent = after if rule is Statistics.AVERAGED else None
+        sent = after if rule is StatisticsRule.AVERAGED else None
         return replace(found, rows=found.rows[:, :trained].contiguous(), statistics=sent)
 
-    sends = layout.statistics if rule is Statistics.AVERAGED else Layout(())
+    sends = layout.statistics if rule is StatisticsRule.AVERAGED else Layout(())
     return parts.with_(order=order, work=work, statistics=sends)
 
 
-def whole_objective(order: Order, objective: Objective, begun: Tensor, rule: Statistics, keeps: bool) -> Objective:
+def whole_objective(order: Order, objective: Objective, begun: Tensor, rule: StatisticsRule, keeps: bool) -> Objective:
     """An objective of trained weights as one of whole rows; `begun`: the statistics that devices begin with."""
     start, anchor = objective.start, objective.anchor
     if start is not None or keeps:
@@ -80,7 +80,7 @@ def whole_objective(order: Order, objective: Objective, begun: Tensor, rule: Sta
 def train_mode(model: nn.Module, local: Local) -> None:
     """Put a model into the mode in which devices train it: with frozen statistics, norm layers use those they have and keep them."""
     model.train()
-    if local.statistics == Statistics.FROZEN:
+    if local.statistics == StatisticsRule.FROZEN:
         for module in model.modules():
             if is_running_norm(module):
                 module.eval()

@@ -84,7 +84,7 @@ def rounds_of(given: Prepared) -> int:
     return min(max(ceil(RECORDED / max(steps * chunks, 1)), ROUNDS), MOST)
 
 
-class Beside(NamedTuple):
+class BesidePlain(NamedTuple):
     """What rounds came to that were each played by the plain loop, too."""
 
     verdict: Verdict
@@ -92,7 +92,7 @@ class Beside(NamedTuple):
     losses: list[float]
 
 
-def beside_plain(given: Prepared, techniques: Sequence[FederatedTechnique], rounds: int) -> Beside:
+def beside_plain(given: Prepared, techniques: Sequence[FederatedTechnique], rounds: int) -> BesidePlain:
     """Every round as planned, and again one device after the other from where that one began."""
     ours, plain = Simulation(given, techniques), Simulation(replace(given, how=SEQUENTIAL), techniques)
     server, verdicts, losses = given.server(ours.parts), [], []
@@ -111,7 +111,7 @@ def beside_plain(given: Prepared, techniques: Sequence[FederatedTechnique], roun
     worst = max(verdicts, key=lambda one: (one.kept is False, one.difference))
     if ours.plainly:
         worst = replace(worst, what=f"{what}: they do not, so they work one after the other ({ours.plainly})")
-    return Beside(worst, server.row, losses)
+    return BesidePlain(worst, server.row, losses)
 
 
 def played(given: Prepared, techniques: Sequence[FederatedTechnique], rounds: int) -> tuple[Tensor, list[float]]:

@@ -9,7 +9,7 @@ from typing import Any
 from shoestring.core.budget import Budget
 from shoestring.core.errors import Mistake
 from shoestring.core.extras import require
-from shoestring.core.statistics import Statistics
+from shoestring.core.statistics import StatisticsRule
 
 Wanted = Mapping[str, Any]   # what is asked for, by the names of `NAMES`; None: it is not
 NAMES = ("clients", "per_round", "rounds", "processes", "every", "upload", "download", "time", "epsilon", "delta", "statistics", "ledger",
@@ -31,8 +31,8 @@ def checked(wanted: Wanted) -> dict[str, Any]:
         raise Mistake(f"--delta {found['delta']}: give a chance above 0 and below 1, such as 1e-6")
     if budget.epsilon is not None and not budget.epsilon > 0:
         raise Mistake(f"--epsilon {found['epsilon']}: give a number above 0")
-    if found["statistics"] not in (None, *Statistics):
-        raise Mistake(f"--statistics {found['statistics']}: give one of {', '.join(Statistics)}")
+    if found["statistics"] not in (None, *StatisticsRule):
+        raise Mistake(f"--statistics {found['statistics']}: give one of {', '.join(StatisticsRule)}")
     if budget.epsilon is not None:
         require("private")
     found |= {"ledger": found["ledger"] and os.path.realpath(found["ledger"]),

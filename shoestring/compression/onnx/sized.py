@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from shoestring.compression.answers import Answer, named_tensors
-from shoestring.compression.fidelity import Comparison, Fidelity, Forward
+from shoestring.compression.fidelity import Fidelity, FidelitySums, Forward
 from shoestring.compression.onnx.export import Exported, exported
 from shoestring.compression.onnx.interface import interface_of, outputs_of
 from shoestring.compression.session import Session, begun
@@ -84,9 +84,9 @@ def keeps_budget(session: Session, model: nn.Module, path: Path) -> bool:
 
 def file_fidelity(session: Session, model: nn.Module, path: Path, batches: Sequence[Batch]) -> Fidelity:
     """How close the file's answers are to the original's."""
-    study, comparison = session.plan.cost.study, Comparison([])
+    study, comparison = session.plan.cost.study, FidelitySums([])
     for batch, found in zip(batches, file_answers(path, model, session.source.job.forward, batches), strict=True):
-        comparison = comparison if comparison.outputs else Comparison([one for one in study.measures if one.name in found])
+        comparison = comparison if comparison.outputs else FidelitySums([one for one in study.measures if one.name in found])
         comparison.add(found, study.said([batch], session.source.model)[0])
     return comparison.fidelity
 

@@ -24,7 +24,7 @@ ATTEMPTS = 3       # where a maximum is decided by the last bit, or a gradient n
 NEARBY = 1e-2      # relative
 
 
-class Comparison:
+class GradientComparison:
     def __init__(self, plain: Sequential, gradients: Gradients, draws: bool) -> None:
         self.plain, self.gradients, self.draws = plain, gradients, draws
         self.seen: set[tuple[object, ...]] = set()

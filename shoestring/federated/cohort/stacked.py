@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from shoestring.core import random_state
 from shoestring.core.batch import Batch, leaves, mapped
 from shoestring.core.job import Job, default_loss
-from shoestring.federated.cohort.comparison import Comparison
+from shoestring.federated.cohort.comparison import GradientComparison
 from shoestring.federated.cohort.packed import Packed, packed
 from shoestring.federated.cohort.recorded import Gradients, Weights, laid_out_like
 from shoestring.federated.cohort.sequential import Sequential, load, local_optimizer
@@ -108,7 +108,7 @@ class Steps:
         classes = way.plain.job.loss is default_loss and of_classes(self.data)
         self.gradients = way.gradients_of_classes if classes else way.gradients
         self.masks = way.masks and classes
-        self.comparison = Comparison(way.plain, self.gradients, way.draws) if checks else None
+        self.comparison = GradientComparison(way.plain, self.gradients, way.draws) if checks else None
         self.weights = {name: channels_last(view[table.index]) for name, view in self.layout.views(start).items()}
         self.optimizer = stacked_optimizer(way.plain.job, objective, way.plain.model, self.weights)
         trained = Layout(tuple(entry for entry in self.layout.entries if entry.trained))

@@ -38,15 +38,15 @@ class Cohort:
 
 
 @dataclass(frozen=True)
-class Gathered:
+class GatheredTotals:
     """What devices told, by group. It is known to whoever adds up."""
 
     sums: Mapping[str, Totals]
     answered: Mapping[str, Sequence[str]]                    # the devices whose results are in the sums
 
-    def in_one(self, group: str) -> Gathered:
+    def in_one(self, group: str) -> GatheredTotals:
         """All groups as one."""
-        return Gathered({group: together(self.sums.values())}, {group: [name for names in self.answered.values() for name in names]})
+        return GatheredTotals({group: together(self.sums.values())}, {group: [name for names in self.answered.values() for name in names]})
 
 
 def seen_of(question: Question, cohort: Cohort, names: Sequence[str], least: int, whole: str | None = None) -> Released:
@@ -63,7 +63,7 @@ def seen_of(question: Question, cohort: Cohort, names: Sequence[str], least: int
     return seen
 
 
-def gathered(question: Question, cohort: Cohort, names: Sequence[str]) -> Gathered:
+def gathered(question: Question, cohort: Cohort, names: Sequence[str]) -> GatheredTotals:
     """The sums of every group; what the developer may see of them, `release` says."""
     check(question, cohort, names)
     found: dict[str, Totals] = {}
@@ -79,7 +79,7 @@ def gathered(question: Question, cohort: Cohort, names: Sequence[str]) -> Gather
     if last is not None and not whole.devices:
         kinds = ", ".join(f"{count} {kind}" for kind, count in whole.errors)
         raise Mistake(f"none of the {len(names)} devices could answer: {kinds}; add --traceback to see where") from withheld(last)
-    return Gathered(found, answered)
+    return GatheredTotals(found, answered)
 
 
 def told_by(question: Question, cohort: Cohort, names: Sequence[str]) -> Iterator[tuple[str, Totals, Exception | None]]:

@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 
 from shoestring.core.job import Job
 from shoestring.core.local import Local
-from shoestring.core.statistics import Statistics
+from shoestring.core.statistics import StatisticsRule
 from shoestring.federated.cohort import Engine, How, work_of
 from shoestring.federated.layout import Layout, layout_of
 from shoestring.federated.plain import plain_round
@@ -57,7 +57,7 @@ class Small:
         self.start = self.layout.row(made)
         engine = Engine(self.job, self.layout, How("sequential", 1, "one after the other"))
         plain = plain_round(self.layout, self.job.local, work_of(engine))
-        self.parts: Round = with_statistics(plain, self.layout, Statistics.AVERAGED, self.start)
+        self.parts: Round = with_statistics(plain, self.layout, StatisticsRule.AVERAGED, self.start)
         for technique in self.techniques:
             self.parts = technique.apply(self.parts)
         self.server = self.parts.initial(Server(SEED, 0, self.start[:self.layout.trained], statistics=self.start[self.layout.trained:]))
