@@ -19,6 +19,10 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from shoestring.core.errors import Mistake
+from shoestring.core.regular import regular
+
+TRIES = 300    # to lock a file that others append to, a tenth of a second each
 LONGEST = 60   # bytes of the name of a place: with our folder's and the socket's in it, the kernel takes 107
 DRAFT = re.compile(r"(.+)\.tmp-\d+")
 
@@ -51,6 +55,33 @@ def opened_and_locked(path: Path, flags: int, opener: Callable[[Path, int, int],
             os.close(file)
             raise
         os.close(file)
+
+
+@contextmanager
+def held_to_append(path: Path) -> Iterator[int]:
+    """While inside, nobody else appends to this file, which is made if it is not there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = not path.exists()
+    for _ in range(TRIES):
+        file, ours = opened_and_locked(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, regular)
+        if ours:
+            break
+        os.close(file)
+    else:
+        raise Mistake(f"{path} is held by another command and has been for long: wait for it, or stop it")
+    try:
+        if new:
+            sync(path.parent)
+        yield file
+    finally:
+        os.close(file)
+
+
+def append_synced(file: int, data: bytes) -> None:
+    """When this returns, it is on disk."""
+    while data:
+        data = data[os.write(file, data):]
+    os.fsync(file)
 
 
 def has_name(file: int, path: Path) -> bool:

@@ -15,21 +15,19 @@ import json
 import os
 from binascii import crc32
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from math import inf
 from pathlib import Path
 
 from shoestring.core.errors import Mistake
-from shoestring.core.files import opened_and_locked, sync
-from shoestring.core.regular import read_regular, regular
+from shoestring.core.files import append_synced, held_to_append
+from shoestring.core.regular import read_regular
 from shoestring.privacy.account import EXACT, QUICK, Events, SampledGaussian, check_delta, spent
 
 NAME = "privacy.jsonl"   # in a run's folder, if no other ledger is named
 WIDTH = 256              # bytes of a line, with its end
 CRC = len(b',"crc":"00000000"}')
-TRIES = 300              # to lock the file, a tenth of a second each
 LEAST, MOST_NOISE = 1e-3, 1e6   # no noise is smaller or larger
 MOST_LINES = 10**7
 BEFORE = {"round", "digest", "multiplier", "rate", "delta"}   # of a line of the version before, whose noise followed from the job's seed
@@ -102,35 +100,16 @@ class Spending:
     def spend(self, entry: Entry, budget: float = inf) -> bool:
         """Note a round; when this returns it is on disk. False if the run's budget or the population's would be exceeded, by what others
         have spent meanwhile: then nothing is noted, and nothing of the round may be released."""
-        create(self.path)
-        with self.held() as file:
+        with held_to_append(self.path) as file:
             self.read()
             if self.would_exceed(entry, budget):
                 return False
             size = os.fstat(file).st_size
             torn = b" " * (-size % WIDTH - 1) + b"\n" if size % WIDTH else b""   # what a kill cut off stays, as a line that counts
-            left = torn + line_of(max(-(-size // WIDTH), self.lines), entry)
-            while left:
-                left = left[os.write(file, left):]
-            os.fsync(file)
+            append_synced(file, torn + line_of(max(-(-size // WIDTH), self.lines), entry))
         self.read()
         self.known = self.lines
         return True
-
-    @contextmanager
-    def held(self) -> Iterator[int]:
-        """While inside, nobody else writes."""
-        for _ in range(TRIES):
-            file, ours = opened_and_locked(self.path, os.O_WRONLY | os.O_APPEND, regular)
-            if ours:
-                break
-            os.close(file)
-        else:
-            raise Mistake(f"{self.path} is held by another command and has been for long: wait for it, or stop it")
-        try:
-            yield file
-        finally:
-            os.close(file)
 
     def check(self, entry: Entry) -> None:
         """Refuse what does not belong into this ledger."""
@@ -179,15 +158,6 @@ class Spending:
         kinds = {one.kind for one in self.entries}
         ways: list[Events] = [tuple((counts + Counter({kind: self.lost})).items()) for kind in kinds]
         return max(spent(way, delta, interval) for way in ways)
-
-
-def create(path: Path) -> None:
-    """Make an empty ledger, unless there is one."""
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with suppress(FileExistsError):
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644))
-        sync(path.parent)
 
 
 def line_of(number: int, entry: Entry) -> bytes:

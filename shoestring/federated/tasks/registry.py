@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from base64 import b64decode, b64encode
 from binascii import crc32
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -17,11 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shoestring.core.errors import Mistake
-from shoestring.core.files import opened_and_locked
-from shoestring.core.regular import read_regular, regular
+from shoestring.core.files import append_synced, held_to_append
+from shoestring.core.regular import read_regular
 
 DIGEST = 8    # bytes of a device's name
-TRIES = 300   # to lock the file, a tenth of a second each
 CRC = len(b',"crc":"01234567"}')
 
 Digests = frozenset[bytes]   # devices, by their names
@@ -79,27 +77,14 @@ class Registry:
         if self.path is None:
             yield -1
             return
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        for _ in range(TRIES):
-            file, ours = opened_and_locked(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, regular)
-            if ours:
-                break
-            os.close(file)
-        else:
-            raise Mistake(f"{self.path} is held by another command and has been for long: wait for it, or stop it")
-        try:
+        with held_to_append(self.path) as file:
             yield file
-        finally:
-            os.close(file)
 
     def add(self, told: Told, file: int) -> None:
         if self.path is None:
             self.kept.append(told)
             return
-        left = line_of(told)
-        while left:
-            left = left[os.write(file, left):]
-        os.fsync(file)
+        append_synced(file, line_of(told))
 
 
 def refuse(now: Sequence[Digests], earlier: Sequence[Sequence[Digests]], bounds: Sequence[int], least: int, word: str) -> None:
