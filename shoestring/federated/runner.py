@@ -136,7 +136,7 @@ class Runner:
             self.simulation.work_plainly(str(state["plainly"]))
         self.best = best_in(state)
         self.saver.saved_step, self.saver.best = self.round, None if self.given.job.validates else self.best
-        self.known_lines = int(state.get("ledger lines", 0))
+        self.known_lines = whole_number(state.get("ledger lines", 0))
         self.retold = [event for event in map(event_of, state.get("told", ())) if event is not None]
 
     def open(self, ledger: RunLedger) -> None:
