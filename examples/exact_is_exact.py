@@ -3,8 +3,8 @@ import torch
 from torch import nn
 
 from shoestring import Job, verify
-from shoestring.memory.checkpoint import Checkpoint
-from shoestring.memory.step_in_backward import StepInBackward
+from shoestring.training.memory.checkpoint import Checkpoint
+from shoestring.training.memory.step_in_backward import StepInBackward
 
 x, y = torch.randn(64, 128), torch.randint(10, (64,))
 job = Job(

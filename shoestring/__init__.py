@@ -18,7 +18,7 @@ TYPE_CHECKING = False   # importing typing would cost more than all the rest of 
 if TYPE_CHECKING:
     from typing import Any
 
-    from shoestring.api import Fitted, Step, fit, plan, train, verify
+    from shoestring.api import FitResult, Step, fit, plan, train, verify
     from shoestring.compression.library import Smaller, compress
     from shoestring.compression.load import load
     from shoestring.core.clients import Numbered
@@ -29,21 +29,21 @@ if TYPE_CHECKING:
     from shoestring.core.weights import Weights
     from shoestring.data.partition import ByColumn, Dirichlet, Iid, QuantitySkew
     from shoestring.federated.library import Federated, federate
-    from shoestring.optimizers import Lamb, Lars, decay_groups
-    from shoestring.planning.outcome import Outcome
-    from shoestring.planning.plan import Plan
+    from shoestring.training.optimizers import Lamb, Lars, decay_groups
+    from shoestring.training.outcome import Outcome
+    from shoestring.training.plan import Plan
 
 __version__ = "0.1.0"
-__all__ = ["ByColumn", "Dirichlet", "Federated", "Fitted", "Iid", "Job", "Lamb", "Lars", "Local", "Mistake", "Numbered", "Outcome",
+__all__ = ["ByColumn", "Dirichlet", "Federated", "FitResult", "Iid", "Job", "Lamb", "Lars", "Local", "Mistake", "Numbered", "Outcome",
            "OverBudget", "PerEpoch", "Plan", "QuantitySkew", "Smaller", "Step", "Weights", "__version__", "compress", "decay_groups",
            "federate", "fit", "load", "plan", "train", "verify", "warmup_cosine", "warmup_linear"]
 
 HOMES = {"ByColumn": "data.partition", "Dirichlet": "data.partition", "Iid": "data.partition", "QuantitySkew": "data.partition",
          "Federated": "federated.library", "federate": "federated.library", "Local": "core.local", "Numbered": "core.clients",
-         "Job": "core.job", "Lamb": "optimizers", "Lars": "optimizers", "Mistake": "core.errors", "OverBudget": "core.errors",
-         "Outcome": "planning.outcome", "PerEpoch": "core.schedule", "Plan": "planning.plan", "Step": "api", "Fitted": "api",
+         "Job": "core.job", "Lamb": "training.optimizers", "Lars": "training.optimizers", "Mistake": "core.errors", "OverBudget": "core.errors",
+         "Outcome": "training.outcome", "PerEpoch": "core.schedule", "Plan": "training.plan", "Step": "api", "FitResult": "api",
          "Weights": "core.weights", "Smaller": "compression.library", "compress": "compression.library", "load": "compression.load",
-         "decay_groups": "optimizers", "fit": "api", "plan": "api", "train": "api", "verify": "api",
+         "decay_groups": "training.optimizers", "fit": "api", "plan": "api", "train": "api", "verify": "api",
          "warmup_cosine": "core.schedule", "warmup_linear": "core.schedule"}
 
 

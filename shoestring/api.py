@@ -24,29 +24,29 @@ from shoestring.core.given import GivenData
 from shoestring.core.job import Job, default_forward, default_optimizer, interval
 from shoestring.core.options import as_arguments, speaking_of_arguments
 from shoestring.core.run import brought_home
-from shoestring.core.training import TrainingTechnique as Technique
-from shoestring.course import Course
 from shoestring.data.elements import check_held_out
 from shoestring.data.feed import Feed, shortened
 from shoestring.jobfile import job_path, loaded_job, with_course
-from shoestring.loop import finite, steps
 from shoestring.measure.instructions import require
-from shoestring.memory.precision import DTYPES
-from shoestring.planning.catalogue import CATALOGUE
-from shoestring.planning.door import check_named, techniques_for, unchecked
-from shoestring.planning.evidence.rehearsals import Tell, silent
-from shoestring.planning.evidence.rehearse import prepared
-from shoestring.planning.evidence.tasks import Worker
-from shoestring.planning.outcome import Outcome
-from shoestring.planning.plan import Plan
-from shoestring.processes.job_planning import planned, workers
-from shoestring.processes.scripted import Scripted
-from shoestring.processes.scripted_group import group_of
-from shoestring.processes.sent import Given, refuse_while_imported, sent
-from shoestring.processes.verified import Verified, compared
 from shoestring.runs.cadence import Cadence
 from shoestring.runs.initial_weights import fresh_model, source, valued
 from shoestring.runs.report import Report
+from shoestring.training.catalogue import CATALOGUE
+from shoestring.training.evidence.rehearsals import Tell, silent
+from shoestring.training.evidence.rehearse import prepared
+from shoestring.training.evidence.tasks import Worker
+from shoestring.training.execution.job_planning import planned, workers
+from shoestring.training.execution.script_group import group_of
+from shoestring.training.execution.script_run import Scripted
+from shoestring.training.execution.sent_job import Given, refuse_while_imported, sent
+from shoestring.training.execution.verification import Verified, compared
+from shoestring.training.loop import finite, steps
+from shoestring.training.memory.precision import DTYPES
+from shoestring.training.named_plan import check_named, techniques_for, unchecked
+from shoestring.training.outcome import Outcome
+from shoestring.training.plan import Plan
+from shoestring.training.progress import Progress
+from shoestring.training.technique import TrainingTechnique as Technique
 
 SHORT = {dtype: name for name, dtype in DTYPES.items()}   # of dtypes whose products may kill a process
 
@@ -74,7 +74,7 @@ def plan(job: Jobs, memory: str | int | None = None, use: Iterable[Technique | s
 
     job         a Job, the path of a job file, or the name of a built-in one ("gpt", "digits"); `flags` are the file's own
     memory      most bytes of the process, without those that load data: "600MiB", "2GB" or a number (default: what is free)
-    use         the figures of exactly these techniques instead: ["Checkpoint(every=2)", Fused()]
+    use         the figures of exactly these techniques instead: ["Checkpoint(every=2)", FusedOptimizer()]
     exact       the least that the weights must be: "bits", "rounding" or "draws" (default: rounding if such a plan fits, else draws)
     inexact     allow weights that are changed
     model       plan for this very model instead of the job's
@@ -140,7 +140,7 @@ def train(job: Jobs, plan: Plan | Outcome | Iterable[Technique] = (), model: nn.
                 gives no more steps, and `model` its weights
     save_every, fresh, adopt    of such a run: how often it is saved (50 steps, "5m"); begin anew and keep the old one aside; go on
                 although the job changed
-    devices     train by so many processes on this machine, by a plan for as many (default: Average). They run ahead of the steps that
+    devices     train by so many processes on this machine, by a plan for as many (default: DataParallel). They run ahead of the steps that
                 are asked for. What they need of the script is pickled, and they import the script to find its classes and functions:
                 call it under `if __name__ == "__main__":`, and define those at the top level
     """
@@ -221,7 +221,7 @@ def steps_here(job: Job, techniques: tuple[Technique, ...], model: nn.Module | N
     counted_job = replace(job, steps=feed.steps_in_all, epochs=0) if feed.steps_in_all else job
     run = prepared(counted_job, techniques, model, tracked=False)
     feed.assignment = run.assignment
-    course = Course(job, run, feed)
+    course = Progress(job, run, feed)
     for number, loss in enumerate(steps(run, course.batches()), 1):
         value = finite(float(loss), number)
         yield Step(number, value, course.validate(number).metrics if course.due(number) else {})
@@ -231,7 +231,7 @@ def steps_here(job: Job, techniques: tuple[Technique, ...], model: nn.Module | N
 
 
 @dataclass(frozen=True)
-class Fitted:
+class FitResult:
     """What `fit` did; `print` it to see the plan as a table, and how the loss went."""
 
     outcome: Outcome                # of planning: the chosen plan, plain training, runners-up
@@ -254,7 +254,7 @@ class Fitted:
 def fit(model: nn.Module, loss: Callable[[Any, Batch], Tensor], batches: Iterable[Batch], memory: str | int | None = None, *,
         steps: int | None = None, optimizer: Callable[..., torch.optim.Optimizer] = default_optimizer,
         forward: Callable[[nn.Module, Batch], Any] = default_forward, inexact: bool = False, clip: float = 0.0,
-        exact: str | None = None, run: str | Path | None = None, devices: int = 1) -> Fitted:
+        exact: str | None = None, run: str | Path | None = None, devices: int = 1) -> FitResult:
     """Plan for a model, then train it in place, within a memory budget.
 
         fitted = shoestring.fit(model, lambda output, batch: cross_entropy(output, batch[1]), loader, memory="2GiB")
@@ -280,15 +280,15 @@ def fit(model: nn.Module, loss: Callable[[Any, Batch], Tensor], batches: Iterabl
         with speaking_of_arguments(), random_state.kept(), temporary_folder() as folder:
             return fitted_by_group(job, model, memory, inexact, exact, run or folder / "run", devices, folder)
     outcome = plan(job, memory, inexact=inexact, model=model, exact=exact)
-    return Fitted(outcome, tuple(step.loss for step in train(job, outcome, model, run=run)))
+    return FitResult(outcome, tuple(step.loss for step in train(job, outcome, model, run=run)))
 
 
 def fitted_by_group(job: Job, model: nn.Module, memory: str | int | None, inexact: bool, exact: str | None, run: str | Path, devices: int,
-                    folder: Path) -> Fitted:
+                    folder: Path) -> FitResult:
     sent_job = sent(job, model, folder, devices)
     found = planned(sent_job, memory, inexact=inexact, model=model, devices=devices, exact=exact)
     report = group_of(job, sent_job, found, model, Path(run), Cadence(), False, False, devices).done()
-    return Fitted(for_script(found), tuple(report.losses), report)
+    return FitResult(for_script(found), tuple(report.losses), report)
 
 
 def verify(job: Jobs, plan: Plan | Outcome | Iterable[Technique], count: int = 5, *, steps: int | None = None, epochs: int | None = None,

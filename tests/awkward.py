@@ -11,8 +11,8 @@ from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 from shoestring import Job
-from tests.memory import test_block_state as kept
-from tests.planning import test_values as steered
+from tests.training.memory import test_block_state as kept
+from tests.training.planning import test_values as steered
 
 WIDTH = kept.WIDTH
 SAMPLES = 6

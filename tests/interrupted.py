@@ -10,14 +10,14 @@ from torch import Tensor
 
 from shoestring import Job
 from shoestring.core.run import Run, brought_home
-from shoestring.core.training import TrainingTechnique as Technique
-from shoestring.course import Course
 from shoestring.data.feed import Feed
-from shoestring.loop import steps
-from shoestring.planning.evidence.rehearse import prepared
 from shoestring.runs.checkpoints import draft as drafted
 from shoestring.runs.checkpoints import newest_good, publish
-from shoestring.runs.snapshot import restore, snapshot_of
+from shoestring.training.evidence.rehearse import prepared
+from shoestring.training.execution.snapshot import restore, snapshot_of
+from shoestring.training.loop import steps
+from shoestring.training.progress import Progress
+from shoestring.training.technique import TrainingTechnique as Technique
 from tests.models import seeded
 
 
@@ -55,11 +55,11 @@ def trained(job: Job, techniques: Sequence[Technique], folder: Path, stops: Coll
     return Trained(torch.cat([value.detach().float().reshape(-1) for value in run.model.state_dict().values()]), rates, run, losses)
 
 
-def begun(job: Job, techniques: Sequence[Technique], folder: Path, resumed: bool) -> tuple[Run, Course]:
+def begun(job: Job, techniques: Sequence[Technique], folder: Path, resumed: bool) -> tuple[Run, Progress]:
     feed = Feed(job)
     run = prepared(job, techniques, seeded(job), folder, resumed)
     feed.assignment = run.assignment
-    course = Course(job, run, feed)
+    course = Progress(job, run, feed)
     if resumed:
         checkpoint, _ = newest_good(folder / "checkpoints")
         assert checkpoint is not None, "it was saved"
@@ -68,7 +68,7 @@ def begun(job: Job, techniques: Sequence[Technique], folder: Path, resumed: bool
     return run, course
 
 
-def save(run: Run, course: Course, folder: Path, step: int) -> None:
+def save(run: Run, course: Progress, folder: Path, step: int) -> None:
     found = snapshot_of(Run(**{**vars(run), "state": {**run.state, "course": course}}), course.feed, step, None)
     publish(drafted(folder / "checkpoints", step, found.weights, found.state, found.aliases))
     for part in run.state.values():

@@ -5,15 +5,15 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from shoestring.planning.evidence.tasks import TechniqueSpec
-from shoestring.processes.tasks import TrainTask
 from shoestring.runs.cadence import Cadence
-from shoestring.runs.recorder import Recording
+from shoestring.training.evidence.tasks import TechniqueSpec
+from shoestring.training.execution.recorder import RecordingSettings
+from shoestring.training.execution.tasks import TrainTask
 
 
 def train_task(file: Path, steps: int, techniques: Iterable[Mapping[str, Any]] = (), folder: Path | str = "",
                cadence: Mapping[str, int] | None = None, flags: Mapping[str, Any] | None = None, weights: str = "") -> TrainTask:
     """Train a job file under techniques ({"name", "knobs"}), in a run folder if one is named."""
-    recording = Recording(str(folder), Cadence(**dict(cadence or {}))) if folder else None
+    recording = RecordingSettings(str(folder), Cadence(**dict(cadence or {}))) if folder else None
     return TrainTask(file=str(file), flags=dict(flags or {}), techniques=tuple(TechniqueSpec(**one) for one in techniques), steps=steps,
                      recording=recording, weights=weights)

@@ -105,7 +105,7 @@ def test_no_job_that_a_run_names_is_run(words: list[str], sent: Sent, tmp_path: 
 
 def test_a_compressed_teacher_and_its_job_are_named_by_the_user(sent: Sent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                                                                 capsys: pytest.CaptureFixture[str]) -> None:
-    from shoestring.compression.distil.sources import opener
+    from shoestring.compression.distillation.sources import opener
 
     folder = sent.copied(sent.small, tmp_path / "downloaded")
     reseal(folder / "manifest.json", lambda data: data["job"].update(file=str(folder / "job.py")))
@@ -141,20 +141,20 @@ def test_a_built_in_job_needs_no_name(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_names_no_file_outside_of_its_run(sent: Sent, tmp_path: Path) -> None:
-    from shoestring.runs.checkpoints import Checkpoint
-    from shoestring.runs.tensors import Unreadable
+    from shoestring.runs.checkpoints import RunCheckpoint
+    from shoestring.runs.tensors import UnreadableTensors
 
-    checkpoint = Checkpoint(tmp_path / "run" / "checkpoints" / "step-00000002")
+    checkpoint = RunCheckpoint(tmp_path / "run" / "checkpoints" / "step-00000002")
     for name in ("../secret.bin", "/etc/passwd", "a/b.bin", "..", "stream.json"):
-        with pytest.raises(Unreadable, match="no file of its run"):
+        with pytest.raises(UnreadableTensors, match="no file of its run"):
             checkpoint.own_file(name)
     assert checkpoint.own_file("stream.bin") == tmp_path / "run" / "stream.bin"
 
 
 def test_no_link_in_a_run_is_written_through(sent: Sent, tmp_path: Path) -> None:
     from shoestring.core.regular import NotRegular
-    from shoestring.memory.disk_store import DiskStore
     from shoestring.runs.events import Events
+    from shoestring.training.memory.disk_store import DiskStore
 
     (tmp_path / "mine").write_text("precious")
     for name in ("events.jsonl", "stream.bin"):
@@ -170,22 +170,22 @@ def test_no_link_in_a_run_is_written_through(sent: Sent, tmp_path: Path) -> None
 
 def test_a_run_that_goes_on_takes_no_text_and_no_folder_from_its_files(sent: Sent, tmp_path: Path) -> None:
     from shoestring.commands.job_flags import check_flags
-    from shoestring.memory.spill import Spill
-    from shoestring.planning.plan import Plan, check_paths, load_plan
+    from shoestring.training.memory.offload_activations import OffloadActivations
+    from shoestring.training.plan import Plan, check_paths, load_plan
 
     check_flags("run", sent.net, {"width": 8, "words": ""}, {})
     check_flags("run", sent.net, {"words": "mine.txt"}, {"words": "mine.txt"})
     with pytest.raises(Mistake, match="--words '/etc/passwd'"):
         check_flags("run", sent.net, {"words": "/etc/passwd"}, {})
-    spill = Spill(to=str(tmp_path))
+    spill = OffloadActivations(to=str(tmp_path))
     Plan((spill,), 1, 2, 3.0).save(tmp_path / "plan.json")
     with pytest.raises(Mistake, match="No folder that a file names"):
         load_plan(tmp_path / "plan.json")
-    check_paths((spill,), (f"Spill(to={str(tmp_path)!r})",), "plan")
+    check_paths((spill,), (f"OffloadActivations(to={str(tmp_path)!r})",), "plan")
 
 
 def test_a_planning_cache_has_no_other_file_hashed_than_modules(tmp_path: Path) -> None:
-    from shoestring.planning.kept import importable
+    from shoestring.planning.answers import importable
 
     assert importable(__file__) and not importable("/etc/passwd") and not importable("/proc/self/cwd/x.py")
     assert not importable(str(tmp_path / "elsewhere.py"))

@@ -15,7 +15,7 @@ import shoestring
 from shoestring import Job, Mistake
 from shoestring.data.feed import Feed
 from shoestring.data.samplers import Shuffled
-from shoestring.memory.accumulate import Accumulate
+from shoestring.training.memory.accumulate import Accumulate
 
 
 class Untouchable:

@@ -15,10 +15,10 @@ import shoestring
 from shoestring import Job, Mistake, OverBudget
 from shoestring.api import Shown
 from shoestring.core.options import as_arguments, speaking_of_arguments
-from shoestring.memory.checkpoint import Checkpoint
-from shoestring.planning.plan import Plan
 from shoestring.processes.launch import error_stream
 from shoestring.processes.signals import stopping_gently
+from shoestring.training.memory.checkpoint import Checkpoint
+from shoestring.training.plan import Plan
 
 JOB = """
 import torch

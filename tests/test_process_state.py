@@ -24,7 +24,7 @@ import shoestring
 from shoestring import Job
 from shoestring.core import random_state
 from shoestring.measure.instructions import VARIABLE
-from shoestring.memory.checkpoint import Checkpoint
+from shoestring.training.memory.checkpoint import Checkpoint
 from tests.federated.toys import toy_job
 
 FILE = """

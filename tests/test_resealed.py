@@ -26,13 +26,10 @@ from shoestring.data.feed import Feed
 from shoestring.federated.kept_plan import kept_plan as kept_federated_plan
 from shoestring.federated.offered import offered
 from shoestring.jobfile import loaded_job
-from shoestring.planning.outcome import plan_file
-from shoestring.planning.plan import Plan, load_plan
-from shoestring.privacy.spending import Entry, Spending, line_of
+from shoestring.privacy.spending import ReleasedRound, Spending, line_of
 from shoestring.processes.messages import Cause, Failure, read_message, written_message
 from shoestring.processes.named_job import claim_of_run, flags_for
-from shoestring.processes.tasks import DoctorTask, TrainTask, read_task, written_task
-from shoestring.runs.checkpoints import Checkpoint, believed, damage, saved
+from shoestring.runs.checkpoints import RunCheckpoint, believed, damage, saved
 from shoestring.runs.events import NAME
 from shoestring.runs.events import line_of as event_line
 from shoestring.runs.export import export_weights
@@ -42,10 +39,13 @@ from shoestring.runs.modules import changes, kept_modules
 from shoestring.runs.report import report_of
 from shoestring.runs.request import differences
 from shoestring.runs.resume import settled
-from shoestring.runs.snapshot import PARTS, restore
 from shoestring.runs.tensors import TensorFile
 from shoestring.runs.weight_files import opened as opened_weights
 from shoestring.show.page import page
+from shoestring.training.execution.snapshot import PARTS, restore
+from shoestring.training.execution.tasks import DoctorTask, TrainTask, read_task, written_task
+from shoestring.training.outcome import plan_file
+from shoestring.training.plan import Plan, load_plan
 from tests.mutations import variants
 
 NET = """
@@ -198,8 +198,8 @@ def test_what_was_asked_for(room: Room) -> None:
 
 
 def test_a_plan(room: Room, tmp_path: Path) -> None:
-    from shoestring.memory.accumulate import Accumulate
-    from shoestring.memory.checkpoint import Checkpoint as Recompute
+    from shoestring.training.memory.accumulate import Accumulate
+    from shoestring.training.memory.checkpoint import RunCheckpoint as Recompute
 
     folder = Folder(room.run)
     whole = json.loads(json.dumps(plan_file(Plan((Accumulate(pieces=2), Recompute(every=2)), 10, 20, 3.0, blocks=(("0", 5),)), {})))
@@ -257,7 +257,7 @@ def test_modules(room: Room) -> None:
     resealed(room.run / "modules.json", whole, lambda: changes(kept_modules(folder) or {}, {}, room.place).remarks, 12)
 
 
-def written_again(checkpoint: Checkpoint, name: str, data: bytes) -> None:
+def written_again(checkpoint: RunCheckpoint, name: str, data: bytes) -> None:
     (checkpoint.path / name).write_bytes(data)
     files = json.loads((checkpoint.path / "manifest.json").read_bytes().split(b"\n")[0])["files"]
     files[name] = {"bytes": len(data), "sha256": sha256(data).hexdigest()}
@@ -309,7 +309,7 @@ def test_tasks_and_messages(room: Room) -> None:
 
 
 def test_a_privacy_ledger(tmp_path: Path) -> None:
-    path, entry = tmp_path / "privacy.jsonl", Entry("run", 0, "0" * 16, 1.0, 0.1, 1e-5)
+    path, entry = tmp_path / "privacy.jsonl", ReleasedRound("run", 0, "0" * 16, 1.0, 0.1, 1e-5)
     whole, width = {"line": 0} | vars(entry), len(line_of(0, entry))
     for one in variants(whole, 12):
         text = json.dumps(one).encode()[:-1].ljust(width - 19)

@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 FORK_SERVER = "shoestring.processes.group.fork_server_main"
-MODULES = ("shoestring", "shoestring.processes.worker", FORK_SERVER, "tests.parallel.trying")   # what is started warm
+MODULES = ("shoestring", "shoestring.processes.worker", FORK_SERVER, "tests.training.pipeline.trying")   # what is started warm
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)                           # passed on
 KINDS = (resource.RLIMIT_AS, resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC)   # limits that make a process cold
 
@@ -104,7 +104,7 @@ def serve(address: str, program: str) -> None:
     from shoestring.processes.group.fork_server_main import prepare
 
     prepare()
-    import tests.parallel.trying  # noqa: F401
+    import tests.training.pipeline.trying  # noqa: F401
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)   # minders are not waited for
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:

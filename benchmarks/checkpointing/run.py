@@ -28,15 +28,15 @@ from shoestring.core import random_state
 from shoestring.core.units import bytes_text, seconds_text
 from shoestring.data.feed import Feed
 from shoestring.jobfile import job_path, loaded_job
-from shoestring.loop import steps
-from shoestring.memory.fused import Fused
-from shoestring.planning.evidence.rehearse import prepared
 from shoestring.runs.cadence import Cadence
 from shoestring.runs.event import Stepped
 from shoestring.runs.events import Events
 from shoestring.runs.folder import Folder, Lock
 from shoestring.runs.saver import Saver
-from shoestring.runs.snapshot import snapshot_of
+from shoestring.training.evidence.rehearse import prepared
+from shoestring.training.execution.snapshot import snapshot_of
+from shoestring.training.loop import steps
+from shoestring.training.memory.fused import FusedOptimizer
 
 HERE = Path(__file__).parent
 ROUNDS = 6
@@ -46,7 +46,7 @@ OFTEN = Cadence().seconds
 def main(between: int = 10) -> None:
     job = loaded_job(job_path("gpt"), {})
     random_state.seed(0)
-    run, feed = prepared(job, (Fused(),), job.model()), Feed(job)
+    run, feed = prepared(job, (FusedOptimizer(),), job.model()), Feed(job)
     training = steps(run, feed)
     folder = Path(tempfile.mkdtemp(dir="."))
     events = Events(folder)

@@ -22,10 +22,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from shoestring.compression.codebooks import fitted_codebook
-from shoestring.compression.forms.grid import Grid
-from shoestring.compression.products import Recipe, fitted_product
-from shoestring.compression.rounding import Setting, rounded
+from shoestring.compression.formats.grid import GridFormat
+from shoestring.compression.quantization.product_codes import VectorCoding, fitted_product
+from shoestring.compression.quantization.rounding import GridSetting, rounded
+from shoestring.compression.quantization.scalar_codes import fitted_codebook
 
 HERE = Path(__file__).parent
 KEPT = HERE / "codebooks.json"
@@ -108,8 +108,8 @@ def importance(weight: Tensor, moment: Tensor | None) -> Tensor | None:
 def by_grid(bits: int, group: int, compensated: bool = False) -> Way:
     def stored(weight: Tensor, moment: Tensor | None) -> Stored:
         metric = moment if compensated and moment is not None and moment.dim() == 2 else None
-        one, = rounded(weight, [Setting(bits, group)], metric)
-        form = Grid.of(one.codes, one.scales, one.zeros, bits, group, tuple(weight.shape), weight.dtype)
+        one, = rounded(weight, [GridSetting(bits, group)], metric)
+        form = GridFormat.of(one.codes, one.scales, one.zeros, bits, group, tuple(weight.shape), weight.dtype)
         return form.dense(), form.stored_bytes
     return stored
 
@@ -121,7 +121,7 @@ def by_codebook(bits: int, group: int, method: str, weighted: bool) -> Way:
     return stored
 
 
-def by_product(recipe: Recipe, weighted: bool) -> Way:
+def by_product(recipe: VectorCoding, weighted: bool) -> Way:
     def stored(weight: Tensor, moment: Tensor | None) -> Stored:
         form = fitted_product(weight, recipe, importance(weight, moment) if weighted else None)
         return form.dense(), form.stored_bytes
@@ -165,9 +165,9 @@ def ways(part: str) -> Iterator[tuple[str, Way]]:
     yield from scalar_ways()
     if part == "linear":
         yield from ((f"grid, GPTQ, {bits} bits", by_grid(bits, 64, True)) for bits in (4, 3, 2))
-    pairs, fours = Recipe(2, 8), Recipe(4, 8)
+    pairs, fours = VectorCoding(2, 8), VectorCoding(4, 8)
     books = 0 if part == "embedding" else 32   # a codebook a place is larger than a linear layer: there, one for every 64 columns' places
-    product = Recipe(2, 6, books=books)
+    product = VectorCoding(2, 6, books=books)
     turn = 384 if part == "embedding" else 64
     for name, recipe in (("vector k-means, 2 x 8 bits", pairs), ("vector k-means, 4 x 8 bits", fours), ("PQ, 2 x 6 bits", product)):
         yield name, by_product(replace(recipe, rounds=0), False)
@@ -175,10 +175,10 @@ def ways(part: str) -> Iterator[tuple[str, Way]]:
     scale = part == "linear"   # a scale is a column's, and rows are what differs in an embedding
     yield "OPQ, 2 x 6 bits, weighted" if scale else "OPQ, 2 x 6 bits", by_product(replace(product, rotation=turn, scaled=scale), scale)
     for name, method in (("RQ", "residual"), ("LSQ", "local search")):
-        recipe = Recipe(4, 8, stages=2, method=method)
+        recipe = VectorCoding(4, 8, stages=2, method=method)
         yield f"{name}, 2 codes of 8 bits for 4", by_product(replace(recipe, rounds=0), False)
         yield f"{name}, 2 codes of 8 bits for 4, weighted", by_product(recipe, True)
-    yield "RQ, 2 codes of 8 bits for 8, weighted", by_product(Recipe(8, 8, stages=2), True)
+    yield "RQ, 2 codes of 8 bits for 8, weighted", by_product(VectorCoding(8, 8, stages=2), True)
     yield "faiss PQ, 2 x 6 bits", by_faiss(2, 6, 0)
     yield "faiss RQ, 2 codes of 8 bits for 4", by_faiss(4, 8, 2)
 

@@ -4,7 +4,7 @@
 
 In each split 100 digits have labels, 600 others are there without, and 1,097 are for the test. The single models, the members of the
 ensemble and the students are MLPs of one kind (64-16-16-10), trained with the same optimizer for as many steps. Every way with a teacher is
-one call of `taught`, with the objectives of shoestring.compression.distil.losses; accuracies of singles and students are means over several
+one call of `taught`, with the objectives of shoestring.compression.distillation.losses; accuracies of singles and students are means over several
 models of other seeds, so that what is compared is the method and not its luck. `kept` is (student - single) / (ensemble - single), of the
 means over splits; its standard error is by the jackknife over splits (Efron, Stein: The Jackknife Estimate of Variance, 1981, doi
 10.1214/aos/1176345462). All splits are trained at once: models are rows of a stack, (model, sample, number).
@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from shoestring.compression.distil.losses import OBJECTIVES
+from shoestring.compression.distillation.losses import OBJECTIVES
 
 HERE = Path(__file__).parent
 SIZES, WIDE = (64, 16, 16, 10), (64, 128, 128, 10)

@@ -30,7 +30,7 @@ from sklearn.datasets import load_breast_cancer, load_digits, load_wine
 from torch import Tensor
 from torch.nn import functional
 
-from shoestring.compression.distil.losses import OBJECTIVES
+from shoestring.compression.distillation.losses import OBJECTIVES
 
 HERE = Path(__file__).parent
 TEMPERATURES, ALPHAS = (1.0, 2.0, 4.0), (0.1, 0.3, 0.5, 0.7, 0.9)

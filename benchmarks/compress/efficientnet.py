@@ -54,8 +54,8 @@ def network() -> nn.Module:
 
 
 def measured(small: nn.Module, original: nn.Module, batches: list[Tensor]) -> dict[str, float]:
-    from shoestring.compression.answers import ONLY
-    from shoestring.compression.fidelity import OutputMeasure, fidelity, outputs
+    from shoestring.compression.calibration.answers import ONLY
+    from shoestring.compression.calibration.fidelity import OutputMeasure, fidelity, outputs
 
     how = OutputMeasure(ONLY, "cosine")
     found, wanted = (outputs(one, lambda model, batch: model(batch), batches, [how]) for one in (small, original))

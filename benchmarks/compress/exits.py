@@ -27,7 +27,7 @@ from shoestring import Job, train
 from shoestring.compression.exits import (
     AdaptiveRecurrent,
     Cascade,
-    Evidence,
+    ExitEvidence,
     Pondered,
     calibrate,
     exit_job,
@@ -120,7 +120,7 @@ def curve(model: Any, plain: nn.Module, held_out: Any, test: Any, rounds: int) -
     """Of every limit: what was predicted from held-out rows, and what came out on test rows."""
     data, labels = batches(test), lambda batch: batch[1]
     costs = seconds_by_part(model, data[0], rounds)
-    evidence: Evidence = gathered(model, batches(held_out, 256), costs, labels)
+    evidence: ExitEvidence = gathered(model, batches(held_out, 256), costs, labels)
     found = []
     for limit, delta in (*((limit, None) for limit in LIMITS), (0.005, 0.1)):
         chosen = calibrate(evidence, limit, delta)

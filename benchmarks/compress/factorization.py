@@ -16,8 +16,8 @@ import torch
 from codebooks import CALIBRATION, Subject, subject
 from torch import Tensor, nn
 
-from shoestring.compression.factor.choose import edits_for
-from shoestring.compression.factor.edits import fitted
+from shoestring.compression.factorization.choose import edits_for
+from shoestring.compression.factorization.edits import fitted
 
 KEPT = Path(__file__).parent / "factorization.json"
 

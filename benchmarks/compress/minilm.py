@@ -40,7 +40,7 @@ def ready() -> tuple[Any, Any]:
 
 
 def compared(model: nn.Module, source: Any, batches: Any) -> dict[str, float]:
-    from shoestring.compression.fidelity import fidelity, outputs
+    from shoestring.compression.calibration.fidelity import fidelity, outputs
 
     found = fidelity(outputs(model, source.job.forward, batches), outputs(source.model, source.job.forward, batches))
     return {"damage": found.damage, "worst": 1 - found.worst, "n": found.count}
@@ -68,8 +68,8 @@ def budgets(quick: bool) -> dict[str, Any]:
 def uniform(source: Any, bits: int) -> tuple[nn.Module, int]:
     """Every matrix to the nearest of 2^bits steps of each row, as most tools begin: model, and bytes with a float16 scale and zero a
     row."""
-    from shoestring.compression.rounding import Setting, rounded
-    from shoestring.compression.weights import weights_of
+    from shoestring.compression.calibration.weight_usage import weights_of
+    from shoestring.compression.quantization.rounding import GridSetting, rounded
 
     model = copy.deepcopy(source.model)
     values, size = dict(model.named_parameters(remove_duplicate=False)), 0
@@ -79,7 +79,7 @@ def uniform(source: Any, bits: int) -> tuple[nn.Module, int]:
             size += 2 * weight.count
             continue
         matrix = value.reshape(len(value), -1)
-        one = rounded(matrix, [Setting(bits, matrix.shape[1])])[0]
+        one = rounded(matrix, [GridSetting(bits, matrix.shape[1])])[0]
         value.data = ((one.codes.float() - one.zeros.float()) * one.scales.float()).view(value.shape)
         size += weight.count * bits // 8 + 4 * len(value)
     return model, size
@@ -152,8 +152,8 @@ PEERS: dict[str, Callable[[nn.Module, Any], tuple[nn.Module, int]]] = {
 def latencies(quick: bool) -> dict[str, Any]:
     """Predicted beside measured, of plans that decode in every call and of those that decode once; the median of several rounds in
     turns."""
+    from shoestring.compression.calibration.latency import latency, one_sample
     from shoestring.compression.room import plain_cost, planned
-    from shoestring.compression.timing import latency, one_sample
     from shoestring.core.budget import Budget
 
     torch.set_num_threads(1)
@@ -193,14 +193,14 @@ def int8(quick: bool) -> dict[str, Any]:
 def healed(size: str, use: tuple[str, ...] | None, minutes: str) -> Callable[[bool], dict[str, Any]]:
     def part(quick: bool) -> dict[str, Any]:
         from shoestring.api import train
+        from shoestring.compression.formats.place import decoded
         from shoestring.compression.healing import healed as heal
-        from shoestring.compression.place import decoded
-        from shoestring.compression.session import Asked, begun
+        from shoestring.compression.session import CompressOptions, begun
         from shoestring.compression.source import from_job
         from shoestring.core.budget import Budget
 
         source = from_job(str(HERE / "minilm_job.py"), {})
-        session = begun(source, Asked(Budget.parsed(size=size) if size else Budget(), use=use, measure="cosine"))
+        session = begun(source, CompressOptions(Budget.parsed(size=size) if size else Budget(), use=use, measure="cosine"))
         with tempfile.TemporaryDirectory() as folder:
             before = compared(session.plan.made().model, source, session.given.unseen)
             session = heal(session, "20s" if quick else minutes, Path(folder) / "healing", train)
@@ -218,7 +218,7 @@ def healed(size: str, use: tuple[str, ...] | None, minutes: str) -> Callable[[bo
 
 def speeds(plain: nn.Module, small: nn.Module, forward: Any, batches: Any) -> dict[str, float]:
     """How many times as fast, in turns, at a batch of one and of many."""
-    from shoestring.compression.timing import latency, one_sample
+    from shoestring.compression.calibration.latency import latency, one_sample
 
     found = {}
     for name, batch in (("1", one_sample(batches[0])), ("32", batches[0])):

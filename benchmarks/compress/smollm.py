@@ -71,7 +71,7 @@ def called(model: nn.Module, batch: Any) -> Tensor:
 
 def perplexity(model: nn.Module, batches: list[Any], wanted: list[Tensor] | None = None) -> dict[str, float]:
     """Of the next token, with the error of its mean over pieces, and the fidelity to the original's distributions."""
-    from shoestring.compression.fidelity import OutputMeasure, fidelity
+    from shoestring.compression.calibration.fidelity import OutputMeasure, fidelity
 
     losses, damages, worst = [], [], 0.0
     with torch.no_grad():

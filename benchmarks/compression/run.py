@@ -22,22 +22,22 @@ from matplotlib import pyplot
 
 from shoestring.core import random_state
 from shoestring.core.technique import text
-from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.jobfile import job_path, loaded_job
 from shoestring.jobs.gpt import batches
-from shoestring.parallel.average import Average
-from shoestring.parallel.compress_gradients import CompressGradients
-from shoestring.planning.evidence.tasks import specs_of
 from shoestring.processes.group.launch import run_group
-from shoestring.processes.tasks import TrainTask
 from shoestring.runs.cadence import Cadence
 from shoestring.runs.checkpoints import newest_good
 from shoestring.runs.folder import Folder
-from shoestring.runs.recorder import Recording
+from shoestring.training.data_parallel.compress_gradients import CompressGradients
+from shoestring.training.data_parallel.data_parallel import DataParallel
+from shoestring.training.evidence.tasks import specs_of
+from shoestring.training.execution.recorder import RecordingSettings
+from shoestring.training.execution.tasks import TrainTask
+from shoestring.training.technique import TrainingTechnique as Technique
 
 HERE = Path(__file__).parent
 KEPT = HERE / "measured.json"
-WAYS: tuple[Technique, ...] = (Average(), CompressGradients("int8"), CompressGradients("topk"))
+WAYS: tuple[Technique, ...] = (DataParallel(), CompressGradients("int8"), CompressGradients("topk"))
 WINDOWS, CONTEXT = 128, 128    # that a finished model is judged by
 ASKED = {"int8": 3.9, "topk": 25.0}
 CLOSE = 0.01
@@ -60,7 +60,7 @@ def main(steps: int = 600) -> None:
 def trained(way: Technique, steps: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as place:
         task = TrainTask(file=str(job_path("gpt")), techniques=specs_of([way]), steps=steps,
-                         recording=Recording(place, Cadence(seconds=1e9)))
+                         recording=RecordingSettings(place, Cadence(seconds=1e9)))
         result = run_group(task, {"OMP_NUM_THREADS": "1"}, devices=2)
         saved = newest_good(Folder(Path(place)).checkpoints)[0]
         assert saved is not None, "a run that ended has a checkpoint"

@@ -21,12 +21,12 @@ from typing import Any
 README = Path(__file__).parent / "README.md"
 BEGIN, END = "<!-- written by run.py -->\n", "<!-- end -->\n"
 STEPS, WARM = 24, 6
-ONE, OURS = "ours, one worker", "ours, Average"
+ONE, OURS = "ours, one worker", "ours, DataParallel"
 CONTENDERS = {
-    ONE: ("ours", 1, ("Fused()",)), OURS: ("ours", 2, ("Fused()", "Average()")), "torch, one process": ("plain", 1, ()),
+    ONE: ("ours", 1, ("FusedOptimizer()",)), OURS: ("ours", 2, ("FusedOptimizer()", "DataParallel()")), "torch, one process": ("plain", 1, ()),
     "torch, two that do not talk": ("plain", 2, ()), "torch DDP, by hand": ("ddp", 2, ()), "Accelerate": ("accelerate", 2, ()),
     "DeepSpeed ZeRO 2": ("deepspeed", 2, ()),
-    "ours, Shard(stage=2)": ("ours", 2, ("Fused()", "Shard(stage=2)")), "ours, Shard(stage=3)": ("ours", 2, ("Fused()", "Shard(stage=3)")),
+    "ours, Shard(stage=2)": ("ours", 2, ("FusedOptimizer()", "Shard(stage=2)")), "ours, Shard(stage=3)": ("ours", 2, ("FusedOptimizer()", "Shard(stage=3)")),
 }
 
 

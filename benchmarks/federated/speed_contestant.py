@@ -74,13 +74,13 @@ def shoestring_job(case: Case) -> Any:
 
 def engine(case: Case, cores: int) -> None:
     """Shoestring's engine by itself: chunks of devices to updates, and their mean."""
-    from shoestring.federated.cohort import Engine, how_to_work, work_of
     from shoestring.federated.layout import layout_of
     from shoestring.federated.records import records_of
-    from shoestring.federated.round import Device, Objective, Order
+    from shoestring.federated.round import DeviceView, Objective, Order
+    from shoestring.federated.simulation.cohort import Engine, how_to_work, work_of
 
     job = shoestring_job(case)
-    devices = sorted((Device(records_of(job, name, data, 0)) for name, data in job.clients().items()), key=lambda one: one.records.count)
+    devices = sorted((DeviceView(records_of(job, name, data, 0)) for name, data in job.clients().items()), key=lambda one: one.records.count)
     model = job.model()
     layout = layout_of(model)
     row, how = layout.row(model), how_to_work(job, layout, [one.records for one in devices])
@@ -102,13 +102,13 @@ def engine(case: Case, cores: int) -> None:
 
 def whole_round(case: Case, cores: int) -> None:
     """Shoestring as its users run it: choose, order, work, send, combine, advance, in as many processes as there are cores."""
-    from shoestring.federated.cohort import Engine, how_to_work, work_of
     from shoestring.federated.layout import layout_of
     from shoestring.federated.plain import plain_round
     from shoestring.federated.prepare import several
     from shoestring.federated.records import records_of
-    from shoestring.federated.round import Population, Server, play
-    from shoestring.federated.simulate import SimulatedDevices, Workshop
+    from shoestring.federated.round import Population, ServerState, play
+    from shoestring.federated.simulation.cohort import Engine, how_to_work, work_of
+    from shoestring.federated.simulation.simulate import SimulatedDevices, Workshop
 
     job = shoestring_job(case)
     clients, model = job.clients(), job.model()
@@ -116,7 +116,7 @@ def whole_round(case: Case, cores: int) -> None:
     how = several(how_to_work(job, layout, [records_of(job, name, clients[name], 0) for name in names[:3]]), len(names))
     parts = plain_round(layout, job.local, work_of(Engine(job, layout, how)))
     devices = SimulatedDevices(Workshop(parts, job, clients, 0), how.chunk, cores)
-    population, server = Population(len(names), names.__getitem__, len(names)), Server(0, 0, layout.row(model))
+    population, server = Population(len(names), names.__getitem__, len(names)), ServerState(0, 0, layout.row(model))
 
     def turn() -> None:
         nonlocal server

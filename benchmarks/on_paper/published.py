@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from shoestring.planning.on_paper.best_mesh import divisors
-from shoestring.planning.on_paper.calibrate import calibrated
-from shoestring.planning.on_paper.machines import Machines, machines
-from shoestring.planning.on_paper.memory import held
-from shoestring.planning.on_paper.mesh import PaperMesh
-from shoestring.planning.on_paper.step import Job, rate_per_device, step, tokens_per_device
-from shoestring.planning.on_paper.transformer import Transformer
+from shoestring.training.on_paper.best_mesh import divisors
+from shoestring.training.on_paper.calibrate import calibrated
+from shoestring.training.on_paper.machines import Machines, machines
+from shoestring.training.on_paper.memory import held
+from shoestring.training.on_paper.mesh import PaperMesh
+from shoestring.training.on_paper.step import PaperJob, rate_per_device, step, tokens_per_device
+from shoestring.training.on_paper.transformer import Transformer
 
 HERE = Path(__file__).parent
 SEQUENCE, VOCABULARY = 2048, 51_200        # of all of Megatron's rows
@@ -24,7 +24,7 @@ SAME = ("3b", 2048)                        # the row of each table of llm-foundr
 @dataclass(frozen=True)
 class MegatronRow:
     billions: float
-    job: Job
+    job: PaperJob
     tensor: int
     stage: int
     gpus: int
@@ -56,7 +56,7 @@ class MegatronRow:
 @dataclass(frozen=True)
 class FoundryRow:
     model: str
-    job: Job
+    job: PaperJob
     mesh: PaperMesh
     gpu: str
     mode: str
@@ -78,7 +78,7 @@ def megatron(name: str = "megatron.csv") -> list[MegatronRow]:
     for row in table(name):
         model = Transformer(int(row["hidden"]), int(row["layers"]), int(row["heads"]), VOCABULARY, SEQUENCE, flash=False, fused_loss=False,
                             dropout=True)
-        rows.append(MegatronRow(float(row["billions"]), Job(model, int(row["batch"]), "fp16", 2.0, overlapped=False), int(row["tensor"]),
+        rows.append(MegatronRow(float(row["billions"]), PaperJob(model, int(row["batch"]), "fp16", 2.0, overlapped=False), int(row["tensor"]),
                                 int(row["stage"]), int(row["gpus"]), 1e12 * float(row["teraflops_per_gpu"]), int(row.get("micro_batch", 0)),
                                 3 if row.get("way") == "ZeRO-3" else 0))
     return rows
@@ -96,7 +96,7 @@ def foundry() -> list[FoundryRow]:
     for row in table("llm_foundry.csv"):
         model = Transformer(*shapes[row["model"]], 50_368, int(row["sequence"]))
         gpus, micro_batch = int(row["gpus"]), int(row["micro_batch"])
-        job = Job(model, gpus * micro_batch * int(row["accumulation"]), row["precision"].removeprefix("amp_"),
+        job = PaperJob(model, gpus * micro_batch * int(row["accumulation"]), row["precision"].removeprefix("amp_"),
                   2.0 if row["mode"] == "PURE" else 4.0, metrics=2)
         mesh = PaperMesh(gpus, micro_batch=micro_batch, checkpointing=row["checkpointing"] == "yes", sharding=3)
         rows.append(FoundryRow(row["model"], job, mesh, row["gpu"], row["mode"], float(row["tokens_per_second_per_gpu"]),

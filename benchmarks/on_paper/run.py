@@ -27,18 +27,18 @@ from published import (
 )
 
 from shoestring.core.units import bytes_text
-from shoestring.planning.on_paper.best_mesh import VOUCHED, Planned, best_mesh
-from shoestring.planning.on_paper.machines import Machines
-from shoestring.planning.on_paper.memory import held
-from shoestring.planning.on_paper.mesh import PaperMesh
-from shoestring.planning.on_paper.step import Job, step
-from shoestring.planning.on_paper.trace import reserved
-from shoestring.planning.on_paper.transformer import Transformer
+from shoestring.training.on_paper.best_mesh import VOUCHED, MeshCandidate, best_mesh
+from shoestring.training.on_paper.machines import Machines
+from shoestring.training.on_paper.memory import held
+from shoestring.training.on_paper.mesh import PaperMesh
+from shoestring.training.on_paper.step import PaperJob, step
+from shoestring.training.on_paper.trace import reserved
+from shoestring.training.on_paper.transformer import Transformer
 
 ABOUT = """# Planned on paper, against published tables
 
 Written by `python benchmarks/on_paper/run.py` in {seconds:.0f} s. Nothing here was measured by us: published figures stand beside what
-`shoestring/planning/on_paper` predicts from a description of the cluster (`clusters/`), of the model and of the mesh.
+`shoestring/training/on_paper` predicts from a description of the cluster (`clusters/`), of the model and of the mesh.
 
 **What is described** and from where: peak, memory and its bandwidth from NVIDIA's data sheets, of which kernels
 reach 88 % (1.80 of 2.04 TB/s on an A100 80 GB, forums.developer.nvidia.com/t/339083; taken for all kinds); NVLink as 12 (A100) and 18 (H100) links of 20 and
@@ -113,7 +113,7 @@ def recompute_part(cluster: Machines) -> str:
         number = {name: int(row[name]) for name in ("hidden", "layers", "heads", "tensor", "stage", "batch", "micro_batch", "virtual", "gpus")}
         model = Transformer(number["hidden"], number["layers"], number["heads"], VOCABULARY, SEQUENCE, flash=False, fused_loss=False, dropout=True)
         mesh = PaperMesh(1, number["stage"], number["tensor"], number["micro_batch"], number["virtual"])
-        seconds = step(Job(model, number["batch"], "fp16", 2.0, overlapped=False), mesh, cluster).total
+        seconds = step(PaperJob(model, number["batch"], "fp16", 2.0, overlapped=False), mesh, cluster).total
         shown.append([row["billions"], f"{number['gpus']:,}", str(mesh), row["seconds"], f"{seconds:.2f}", f"{seconds / float(row['seconds']):.2f}"])
     return "\n".join([
         "### arXiv 2205.05198 (2022), full recomputation, with the constant of table 1\n",
@@ -149,8 +149,8 @@ def choices(cluster: Machines) -> str:
         lines(["billions", "whose", "mesh", "a step", "speed", "a GPU holds", "bubble"], shown)])
 
 
-def planned(job: Job, mesh: PaperMesh, cluster: Machines) -> Planned:
-    return Planned(mesh, step(job, mesh, cluster), held(job, mesh, cluster))
+def planned(job: PaperJob, mesh: PaperMesh, cluster: Machines) -> MeshCandidate:
+    return MeshCandidate(mesh, step(job, mesh, cluster), held(job, mesh, cluster))
 
 
 def foundry_part() -> str:
@@ -189,7 +189,7 @@ def foundry_part() -> str:
                "room", "fits"], shown)])
 
 
-def twice(row: FoundryRow) -> tuple[Job, PaperMesh]:
+def twice(row: FoundryRow) -> tuple[PaperJob, PaperMesh]:
     mesh = replace(row.mesh, micro_batch=2 * row.mesh.micro_batch)
     return replace(row.job, batch=2 * row.job.batch), mesh
 

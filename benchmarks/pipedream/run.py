@@ -27,19 +27,19 @@ from shoestring.core.technique import text
 from shoestring.jobfile import job_path, loaded_job
 from shoestring.jobs.gpt import batches
 from shoestring.measure.timeline import peak
-from shoestring.memory.fused import Fused
-from shoestring.parallel.pipedream import PipeDream
-from shoestring.parallel.pipeline import Pipeline
-from shoestring.planning.evidence.rehearse import prepared, rehearse
-from shoestring.planning.evidence.tasks import specs_of
 from shoestring.processes.group.launch import run_group
-from shoestring.processes.tasks import TrainTask
 from shoestring.runs.cadence import Cadence
 from shoestring.runs.checkpoints import newest_good
 from shoestring.runs.event import Stepped
 from shoestring.runs.events import read
 from shoestring.runs.folder import Folder
-from shoestring.runs.recorder import Recording
+from shoestring.training.evidence.rehearse import prepared, rehearse
+from shoestring.training.evidence.tasks import specs_of
+from shoestring.training.execution.recorder import RecordingSettings
+from shoestring.training.execution.tasks import TrainTask
+from shoestring.training.memory.fused import FusedOptimizer
+from shoestring.training.pipeline.pipedream import PipeDream
+from shoestring.training.pipeline.pipeline import Pipeline
 
 HERE = Path(__file__).parent
 KEPT = HERE / "measured.json"
@@ -106,8 +106,8 @@ def main(samples: int = 9600, rounds: int = 3) -> None:
 def trained(way: Way, samples: int) -> dict[str, Any]:
     """What a run gives: losses of its steps, the finished model's, samples a second, bytes of each worker and of the stash."""
     with tempfile.TemporaryDirectory() as place:
-        task = TrainTask(file=str(job_path("gpt")), flags={"batch": way.batch, "rate": way.rate}, techniques=specs_of([way.plan, Fused()]),
-                         steps=samples // way.batch, recording=Recording(place, Cadence(seconds=1e9)))
+        task = TrainTask(file=str(job_path("gpt")), flags={"batch": way.batch, "rate": way.rate}, techniques=specs_of([way.plan, FusedOptimizer()]),
+                         steps=samples // way.batch, recording=RecordingSettings(place, Cadence(seconds=1e9)))
         result = run_group(task, {"OMP_NUM_THREADS": "1"}, devices=STAGES)
         steps = [event.seconds for event in read(Path(place)).events if isinstance(event, Stepped)]
         timed = steps[int(WARM * len(steps)):]
@@ -135,7 +135,7 @@ def predicted(way: Way) -> dict[str, Any]:
     places = [replace(job, mesh=imagined_mesh({"data": 1, "stage": STAGES, "tensor": 1}, rank, True)) for rank in range(STAGES)]
     first = prepared(places[0], [way.plan], job.model()).state["stages"]
     stash = first.lag * sum(one.nbytes for one in first.own_weights) if isinstance(first, PipeDream) else 0
-    return {"peaks": [peak(rehearse(one, [way.plan, Fused()])).bytes for one in places], "stash": stash}
+    return {"peaks": [peak(rehearse(one, [way.plan, FusedOptimizer()])).bytes for one in places], "stash": stash}
 
 
 def drawn(found: dict[str, dict[str, Any]]) -> None:

@@ -59,8 +59,8 @@ def planned_cut(settings: Settings) -> int:
     """Blocks of the first stage, as the planner cuts the job for two workers."""
     from shoestring.core.hardware import Hardware
     from shoestring.jobs.gpt import job
-    from shoestring.parallel.pipeline import Pipeline
-    from shoestring.planning.planner import Planner
+    from shoestring.training.pipeline.pipeline import Pipeline
+    from shoestring.training.planner import Planner
 
     ledger = Planner(job(settings.width, settings.depth, 5, settings.context, settings.batch), Hardware(), inexact=True, devices=2).ledger()
     found = [one for one in Pipeline.choices(ledger) if one.stages == 2 and one.chunks == 1 and one.balance]

@@ -27,7 +27,7 @@ CASES: list[tuple[int, str, list[str]]] = [
     (2, "Pipeline(stages=2, pieces=4) + Checkpoint(every=1)", ["--batch", "16"]),
     (2, "Pipeline(stages=2, pieces=8)", ["--batch", "16", *WIDE]),
     (2, "TensorParallel(ways=2)", ["--batch", "16", "--heads", "4"]),
-    (4, "Pipeline(stages=2, pieces=4) + Average()", ["--batch", "32"]),
+    (4, "Pipeline(stages=2, pieces=4) + DataParallel()", ["--batch", "32"]),
 ]
 STEPS = 12
 KEPT = README.with_name("steps.json")

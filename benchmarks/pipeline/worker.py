@@ -157,21 +157,21 @@ def equal_job(settings: Settings) -> Job:
 
 def ours(settings: Settings, rank: int, world: int, job: Job, schedule: str, chunks: int, balance: tuple[int, ...]) -> dict[str, Any]:
     """Seconds a step, and the share of them in which workers are idle."""
-    from shoestring.core.training import mesh_sizes
     from shoestring.data.feed import Feed
-    from shoestring.loop import steps
-    from shoestring.memory.fused import Fused
-    from shoestring.parallel.pipeline import Pipeline
-    from shoestring.parallel.process_mesh import joined_mesh
-    from shoestring.parallel.schedule import bubble, idle_share
-    from shoestring.parallel.shared_memory_link import joined
-    from shoestring.parallel.stages import Stages
-    from shoestring.planning.evidence.rehearse import prepared
+    from shoestring.training.evidence.rehearse import prepared
+    from shoestring.training.links.process_mesh import joined_mesh
+    from shoestring.training.links.shared_memory_link import joined
+    from shoestring.training.loop import steps
+    from shoestring.training.memory.fused import FusedOptimizer
+    from shoestring.training.pipeline.pipeline import Pipeline
+    from shoestring.training.pipeline.schedule import bubble, idle_share
+    from shoestring.training.pipeline.stages import Stages
+    from shoestring.training.technique import mesh_sizes
 
     plan = Pipeline(world, settings.pieces, schedule, balance, chunks)
     here = replace(job, mesh=joined_mesh(joined(rank, world), mesh_sizes((plan,), world), True))
     torch.manual_seed(0)
-    run = prepared(here, (plan, Fused()), here.model())
+    run = prepared(here, (plan, FusedOptimizer()), here.model())
     stages = run.state["stages"]
     assert isinstance(stages, Stages)
     times, idle = [], []

@@ -26,14 +26,14 @@ from shoestring.core.technique import described
 from shoestring.core.units import bytes_text, seconds_text
 from shoestring.jobfile import loaded_job
 from shoestring.measure.probe import known_hardware
-from shoestring.planning.plan import Plan, techniques_in
-from shoestring.planning.planner import Planner
 from shoestring.processes.launch import run_worker
-from shoestring.processes.tasks import TrainTask
-from shoestring.processes.verified import worker_environment
+from shoestring.training.execution.tasks import TrainTask
+from shoestring.training.execution.verification import worker_environment
+from shoestring.training.plan import Plan, techniques_in
+from shoestring.training.planner import Planner
 
 HERE = Path(__file__).parent
-PLANS = ["", "Fused()", "Checkpoint(groups=-1)", "Accumulate(pieces=2)+Fused()", "StepInBackward()+Fused()"]
+PLANS = ["", "FusedOptimizer()", "Checkpoint(groups=-1)", "Accumulate(pieces=2)+FusedOptimizer()", "StepInBackward()+FusedOptimizer()"]
 ALLOCATORS = ["", "Allocator(kind='huge')"]
 STEPS = 8
 TURNS = 2

@@ -2,7 +2,7 @@
 
     python benchmarks/planner/turns.py PROBLEM ROUNDS PLAN [PLAN ...]
 
-Each PLAN is written like Checkpoint(groups=-1)+Fused(); an empty one is plain. Prints a JSON list of medians.
+Each PLAN is written like Checkpoint(groups=-1)+FusedOptimizer(); an empty one is plain. Prints a JSON list of medians.
 """
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from statistics import median
 
 from shoestring.core import random_state
 from shoestring.core.technique import parsed
-from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.data.feed import Feed
 from shoestring.jobfile import loaded_job
-from shoestring.loop import steps
-from shoestring.planning.catalogue import CATALOGUE
-from shoestring.planning.evidence.rehearse import prepared
+from shoestring.training.catalogue import CATALOGUE
+from shoestring.training.evidence.rehearse import prepared
+from shoestring.training.loop import steps
+from shoestring.training.technique import TrainingTechnique as Technique
 
 
 def techniques(text: str) -> tuple[Technique, ...]:

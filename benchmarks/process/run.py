@@ -26,15 +26,15 @@ from shoestring.core.exactness import Exactness
 from shoestring.core.units import bytes_text
 from shoestring.jobfile import loaded_job
 from shoestring.measure.probe import known_hardware
-from shoestring.planning.catalogue import CATALOGUE
-from shoestring.planning.plan import Plan
-from shoestring.planning.planner import Planner
-from shoestring.planning.predict import Combination
 from shoestring.planning.room import families
-from shoestring.planning.training_room import combinations
 from shoestring.processes.launch import run_worker
-from shoestring.processes.tasks import TrainTask
-from shoestring.processes.verified import worker_environment
+from shoestring.training.catalogue import CATALOGUE
+from shoestring.training.execution.tasks import TrainTask
+from shoestring.training.execution.verification import worker_environment
+from shoestring.training.plan import Plan
+from shoestring.training.planner import Planner
+from shoestring.training.predict import Combination
+from shoestring.training.room import combinations
 
 HERE = Path(__file__).parent
 PROBLEMS = ("gpt2", "bert", "llama", "vit", "wide", "t5", "resnet", "whisper", "mixtral", "recurrent")

@@ -37,7 +37,7 @@ WORKERS, PAUSE, BEFORE, LONGEST = 3, 0.1, 10, 60.0
 OURS, THEIRS = "shoestring train --devices 3", "torchrun --nproc-per-node 3 --max-restarts 3"
 MENDED = f"TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 {THEIRS} --standalone"
 LAUNCHERS = (OURS, THEIRS, MENDED)
-PLAN = {"chosen": {"techniques": [{"name": "Average", "knobs": {}}], "peak_bytes": 0, "process_bytes": 0, "step_seconds": PAUSE,
+PLAN = {"chosen": {"techniques": [{"name": "DataParallel", "knobs": {}}], "peak_bytes": 0, "process_bytes": 0, "step_seconds": PAUSE,
                    "exact": True}}
 
 

@@ -21,26 +21,26 @@ from typing import Any
 import torch
 
 from shoestring.core.technique import text
-from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.core.units import seconds_text
-from shoestring.parallel.asynchronous import Asynchronous
-from shoestring.parallel.average import Average
-from shoestring.parallel.drop_stragglers import DropStragglers
-from shoestring.planning.evidence.tasks import specs_of
 from shoestring.processes.group.launch import run_group
-from shoestring.processes.tasks import TrainTask
 from shoestring.runs.cadence import Cadence
 from shoestring.runs.checkpoints import newest_good
 from shoestring.runs.event import Begun, Event, Stepped
 from shoestring.runs.folder import Folder
-from shoestring.runs.recorder import Recording
+from shoestring.training.data_parallel.asynchronous import Asynchronous
+from shoestring.training.data_parallel.data_parallel import DataParallel
+from shoestring.training.data_parallel.drop_stragglers import DropStragglers
+from shoestring.training.evidence.tasks import specs_of
+from shoestring.training.execution.recorder import RecordingSettings
+from shoestring.training.execution.tasks import TrainTask
+from shoestring.training.technique import TrainingTechnique as Technique
 
 HERE = Path(__file__).parent
 TARGET, LATELY = 2.4, 20       # loss, as a mean of so many steps
 MOST, LONGEST = 900, 240.0      # steps and seconds, after which a way has failed
 ASKED = 1.5                    # times as fast as waiting
 FLAGS = {"rate": 0.001, "times": 4.0, "stretch": 2.0}   # of the rates 0.0005, 0.001, 0.002, 0.004 the best for Average
-WAYS: tuple[Technique, ...] = (Average(), Asynchronous(), Asynchronous(correct=False), Asynchronous("hogwild"),
+WAYS: tuple[Technique, ...] = (DataParallel(), Asynchronous(), Asynchronous(correct=False), Asynchronous("hogwild"),
                                Asynchronous("hogwild", correct=False), DropStragglers())
 
 
@@ -53,7 +53,7 @@ class Found:
 
 
 def main(processes: int = 4) -> None:
-    alone = raced(Average(), processes, slow=-1)
+    alone = raced(DataParallel(), processes, slow=-1)
     print("nobody slowed", alone, file=sys.stderr, flush=True)
     found = {}
     for way in WAYS:
@@ -82,7 +82,7 @@ def raced(way: Technique, processes: int, slow: int) -> Found:
 
     with tempfile.TemporaryDirectory() as place:
         run_group(TrainTask(file=str(HERE / "job.py"), flags=FLAGS | {"slow": slow}, techniques=specs_of([way]), steps=MOST,
-                            recording=Recording(place, Cadence(seconds=1e9))), {}, follow, devices=processes)
+                            recording=RecordingSettings(place, Cadence(seconds=1e9))), {}, follow, devices=processes)
         saved = newest_good(Folder(Path(place)).checkpoints)[0]
         state = saved.state()["parts"].get("pushes", {}) if saved else {}
     return Found(course["seconds"] if reached(course["loss"], lately) else None, int(course["steps"]), course["loss"], state)
@@ -97,12 +97,12 @@ def written(alone: Found, found: Mapping[Technique, Found], processes: int) -> s
     lines = [
         "# Time to a loss beside a slow worker", "",
         f"Written by `python benchmarks/stragglers/run.py`: a byte-level transformer of 0.4 M weights on Python's source, AdamW with a "
-        f"rate of {FLAGS['rate']} (the best of four for Average), batches of 24, until the mean loss of {LATELY} steps is {TARGET}. "
+        f"rate of {FLAGS['rate']} (the best of four for DataParallel), batches of 24, until the mean loss of {LATELY} steps is {TARGET}. "
         f"{processes} processes of one thread. All pause, so that what they compute takes {FLAGS['stretch']:g} times its processor's time, "
         f"as on machines of their own, and the last takes {FLAGS['times']:g} times as long as the others. One run each. "
         f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}.", "",
         "| way | time to the loss | against waiting | steps | staleness, mean and most | of the gradients, the slow worker's | dropped |",
-        "|---|---|---|---|---|---|---|", row("Average, nobody slowed", alone, waiting, processes),
+        "|---|---|---|---|---|---|---|", row("DataParallel, nobody slowed", alone, waiting, processes),
         *(row(text(way), one, waiting, processes) for way, one in found.items()),
     ]
     return "\n".join([*lines, "", *verdicts(found, waiting)]) + "\n"

@@ -2,7 +2,7 @@
 
     python benchmarks/sums/run.py
 
-Each group of processes first measures what planning would (parallel/link_speed.py: some sizes of every way) and predicts all other sizes by
+Each group of processes first measures what planning would (training/links/link_speed.py: some sizes of every way) and predicts all other sizes by
 the formulas of core/sums.py. Then every way adds up at every size. In a round each has one turn, so that a slow moment of the machine
 meets all of them; the order rotates; the slowest worker counts, and of the rounds the median.
 
@@ -29,9 +29,9 @@ from torch import distributed as dist
 from shoestring.core.codec import from_json, to_json
 from shoestring.core.sums import LIBRARY, MEMORY, NAIVE, RING, TREE, TWO_LEVEL, Machines, Rate, Speeds, chosen, seconds
 from shoestring.core.units import bytes_text
-from shoestring.parallel.link_speed import REPEATS as TIMED
-from shoestring.parallel.link_speed import rates, timed
-from shoestring.parallel.shared_memory_link import joined
+from shoestring.training.links.link_speed import REPEATS as TIMED
+from shoestring.training.links.link_speed import rates, timed
+from shoestring.training.links.shared_memory_link import joined
 
 README = Path(__file__).parent / "README.md"
 BEGIN, END = "<!-- written by run.py -->\n", "<!-- end -->\n"

@@ -129,14 +129,14 @@ def overlap() -> dict[str, Any]:
 
     from shoestring.core import random_state
     from shoestring.jobs.gpt import job
-    from shoestring.loop import steps
-    from shoestring.memory.fused import Fused
-    from shoestring.memory.stream import Stream
-    from shoestring.planning.evidence.rehearse import prepared
+    from shoestring.training.evidence.rehearse import prepared
+    from shoestring.training.loop import steps
+    from shoestring.training.memory.fused import FusedOptimizer
+    from shoestring.training.memory.offload_model import OffloadModel
 
     made = job(**SAME)
     random_state.seed(0)
-    run = prepared(made, (Fused(), Stream()), made.model(), Path(tempfile.mkdtemp(dir=".")))
+    run = prepared(made, (FusedOptimizer(), OffloadModel()), made.model(), Path(tempfile.mkdtemp(dir=".")))
     part: Any = run.state["stream"]
 
     def timed(count: int) -> float:
@@ -198,7 +198,7 @@ def budgets() -> dict[str, Any]:
         for width in (1536, 1280, 1024, 768):
             flags = {"width": width, "depth": -(-2_000_000_000 // (12 * width * width)), "heads": 8, "batch": 1}
             child = subprocess.run(limited(size, command("gpt", flags, "plan")), capture_output=True, text=True, check=False)
-            if child.returncode == 0 and "Stream" in child.stdout:
+            if child.returncode == 0 and "OffloadModel" in child.stdout:
                 fits = json.dumps(flags)
                 break
         found[str(size)] = {"plain": largest_plain(size)[0], "ours": parameters(**json.loads(fits)) if fits else 0, "flags": fits}
@@ -231,7 +231,7 @@ def measured(part: str, folder: Path) -> Any:
     if part in ("llama", "gpt2"):
         return killed_and_resumed(part, folder / part)
     if part == "overlap":   # in a process like the one that trains
-        from shoestring.memory.allocator import following
+        from shoestring.training.memory.allocator import following
 
         code = f"import sys, json; sys.path.insert(0, {str(HERE)!r}); import run; print(json.dumps(run.overlap()))"
         child = subprocess.run([sys.executable, "-c", code], env=os.environ | following().environment, stdout=subprocess.PIPE, check=True)

@@ -2,7 +2,7 @@
 
 t(l, c) is the forward and backward of l tokens after c others through the layers of one stage:
 
-    products     of weights and of scores, in tiles (planning/on_paper/products.py); scores of all keys, as in the paper's code: a mask
+    products     of weights and of scores, in tiles (training/on_paper/products.py); scores of all keys, as in the paper's code: a mask
                  hides what is computed
     memory       what passes through it beside products, scores written, masked and normalised one by one
     sums         four a layer between the devices that share it, in rings inside of a machine
@@ -18,13 +18,13 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from shoestring.parallel.slices import Seconds, Sliced, best_slices, latency
-from shoestring.planning.on_paper.block import HALF, device, passed, weight_products
-from shoestring.planning.on_paper.calibrate import calibrated
-from shoestring.planning.on_paper.machines import Machines, machines
-from shoestring.planning.on_paper.products import Product, product_seconds
-from shoestring.planning.on_paper.sums import summed
-from shoestring.planning.on_paper.transformer import Transformer
+from shoestring.training.on_paper.block import HALF, device, passed, weight_products
+from shoestring.training.on_paper.calibrate import calibrated
+from shoestring.training.on_paper.machines import Machines, machines
+from shoestring.training.on_paper.products import MatrixProduct, product_seconds
+from shoestring.training.on_paper.sums import summed
+from shoestring.training.on_paper.transformer import Transformer
+from shoestring.training.sequence.slices import Seconds, SlicePlan, best_slices, latency
 
 CLUSTER = Path(__file__).with_name("p3_16xlarge.json")
 GPT3 = Transformer(12288, 96, 96, 51200, 2048, flash=False, fused_loss=False)
@@ -57,7 +57,7 @@ def slice_seconds(setting: Setting, cluster: Machines, adding: bool = True) -> S
     @cache
     def seconds(length: int, context: int) -> float:
         heads = GPT3.heads // setting.tensor
-        scores = (Product(length, context + length, GPT3.head_size, heads), Product(length, GPT3.head_size, context + length, heads))
+        scores = (MatrixProduct(length, context + length, GPT3.head_size, heads), MatrixProduct(length, GPT3.head_size, context + length, heads))
         products = (*weight_products(GPT3, length, setting.tensor), *scores)
         computing = sum(product_seconds(one, unit) for product in products for one in (product, *product.backward()))
         looking = replace(GPT3, sequence=context + length)   # so many scores a token
@@ -75,7 +75,7 @@ def whole_step(setting: Setting, cluster: Machines) -> float:
     return latency((GPT3.sequence,), slice_seconds(setting, cluster), setting.stages, SAMPLES)
 
 
-def best(setting: Setting, cluster: Machines, adding: bool = True) -> Sliced:
+def best(setting: Setting, cluster: Machines, adding: bool = True) -> SlicePlan:
     return best_slices(slice_seconds(setting, cluster, adding), GPT3.sequence, setting.stages, GRANULARITY, SAMPLES)
 
 

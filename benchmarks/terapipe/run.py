@@ -25,7 +25,7 @@ from paper import paper_lines
 README = Path(__file__).parent / "README.md"
 BEGIN, END = "<!-- written by run.py -->\n", "<!-- end -->\n"
 STEPS, WARM = 4, 1
-ONE, GPIPE, BEST = "one process, one thread", "GPipe: 2 stages, 1 piece", "Tokens by the program, 2 stages"
+ONE, GPIPE, BEST = "one process, one thread", "GPipe: 2 stages, 1 piece", "SequencePipeline by the program, 2 stages"
 EQUAL = (2, 4, 8, 16)
 USUAL = (3, 2048, 256, 8)   # rounds, tokens, width, depth
 
@@ -74,7 +74,7 @@ def worker(rounds: int, tokens: int, width: int, depth: int) -> None:
     import torch
     from torch import distributed as dist
 
-    from shoestring.parallel.shared_memory_link import joined
+    from shoestring.training.links.shared_memory_link import joined
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=1200))
@@ -100,11 +100,11 @@ class Contest:
 
     def __init__(self, link: Any, tokens: int, width: int, depth: int) -> None:
         from shoestring.jobs.gpt import job
-        from shoestring.memory.fused import Fused
-        from shoestring.parallel.pipeline import Pipeline
-        from shoestring.parallel.slice_times import measured, usual_pairs
-        from shoestring.parallel.slices import best_slices, fitted, latency
-        from shoestring.parallel.tokens import Tokens
+        from shoestring.training.memory.fused import FusedOptimizer
+        from shoestring.training.pipeline.pipeline import Pipeline
+        from shoestring.training.sequence.sequence_pipeline import SequencePipeline
+        from shoestring.training.sequence.slice_times import measured, usual_pairs
+        from shoestring.training.sequence.slices import best_slices, fitted, latency
 
         self.link = link
         self.job = job(width=width, depth=depth, heads=width // 64, context=tokens, batch=1)
@@ -112,10 +112,10 @@ class Contest:
         fit = fitted(link.objects(measured(plain, next(self.batches()), usual_pairs(tokens)) if not link.rank else {})[0])
         stage = lambda length, context: fit(length, context) / 2   # noqa: E731
         lengths = best_slices(stage, tokens, 2, 32).lengths
-        staged = (Pipeline(2, 1, "gpipe"), Fused())
-        cuts = {f"Tokens, {count} equal slices, 2 stages": Tokens(count) for count in EQUAL}
-        cuts[BEST] = Tokens(len(lengths), ",".join(map(str, lengths)))
-        self.plans: dict[str, tuple[Any, ...]] = {ONE: (Fused(),), GPIPE: staged, **{name: (cut, *staged) for name, cut in cuts.items()}}
+        staged = (Pipeline(2, 1, "gpipe"), FusedOptimizer())
+        cuts = {f"SequencePipeline, {count} equal slices, 2 stages": SequencePipeline(count) for count in EQUAL}
+        cuts[BEST] = SequencePipeline(len(lengths), ",".join(map(str, lengths)))
+        self.plans: dict[str, tuple[Any, ...]] = {ONE: (FusedOptimizer(),), GPIPE: staged, **{name: (cut, *staged) for name, cut in cuts.items()}}
         self.slices = {name: ", ".join(map(str, cut.cut(tokens))) if name == BEST else str(cut.count) for name, cut in cuts.items()}
         self.predicted = {ONE: fit(tokens, 0), GPIPE: latency((tokens,), stage, 2),
                           **{name: latency(cut.cut(tokens), stage, 2) for name, cut in cuts.items()}}
@@ -131,9 +131,9 @@ class Contest:
         import torch
 
         from shoestring.core.mesh import on_one_axis
-        from shoestring.core.training import mesh_sizes
-        from shoestring.parallel.process_mesh import joined_mesh
-        from shoestring.planning.evidence.rehearse import prepared
+        from shoestring.training.evidence.rehearse import prepared
+        from shoestring.training.links.process_mesh import joined_mesh
+        from shoestring.training.technique import mesh_sizes
 
         staged = any(one.unites for one in techniques)
         mesh = joined_mesh(self.link, mesh_sizes(techniques, 2)) if staged else on_one_axis()
@@ -142,7 +142,7 @@ class Contest:
 
     def turn(self, name: str) -> float:
         """Median seconds of a step; the one process's steps are the first worker's, while the second waits."""
-        from shoestring.loop import steps
+        from shoestring.training.loop import steps
 
         if name == ONE and self.link.rank:
             return 0.0

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from shoestring.compression.onnx.sized import OnnxFile
-    from shoestring.compression.session import Asked, Session
-    from shoestring.compression.source import Source
+    from shoestring.compression.session import CompressOptions, CompressSession
+    from shoestring.compression.source import ModelSource
 
 name = "compress"
 help = "a smaller or faster model: down to a size, a latency and a quality at once"
@@ -76,7 +76,7 @@ def run(options: Namespace) -> int:
     return told(options, session, target)
 
 
-def session_of(options: Namespace, source: Source, asked: Asked) -> Session:
+def session_of(options: Namespace, source: ModelSource, asked: CompressOptions) -> CompressSession:
     """The plan; with --heal, the nearest one if only its fidelity falls short, because that is what healing mends."""
     from shoestring.compression.session import begun, nearest_session
 
@@ -136,16 +136,16 @@ def target_of(options: Namespace) -> Path:
     return target
 
 
-def asked_of(options: Namespace) -> Asked:
-    from shoestring.compression.metric import floor
-    from shoestring.compression.session import Asked
+def asked_of(options: Namespace) -> CompressOptions:
+    from shoestring.compression.calibration.metric import floor
+    from shoestring.compression.session import CompressOptions
     from shoestring.core.budget import Budget
     from shoestring.core.units import parse_seconds
 
     if options.heal is not None:
         parse_seconds(options.heal)
     budget = Budget.parsed(size=options.size, latency=options.latency, quality=options.keep)
-    return Asked(budget, floor(options.metric) if options.metric else None, None if options.use is None else tuple(options.use),
+    return CompressOptions(budget, floor(options.metric) if options.metric else None, None if options.use is None else tuple(options.use),
                  options.fidelity, int(options.samples), tuple(options.output or ()), axis_of(options.axis))
 
 
@@ -156,7 +156,7 @@ def axis_of(written: str | None) -> int | None:
         raise Mistake(f"--axis {written}: give the number of a dimension, such as 1 or -1") from None
 
 
-def told(options: Namespace, session: Session, target: Path) -> int:
+def told(options: Namespace, session: CompressSession, target: Path) -> int:
     """Write what was chosen, measure it, and tell."""
     import json
 
@@ -189,7 +189,7 @@ def told(options: Namespace, session: Session, target: Path) -> int:
     return missed(report["missed"])
 
 
-def loading(session: Session, target: Path) -> str:
+def loading(session: CompressSession, target: Path) -> str:
     """How a user loads the folder that was written."""
     from shoestring.jobfile import BUILT_IN, job_path
 
@@ -207,7 +207,7 @@ def missed(broken: list[str]) -> int:
     return OVER_BUDGET if broken else DONE
 
 
-def exported(options: Namespace, session: Session, draft: Path) -> tuple[Session, OnnxFile]:
+def exported(options: Namespace, session: CompressSession, draft: Path) -> tuple[CompressSession, OnnxFile]:
     from shoestring.compression.onnx.sized import onnx_file
 
     with ticking("writing the ONNX file"):

@@ -7,11 +7,11 @@ if TYPE_CHECKING:
     from typing import Any
 
     from shoestring.compression.room import CompressPlan
-    from shoestring.compression.session import Measured, Session
+    from shoestring.compression.session import CompressedMeasurement, CompressSession
     from shoestring.show.terminal import Screen
 
 
-def plan_text(session: Session, screen: Screen) -> str:
+def plan_text(session: CompressSession, screen: Screen) -> str:
     """The plan, what it was chosen from, and which weights are stored how."""
     from shoestring.show.terminal import table
 
@@ -59,7 +59,7 @@ def predicted_text(one: Mapping[str, Any]) -> str:
     return "" if mean is None else f"; predicted mean {mean:.6f}{error_text(one['predicted_standard_error'])}"
 
 
-def measured_text(session: Session, measured: Measured, report: Mapping[str, Any], screen: Screen) -> str:
+def measured_text(session: CompressSession, measured: CompressedMeasurement, report: Mapping[str, Any], screen: Screen) -> str:
     """Predicted beside measured, then the job's own metric."""
     from shoestring.show.terminal import table
 

@@ -52,8 +52,8 @@ def run(options: Namespace) -> int:
     with Uncollected():
         import json
 
-        from shoestring.compression.distil import job as distillation
-        from shoestring.compression.distil.sources import digest_of, pinned
+        from shoestring.compression.distillation import job as distillation
+        from shoestring.compression.distillation.sources import digest_of, pinned
         from shoestring.runs.resume import new_folder
     words = [f"--student={student}#{digest_of(student)}", f"--student-flags={json.dumps(own)}"]
     if options.teacher:
@@ -95,7 +95,7 @@ def one_peer(run: str) -> str:
     """Write the weights of one peer beside the run, under the names that the student alone has."""
     from pathlib import Path
 
-    from shoestring.compression.distil.peers import first_peer
+    from shoestring.compression.distillation.peers import first_peer
     from shoestring.core.files import drafted
     from shoestring.runs.checkpoints import BEST, saved
     from shoestring.runs.export import best_weights, checkpoint_of, named_weights

@@ -30,8 +30,8 @@ def run(options: Namespace) -> int:
         raise Mistake("torch is not installed: pip install torch, in the build for your CPU or GPU")
     from shoestring.measure.probe import kept_hardware, remember, settled
     from shoestring.processes.launch import run_worker
-    from shoestring.processes.tasks import DoctorTask
     from shoestring.show.terminal import table
+    from shoestring.training.execution.tasks import DoctorTask
 
     say(options, "measuring this machine …")
     found = settled(kept_hardware(), run_worker(DoctorTask(), {}))
@@ -46,7 +46,7 @@ def run(options: Namespace) -> int:
 def missing() -> list[str]:
     """What could be installed, and what for."""
     from shoestring.core.extras import EXTRAS
-    from shoestring.memory.allocator import LIBRARIES, library
+    from shoestring.training.memory.allocator import LIBRARIES, library
 
     libraries = [f"{one}: Debian's lib{one}2 or lib{one}2.0 gives the allocator another choice" for one in LIBRARIES if not library(one)]
     return libraries + [extra.refusal for extra in EXTRAS.values() if extra.refusal]

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from shoestring.core.job import Job
-    from shoestring.runs.checkpoints import Checkpoint
+    from shoestring.runs.checkpoints import RunCheckpoint
     from shoestring.runs.folder import Folder
 
 name = "export"
@@ -29,7 +29,7 @@ def flags(parser: ArgumentParser) -> None:
                              "trained, as an adapter; onnx: a file for onnxruntime (onnx-int8: with products of "
                              "whole numbers); csv: steps; json: all that happened")
     parser.add_argument("--out", metavar="PATH", help="where to (default: RUN/export.KIND)")
-    parser.add_argument("--trained", action="store_true", help="the weights that were trained, where the run averaged them (Ema)")
+    parser.add_argument("--trained", action="store_true", help="the weights that were trained, where the run averaged them (EMA)")
     parser.add_argument("--step", type=int, help="the checkpoint of this step (default: the newest good one)")
     parser.add_argument("--best", action="store_true", help="the weights that were best in validation, by the job's goal")
 
@@ -106,7 +106,7 @@ def job_of(options: Namespace, folder: Folder) -> Job:
     return job
 
 
-def onnx_file(options: Namespace, folder: Folder, checkpoint: Checkpoint, job: Job, target: Path) -> int:
+def onnx_file(options: Namespace, folder: Folder, checkpoint: RunCheckpoint, job: Job, target: Path) -> int:
     """The job's model with the weights of a checkpoint, as an ONNX file that was run and compared."""
     import json
 
@@ -129,7 +129,7 @@ def onnx_file(options: Namespace, folder: Folder, checkpoint: Checkpoint, job: J
     return DONE
 
 
-def names_of_model(options: Namespace, folder: Folder, checkpoint: Checkpoint) -> tuple[frozenset[str] | None, str]:
+def names_of_model(options: Namespace, folder: Folder, checkpoint: RunCheckpoint) -> tuple[frozenset[str] | None, str]:
     """The names of the model's state_dict for a checkpoint of an earlier version, which does not tell them, and what is to be said where
     the model can't be made."""
     from shoestring.runs.export import tells_names, weights_of_model

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
     from shoestring.core.job import Job
     from shoestring.federated.runner import Ended
-    from shoestring.federated.session import Session
+    from shoestring.federated.session import FederatedSession
     from shoestring.runs.folder import Folder
-    from shoestring.runs.resume import Opened
+    from shoestring.runs.resume import OpenedRun
 
 name = "federate"
 help = "train or tune where the data lives: updates leave, records never do"
@@ -67,7 +67,7 @@ def flags(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     from shoestring.commands.federate_task import check_task, run_task
-    from shoestring.federated.wanted import check_private, checked
+    from shoestring.federated.options import check_private, checked
 
     check_task(options)
     wanted = checked(wanted_of(options))
@@ -165,7 +165,7 @@ def without_folder(options: Namespace, job: Job, wanted: dict[str, Any]) -> int:
     return DONE if found.kept else NOT_KEPT
 
 
-def noted(options: Namespace, job: Job, held: Opened) -> int:
+def noted(options: Namespace, job: Job, held: OpenedRun) -> int:
     """Federate; what ends it early is noted among the run's events. A mistake before the first round leaves no run."""
     from shoestring.runs.event import Failed, Stopped
     from shoestring.runs.events import note
@@ -182,7 +182,7 @@ def noted(options: Namespace, job: Job, held: Opened) -> int:
         raise
 
 
-def federated(options: Namespace, job: Job, held: Opened) -> int:
+def federated(options: Namespace, job: Job, held: OpenedRun) -> int:
     from shoestring.commands.federate_text import RoundShower, outcome_text
     from shoestring.commands.moving_line import MovingLine
     from shoestring.commands.train import cadence_of
@@ -203,7 +203,7 @@ def federated(options: Namespace, job: Job, held: Opened) -> int:
     return finished(options, session, ended)
 
 
-def finished(options: Namespace, session: Session, ended: Ended) -> int:
+def finished(options: Namespace, session: FederatedSession, ended: Ended) -> int:
     from shoestring.runs.report import report_of
     from shoestring.show.page import page
 

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from shoestring.commands.moving_line import MovingLine
     from shoestring.federated.prepare import Prepared
     from shoestring.federated.room import FederatedOutcome, FederatedPlan
-    from shoestring.federated.verify import Verified
-    from shoestring.runs.event import Event, Rounded, Stepped
+    from shoestring.federated.verify import FederatedVerdict
+    from shoestring.runs.event import Event, RoundFinished, Stepped
     from shoestring.show.terminal import Screen
 
 VERDICTS = {True: "kept", False: "NOT KEPT", None: "nothing is promised"}
@@ -56,7 +56,7 @@ def statistics_text(given: Prepared) -> str:
 
 
 def notes_on_privacy(given: Prepared) -> list[str]:
-    from shoestring.federated.private.release import NOT_PRIVATE, check_delta_for
+    from shoestring.federated.techniques.private.release import NOT_PRIVATE, check_delta_for
 
     return [*filter(None, [check_delta_for(given.asked.delta, given.population.count)]),
             *[NOT_PRIVATE] * (given.asked.insecure_seed is not None)]
@@ -83,12 +83,12 @@ class RoundShower:
         self.metrics: dict[str, Any] = {}
 
     def __call__(self, event: Event) -> None:
-        from shoestring.runs.event import Begun, Rounded, Stepped, Validated, Warned
+        from shoestring.runs.event import Begun, RoundFinished, Stepped, Validated, Warned
 
         if isinstance(event, Stepped):
             self.step = event
             self.seconds.append(event.seconds)
-        elif isinstance(event, Rounded):
+        elif isinstance(event, RoundFinished):
             self.rounded(event)
         elif isinstance(event, Validated):
             self.metrics = dict(event.metrics)
@@ -108,7 +108,7 @@ class RoundShower:
             self.ticker.said()
             self.line.show(self.ticker.doing)
 
-    def rounded(self, event: Rounded) -> None:
+    def rounded(self, event: RoundFinished) -> None:
         due = self.ticker.due
         if (self.options.json and not due) or not (self.line.moves or event.step % 10 in (0, 1) or event.step == self.rounds or due):
             return
@@ -116,7 +116,7 @@ class RoundShower:
         assert self.step is not None, "a round is told of after its step"
         self.line.show(self.text(event, self.step)[:(screen_of(sys.stderr).width or 100_000) - 1])
 
-    def text(self, event: Rounded, step: Stepped) -> str:
+    def text(self, event: RoundFinished, step: Stepped) -> str:
         from shoestring.core.units import about, bytes_text
         from shoestring.show.terminal import bar, number_text
 
@@ -163,7 +163,7 @@ def report_text(report: dict[str, Any], screen: Screen) -> str:
     return "\n".join([*lines, *([report["shown"]] if report["shown"] else [])])
 
 
-def verdict_text(found: Verified, screen: Screen) -> str:
+def verdict_text(found: FederatedVerdict, screen: Screen) -> str:
     from shoestring.show.terminal import table
 
     rows = [["", "largest difference", "stated", "verdict"]]

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from typing import Any
 
     from shoestring.core.job import Job
-    from shoestring.planning.plan import Plan
     from shoestring.processes.nodes import Team
     from shoestring.runs.resume import Resolved
+    from shoestring.training.plan import Plan
 
 # path: of the job's file; flags: values of the job's own flags; memory: bytes, None: what is free
 Asked = namedtuple("Asked", ["path", "flags", "memory"])
@@ -171,9 +171,9 @@ def planned(options: Namespace, job: Job, memory: int | None, hardware: str | No
     from pathlib import Path
 
     from shoestring.commands.progress import telling
-    from shoestring.planning.plan import load_plan
-    from shoestring.processes import job_planning
     from shoestring.processes.chatter import overheard
+    from shoestring.training.execution import job_planning
+    from shoestring.training.plan import load_plan
 
     workers = team(options)
     if options.plan:
@@ -192,7 +192,7 @@ def check_from_file(options: Namespace, job: Job, plan: Plan, exact: str | None)
     if not plan.techniques:
         return
     from shoestring.processes.chatter import overheard
-    from shoestring.processes.job_planning import check_here
+    from shoestring.training.execution.job_planning import check_here
 
     workers = team(options)
     with overheard(silent=options.command == "train"):
@@ -201,6 +201,6 @@ def check_from_file(options: Namespace, job: Job, plan: Plan, exact: str | None)
 
 def reasons() -> dict[str, str]:
     """What every technique is good for, by its name."""
-    from shoestring.planning.catalogue import CATALOGUE
+    from shoestring.training.catalogue import CATALOGUE
 
     return {kind.__name__: str(kind.why) for kind in CATALOGUE}

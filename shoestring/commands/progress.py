@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     from shoestring.core.job import Job
     from shoestring.runs.event import Event, Stepped
-    from shoestring.runs.resume import Opened
-    from shoestring.show.terminal import Progress
+    from shoestring.runs.resume import OpenedRun
+    from shoestring.show.terminal import ProgressLine
 
 
 @contextmanager
@@ -52,7 +52,7 @@ def telling(options: Namespace, clock: Callable[[], float] | None = None) -> Ite
 class Shower:
     """Shows the events of a run. What it needs of the past, a run that goes on has in its folder."""
 
-    def __init__(self, options: Namespace, line: MovingLine, job: Job, held: Opened, ticker: Ticker) -> None:
+    def __init__(self, options: Namespace, line: MovingLine, job: Job, held: OpenedRun, ticker: Ticker) -> None:
         from shoestring.runs.history import History
 
         self.ticker = ticker
@@ -65,7 +65,7 @@ class Shower:
         self.validations = [(one.step, one.seconds) for one in history.validated]
         self.metrics = dict(history.validated[-1].metrics) if history.validated else {}
         self.rounds = list(history.steps.epoch)   # of the data, that were over after every step
-        self.told: Progress | None = None         # what the line says
+        self.told: ProgressLine | None = None         # what the line says
 
     def __call__(self, event: Event) -> None:
         from dataclasses import replace
@@ -103,7 +103,7 @@ class Shower:
         """The line moves with every step; on a pipe, every tenth or every hundredth part of the run has its own, whichever are fewer, and
         a step that ends ten seconds after the last line."""
         from shoestring.runs.time_left import time_left
-        from shoestring.show.terminal import Progress
+        from shoestring.show.terminal import ProgressLine
 
         self.seconds.append(event.seconds)
         epoch = self.rounds[-1] + 1 if self.rounds else 1
@@ -111,11 +111,11 @@ class Shower:
         due, every = self.ticker.due, max(10, self.steps // 100)
         if (self.options.json and not due) or not (self.line.moves or event.step % every in (0, 1) or event.step == self.steps or due):
             return
-        self.show(Progress(event.step, self.steps, event.loss, event.most, self.budget,
+        self.show(ProgressLine(event.step, self.steps, event.loss, event.most, self.budget,
                            time_left(event.step, self.steps, self.seconds, self.validations),
                            epoch if self.job.epochs or epoch > 1 else 0, self.job.epochs, event.rate, self.metrics))
 
-    def show(self, told: Progress) -> None:
+    def show(self, told: ProgressLine) -> None:
         from shoestring.show.terminal import progress
 
         self.told = told

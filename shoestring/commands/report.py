@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-    from shoestring.processes.tasks import TrainResult
     from shoestring.runs.report import Report
+    from shoestring.training.execution.tasks import TrainResult
 
 
 def unfinished(options: Namespace, run: Path, told: Report, result: TrainResult) -> int:

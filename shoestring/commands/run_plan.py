@@ -13,20 +13,20 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from shoestring.core.job import Job
-    from shoestring.planning.plan import Plan
     from shoestring.processes.nodes import Team
     from shoestring.runs.folder import Folder
-    from shoestring.runs.resume import Opened
+    from shoestring.runs.resume import OpenedRun
+    from shoestring.training.plan import Plan
 
 
-def settled_plan(options: Namespace, job: Job, held: Opened) -> Plan:
+def settled_plan(options: Namespace, job: Job, held: OpenedRun) -> Plan:
     """The plan of a run: the one that is there, the one that follows from what was measured, or a new one."""
     if options.replan:
         return following_plan(options, job, held)
     kept = None if held.changed else kept_plan(held.folder, options.adopt)
     if kept is not None and not (reason := unplaced(kept, team(options).world)):
-        from shoestring.planning.admission import check_together
-        from shoestring.planning.plan import check_paths
+        from shoestring.training.admission import check_together
+        from shoestring.training.plan import check_paths
 
         check_paths(kept.techniques, options.use or (), held.folder.path / "plan.json")
         check_together(kept.techniques)   # the rest was checked when the run was begun; a resume need not look at the data again
@@ -39,7 +39,7 @@ def settled_plan(options: Namespace, job: Job, held: Opened) -> Plan:
 
 def unplaced(chosen: Plan, world: int) -> str:
     """Why so many workers can't carry out a plan; empty if they can."""
-    from shoestring.core.training import axes_not_united, mesh_sizes
+    from shoestring.training.technique import axes_not_united, mesh_sizes
 
     try:
         sizes = mesh_sizes(chosen.techniques, world)
@@ -50,15 +50,15 @@ def unplaced(chosen: Plan, world: int) -> str:
     return ""
 
 
-def replanned(held: Opened, reason: str, world: int) -> Opened:
+def replanned(held: OpenedRun, reason: str, world: int) -> OpenedRun:
     """The run without the techniques that place workers: they were for another number of them. It goes on from its checkpoint, which is
     that of one process."""
     from dataclasses import replace
 
     from shoestring.core.technique import parsed, text
-    from shoestring.planning.catalogue import CATALOGUE, TOGETHER
     from shoestring.runs.event import Adopted
     from shoestring.runs.events import note
+    from shoestring.training.catalogue import CATALOGUE, TOGETHER
 
     note(held.folder.path, Adopted((f"a plan for {world} workers, because {reason}",)))
     use = held.request.use
@@ -69,11 +69,11 @@ def replanned(held: Opened, reason: str, world: int) -> Opened:
     return replace(held, request=replace(held.request, use=use))
 
 
-def following_plan(options: Namespace, job: Job, held: Opened) -> Plan:
+def following_plan(options: Namespace, job: Job, held: OpenedRun) -> Plan:
     """The plan that was made when the run was out of memory; it is the run's from now on."""
-    from shoestring.planning.plan import check_paths, plan_in
     from shoestring.runs.event import Adopted
     from shoestring.runs.events import note
+    from shoestring.training.plan import check_paths, plan_in
 
     folder = held.folder
     following = folder.path / "plan-next.json"
@@ -90,10 +90,10 @@ def following_plan(options: Namespace, job: Job, held: Opened) -> Plan:
 
 def kept_plan(folder: Folder, adopt: bool) -> Plan | None:
     """The plan of a run, if it has one. A damaged one is never trained from: with `adopt` another is made."""
-    from shoestring.planning.plan import plan_in
     from shoestring.runs.event import Adopted
     from shoestring.runs.events import note
     from shoestring.runs.folder import CURES, Unusable
+    from shoestring.training.plan import plan_in
 
     try:
         found = folder.read("plan.json")
@@ -107,17 +107,17 @@ def kept_plan(folder: Folder, adopt: bool) -> Plan | None:
         raise Unusable(f"{error}; {CURES['plan.json']}") from error
 
 
-def new_plan(options: Namespace, job: Job, held: Opened) -> Plan:
+def new_plan(options: Namespace, job: Job, held: OpenedRun) -> Plan:
     """Plan, keep the plan, then show it: who is killed after that goes on with this plan."""
     from shoestring.core.budget import Budget
     from shoestring.core.technique import parsed
     from shoestring.core.units import bytes_text
-    from shoestring.planning.catalogue import CATALOGUE
-    from shoestring.planning.outcome import plan_file
-    from shoestring.planning.plan import check_paths
     from shoestring.runs.event import Planning, Warned
     from shoestring.runs.events import note
     from shoestring.show.terminal import plan_text
+    from shoestring.training.catalogue import CATALOGUE
+    from shoestring.training.outcome import plan_file
+    from shoestring.training.plan import check_paths
 
     request, memory = held.request, held.request.memory
     check_paths((parsed(one, CATALOGUE) for one in request.use or ()), options.use or (), held.folder.path / "run.json")
@@ -137,23 +137,23 @@ def new_plan(options: Namespace, job: Job, held: Opened) -> Plan:
 
 def require_means(chosen: Plan, workers: Team, folder: Path) -> None:
     """Refuse a plan that these workers, or this disk, can't carry out."""
-    from shoestring.memory.disk_store import require_room
+    from shoestring.training.memory.disk_store import require_room
 
     if workers.world > 1 and not any(one.unites for one in chosen.techniques):
         raise Mistake(f"{chosen} is a plan for one worker, with nothing that unites {workers.world}: they would train apart; plan for them "
                       f"(--devices without --plan, --fresh in a folder that has a plan), or train with one")
     if reason := unplaced(chosen, workers.world):
-        raise Mistake(f"{reason}: they would train apart; add --use \"Average()\", or give as many --devices as the plan has places")
+        raise Mistake(f"{reason}: they would train apart; add --use \"DataParallel()\", or give as many --devices as the plan has places")
     require_room(folder, chosen.stored_bytes, sum(file.stat().st_blocks * 512 for file in folder.glob("*.bin")))
 
 
-def after_memory_ran_out(options: Namespace, job: Job, held: Opened, chosen: Plan, why: str) -> str:
+def after_memory_ran_out(options: Namespace, job: Job, held: OpenedRun, chosen: Plan, why: str) -> str:
     """Plan again with what was measured; gives what to tell the user."""
     from shoestring.core.units import bytes_text
     from shoestring.measure.process import memory_free
-    from shoestring.processes.job_planning import planned as make_plan
     from shoestring.runs.checkpoints import newest_good
     from shoestring.runs.report import report_of
+    from shoestring.training.execution.job_planning import planned as make_plan
 
     told = report_of(held.folder.path)
     good, _ = newest_good(held.folder.checkpoints)

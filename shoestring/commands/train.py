@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from typing import Any
 
     from shoestring.core.job import Job
-    from shoestring.planning.plan import Plan
     from shoestring.processes.group.rendezvous import Rendezvous
     from shoestring.processes.nodes import Team
-    from shoestring.processes.tasks import TrainResult, TrainTask
     from shoestring.runs.cadence import Cadence
     from shoestring.runs.event import Event
     from shoestring.runs.folder import Folder
     from shoestring.runs.request import Request
-    from shoestring.runs.resume import Opened
+    from shoestring.runs.resume import OpenedRun
+    from shoestring.training.execution.tasks import TrainResult, TrainTask
+    from shoestring.training.plan import Plan
 
 name = "train"
 help = "run that plan and show predicted beside measured"
@@ -111,7 +111,7 @@ def kept_report(folder: Folder) -> dict[str, Any]:
         return {}
 
 
-def noted(options: Namespace, loader: JobLoader, held: Opened, cadence: Cadence, workers: Team, rendezvous: Rendezvous | None) -> int:
+def noted(options: Namespace, loader: JobLoader, held: OpenedRun, cadence: Cadence, workers: Team, rendezvous: Rendezvous | None) -> int:
     """Train; what ends it early is noted among the run's events, unless the worker did so. A mistake before the first step leaves no run
     behind."""
     from shoestring.runs.event import Failed, Stopped
@@ -131,15 +131,15 @@ def noted(options: Namespace, loader: JobLoader, held: Opened, cadence: Cadence,
         raise
 
 
-def trained(options: Namespace, loader: JobLoader, held: Opened, cadence: Cadence, workers: Team, rendezvous: Rendezvous | None) -> int:
+def trained(options: Namespace, loader: JobLoader, held: OpenedRun, cadence: Cadence, workers: Team, rendezvous: Rendezvous | None) -> int:
     """Train in a folder that this process holds."""
-    from shoestring.planning.evidence.tasks import Position, specs_of
-    from shoestring.processes.finished import finished_report
     from shoestring.processes.messages import OutOfMemory
-    from shoestring.processes.sizes import expected
-    from shoestring.processes.tasks import TrainTask
-    from shoestring.runs.recorder import Recording
     from shoestring.runs.report import report_of
+    from shoestring.training.evidence.tasks import Position, specs_of
+    from shoestring.training.execution.batch_sizes import expected
+    from shoestring.training.execution.final_report import finished_report
+    from shoestring.training.execution.recorder import RecordingSettings
+    from shoestring.training.execution.tasks import TrainTask
 
     request = held.request
     job, path = loader.job(request.flags), loader.path
@@ -147,7 +147,7 @@ def trained(options: Namespace, loader: JobLoader, held: Opened, cadence: Cadenc
     require_means(chosen, workers, held.folder.path)
     folder = held.folder
     task = TrainTask(file=str(path), flags=request.flags, techniques=specs_of(chosen.techniques),
-                     recording=Recording(str(folder.path), cadence, request.memory, chosen.process_bytes, str(path.parent)),
+                     recording=RecordingSettings(str(folder.path), cadence, request.memory, chosen.process_bytes, str(path.parent)),
                      traceback=options.traceback, expected=expected(chosen), position=Position(speeds=chosen.speeds))
     try:
         result = worked(options, task, job, chosen, held, workers, rendezvous)
@@ -165,12 +165,12 @@ def trained(options: Namespace, loader: JobLoader, held: Opened, cadence: Cadenc
     return reported(options, report, folder.path)
 
 
-def worked(options: Namespace, task: TrainTask, job: Job, chosen: Plan, held: Opened, workers: Team,
+def worked(options: Namespace, task: TrainTask, job: Job, chosen: Plan, held: OpenedRun, workers: Team,
            rendezvous: Rendezvous | None) -> TrainResult:
     """What the worker, or the group of them, gives back; what happens meanwhile is shown."""
     from shoestring.processes.launch import run_worker
-    from shoestring.processes.verified import worker_environment
     from shoestring.runs.tensorboard import Board
+    from shoestring.training.execution.verification import worker_environment
 
     board = Board(held.folder.path) if options.tensorboard else None
     line = MovingLine()
@@ -210,16 +210,16 @@ def rendezvous_of(workers: Team) -> AbstractContextManager[Rendezvous | None]:
     return Rendezvous(workers.nodes)
 
 
-def grouped(task: TrainTask, held: Opened, workers: Team, rendezvous: Rendezvous | None, on_event: Callable[[Event], None]) -> TrainResult:
+def grouped(task: TrainTask, held: OpenedRun, workers: Team, rendezvous: Rendezvous | None, on_event: Callable[[Event], None]) -> TrainResult:
     """Train in a group of workers, here and on the machines that came to the rendezvous."""
     from dataclasses import replace
 
-    from shoestring.planning.evidence.tasks import techniques_of
     from shoestring.processes.group.launch import run_group
     from shoestring.processes.group.round import Invitation
     from shoestring.processes.launch import fingerprint
-    from shoestring.processes.tasks import written_task
-    from shoestring.processes.verified import worker_environment
+    from shoestring.training.evidence.tasks import techniques_of
+    from shoestring.training.execution.tasks import written_task
+    from shoestring.training.execution.verification import worker_environment
 
     if rendezvous is not None:
         assert task.recording is not None, "the command trains in a folder"
@@ -235,8 +235,8 @@ def check_invited(options: Namespace, path: Path, task: TrainTask, given: Mappin
     from pathlib import Path
 
     from shoestring.commands.job_flags import check_flags
-    from shoestring.planning.evidence.tasks import techniques_of
-    from shoestring.planning.plan import check_paths
+    from shoestring.training.evidence.tasks import techniques_of
+    from shoestring.training.plan import check_paths
 
     assert task.recording is not None, "machines train together, in a folder"
     folder = task.recording.folder
@@ -252,12 +252,12 @@ def followed(options: Namespace, path: Path, wanted: Request, workers: Team) -> 
     from dataclasses import replace
     from pathlib import Path
 
-    from shoestring.planning.evidence.tasks import techniques_of
     from shoestring.processes.group.launch import run_group
     from shoestring.processes.group.rendezvous import Rendezvous
-    from shoestring.processes.tasks import TrainTask, read_task
-    from shoestring.processes.verified import worker_environment
     from shoestring.runs.request import differences
+    from shoestring.training.evidence.tasks import techniques_of
+    from shoestring.training.execution.tasks import TrainTask, read_task
+    from shoestring.training.execution.verification import worker_environment
 
     assert workers.nodes is not None, "a machine that does not lead is one of several"
     with Rendezvous(workers.nodes) as rendezvous:

@@ -30,7 +30,7 @@ def run(options: Namespace) -> int:
         raise Mistake(f"--check-steps {options.check_steps}: compare at least one step")
     import json
 
-    from shoestring.processes.verified import verified
+    from shoestring.training.execution.verification import verified
 
     job = loaded(options, given.path, given.flags)
     chosen, _ = planned(options, job, given.memory)
@@ -45,8 +45,8 @@ def run(options: Namespace) -> int:
 
 def show(report: dict[str, Any], steps: int) -> None:
     from shoestring.planning.quantities import compared
-    from shoestring.processes.verified import ROUNDED
     from shoestring.show.terminal import beside, table
+    from shoestring.training.execution.verification import ROUNDED
 
     same = Exactness.BITS.word
     rows = [["", "weights", "largest difference", "losses off by", "stated", "verdict"]]

@@ -99,7 +99,7 @@ def fewest_bytes(options: Options[What], most_damage: float, most_seconds: float
 
 
 @dataclass(frozen=True)
-class Table(Generic[What]):
+class DamageTable(Generic[What]):
     """The least damage within every number of units, and which options lead there."""
 
     options: Options[What]
@@ -123,7 +123,7 @@ def units(size: int, unit: float) -> int:
     return int(-(-size // unit))
 
 
-def table(options: Options[What], most_bytes: float, price: float) -> Table[What]:
+def table(options: Options[What], most_bytes: float, price: float) -> DamageTable[What]:
     """`price`: damage that a second counts as."""
     low = smallest_bytes(options)
     room = min(most_bytes, sum(max(one.bytes for one in some) for some in options.values())) - low
@@ -139,7 +139,7 @@ def table(options: Options[What], most_bytes: float, price: float) -> Table[What
         picks = rows.argmin(0)
         chosen.append(picks.astype(np.int16))
         least = rows[picks, np.arange(width)]
-    return Table(options, unit, chosen, least)
+    return DamageTable(options, unit, chosen, least)
 
 
 def filled(allocation: Allocation[What] | None, options: Options[What], most_bytes: float, most_seconds: float) -> Allocation[What] | None:

@@ -1,16 +1,16 @@
 """The list of compression techniques. A new one is one file, and one line here."""
 from __future__ import annotations
 
-from shoestring.compression.codebook import Codebook
-from shoestring.compression.decode import Decode
-from shoestring.compression.factorize import Factorize
-from shoestring.compression.half import Half
-from shoestring.compression.int8 import Int8
-from shoestring.compression.product import ProductQuantize
-from shoestring.compression.prune import Prune
-from shoestring.compression.quantize import Quantize
-from shoestring.compression.sparsify import Sparsify
 from shoestring.compression.technique import CompressTechnique
+from shoestring.compression.techniques.codebook import Codebook
+from shoestring.compression.techniques.decode import Decode
+from shoestring.compression.techniques.factorize import Factorize
+from shoestring.compression.techniques.half import Half
+from shoestring.compression.techniques.int8 import Int8
+from shoestring.compression.techniques.product_quantize import ProductQuantize
+from shoestring.compression.techniques.prune import Prune
+from shoestring.compression.techniques.quantize import Quantize
+from shoestring.compression.techniques.sparsify import Sparsify
 
 CATALOGUE: tuple[type[CompressTechnique], ...] = (Prune, Factorize, Sparsify, Half, Quantize, Int8, Codebook,
                                                    ProductQuantize, Decode)

@@ -18,15 +18,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from shoestring.compression.distil.heal import falling, healing_job
-from shoestring.compression.fidelity import BINARY, COSINE, KL, R2
-from shoestring.compression.forms.form import Form
-from shoestring.compression.latent import Latent, latent_forms
-from shoestring.compression.manifest import manifest
-from shoestring.compression.place import SUFFIX, forms_of, placed
+from shoestring.compression.calibration.fidelity import BINARY, COSINE, KL, R2
+from shoestring.compression.calibration.hidden_states import common_states, objective
+from shoestring.compression.distillation.heal import falling, healing_job
+from shoestring.compression.formats.format import WeightFormat
+from shoestring.compression.formats.manifest import manifest
+from shoestring.compression.formats.place import SUFFIX, forms_of, placed
+from shoestring.compression.quantization.latent import Latent, latent_forms
 from shoestring.compression.room import CompressOutcome
-from shoestring.compression.session import Session
-from shoestring.compression.states import common_states, objective
+from shoestring.compression.session import CompressSession
 from shoestring.core.errors import Mistake
 from shoestring.core.files import write_whole
 from shoestring.core.job import Job
@@ -56,14 +56,14 @@ class Healed:
         return vars(self).copy()
 
 
-def healed(session: Session, time: str, folder: Path, train: Train) -> Session:
+def healed(session: CompressSession, time: str, folder: Path, train: Train) -> CompressSession:
     """The session with weights that have learned from the original for so long. `train`: the library's, which is above this room."""
     seconds = parse_seconds(time)
     plan = session.plan
     forms = {name: one.what.way.form for name, one in plan.allocation.items()}
     if not latent_forms(forms):
         raise Mistake(f"--heal trains numbers on grids and plain ones, and {plan} has none of them: heal before it, or leave --heal out")
-    lesson = Lesson(session, student_of(session, forms), folder, train)
+    lesson = HealingSettings(session, student_of(session, forms), folder, train)
     job = lesson.begun(seconds)
     model = lesson.student()
     for _ in train(job, (), model, run=folder / "run", save_every=f"{min(30.0, seconds / 10):.2f}s"):
@@ -74,7 +74,7 @@ def healed(session: Session, time: str, folder: Path, train: Train) -> Session:
     return with_forms(session, learned, seconds, job.steps, folder)
 
 
-def student_of(session: Session, forms: dict[str, Form]) -> Callable[[], nn.Module]:
+def student_of(session: CompressSession, forms: dict[str, WeightFormat]) -> Callable[[], nn.Module]:
     """A factory of the trainable model: always the same one, because a run that goes on makes it anew."""
     study = session.plan.cost.study
     base = copy.deepcopy(study.model)
@@ -98,10 +98,10 @@ def answering(model: nn.Module) -> nn.Module:
 
 
 @dataclass(frozen=True)
-class Lesson:
+class HealingSettings:
     """A healing before its run begins: how many steps, at what rate."""
 
-    session: Session
+    session: CompressSession
     student: Callable[[], nn.Module]
     folder: Path
     train: Train
@@ -148,7 +148,7 @@ class Lesson:
         return replace(job, optimizer=optimizer, schedule=falling, held_out=None, metrics=None, validate=None, goal="min loss", origin=None)
 
 
-def digest(session: Session, seconds: float) -> str:
+def digest(session: CompressSession, seconds: float) -> str:
     """Of all that a healing begins with: the packed weights, how they are stored, and for how long they learn."""
     plan = session.plan
     found = hashlib.sha256(manifest(plan.cost.about, plan.cost.specs(plan.allocation), plan.cost.buffers))
@@ -177,7 +177,7 @@ def kept_beginning(folder: Path, plan: str) -> dict[str, Any] | None:
     return kept
 
 
-def with_forms(session: Session, learned: dict[str, Form], seconds: float, steps: int, folder: Path) -> Session:
+def with_forms(session: CompressSession, learned: dict[str, WeightFormat], seconds: float, steps: int, folder: Path) -> CompressSession:
     """The session with other numbers in the same forms."""
     plan, study, batches = session.plan, session.plan.cost.study, session.given.checked
     made = replace(plan, learned=learned)

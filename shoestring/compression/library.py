@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import nn
 
+from shoestring.compression.calibration.metric import floor
 from shoestring.compression.load import load
-from shoestring.compression.metric import floor
-from shoestring.compression.session import Asked, begun
-from shoestring.compression.source import Source, about, copied, from_weights, is_run, opened, prepared, with_copies
+from shoestring.compression.session import CompressOptions, begun
+from shoestring.compression.source import ModelSource, about, copied, from_weights, is_run, opened, prepared, with_copies
 from shoestring.compression.technique import CompressTechnique
 from shoestring.compression.weight_source import is_weights, job_needed
 from shoestring.core.budget import Budget
@@ -63,14 +63,14 @@ def compress(source: Job | str | Path, out: str | Path, *, job: Named | None = N
     Raises Mistake if something can't work, and OverBudget if nothing fits.
     """
     names = None if use is None else tuple(use)
-    asked = Asked(Budget.parsed(size=size, latency=latency, quality=keep), floor(metric) if metric else None, names, fidelity, samples,
+    asked = CompressOptions(Budget.parsed(size=size, latency=latency, quality=keep), floor(metric) if metric else None, names, fidelity, samples,
                   (output,) if isinstance(output, str) else tuple(output), axis)
     session = begun(source_of(source, model, flags, job), asked)
     measured = session.packed(Path(out))
     return Smaller(session.loaded_model(Path(out)), Path(out), session.report(measured, Path(out)))
 
 
-def source_of(job: Job | str | Path, model: nn.Module | None, flags: Mapping[str, Any], of_run: Named | None = None) -> Source:
+def source_of(job: Job | str | Path, model: nn.Module | None, flags: Mapping[str, Any], of_run: Named | None = None) -> ModelSource:
     if of_run is not None and (isinstance(job, Job) or not (is_run(str(job)) or is_weights(str(job)))):
         raise Mistake("job= makes the model of a run, or of weights: give those first, or one job alone")
     if not isinstance(job, Job) and is_weights(str(job)):
@@ -84,4 +84,4 @@ def source_of(job: Job | str | Path, model: nn.Module | None, flags: Mapping[str
     made = fresh_model(job) if model is None else copied(model)
     origin = job.origin
     how = about(Path(origin.file), dict(origin.flags)) if origin is not None else {"job": None, "edits": [], "decoded": False}
-    return Source(job, prepared(made), how, (), "model")
+    return ModelSource(job, prepared(made), how, (), "model")

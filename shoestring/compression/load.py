@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import nn
 
-from shoestring.compression.edits import edited
-from shoestring.compression.pack import Packed
-from shoestring.compression.place import decoded as with_dense_weights
+from shoestring.compression.formats.pack import PackedModel
+from shoestring.compression.formats.place import decoded as with_dense_weights
+from shoestring.compression.model_edits import edited
 from shoestring.core import random_state
 from shoestring.core.errors import Mistake
 from shoestring.core.options import speaking_of_arguments
@@ -35,7 +35,7 @@ def load(folder: str | Path, *, job: Named | None = None, model: Callable[[], nn
     Everything in the folder is checked before it is used. No file that it names is opened and nothing in it is run as code: the copy of
     the job file neither, unless it is named here. Raises Mistake if something is not as it was written.
     """
-    packed = Packed(Path(folder))
+    packed = PackedModel(Path(folder))
     made = model() if model is not None else skeleton(packed, job, flags)
     if not isinstance(made, nn.Module):
         raise Mistake(f"the factory gave a {type(made).__name__}, not a module")
@@ -43,7 +43,7 @@ def load(folder: str | Path, *, job: Named | None = None, model: Callable[[], nn
     return with_dense_weights(filled) if decoded else filled
 
 
-def skeleton(packed: Packed, job: Named | None, flags: Mapping[str, Any]) -> nn.Module:
+def skeleton(packed: PackedModel, job: Named | None, flags: Mapping[str, Any]) -> nn.Module:
     """The module as the job makes it."""
     claim = packed.claim
     if job is None and claim is None:

@@ -9,19 +9,19 @@ from typing import Any, ClassVar
 from torch import nn
 
 from shoestring.compression.allocate import Allocation
+from shoestring.compression.calibration.calibration import Calibration, unharmed
+from shoestring.compression.calibration.fidelity import Fidelity, FidelitySums
+from shoestring.compression.calibration.latency import Latency, latencies, one_sample
+from shoestring.compression.calibration.output_kinds import AUTO, measures_of
+from shoestring.compression.calibration.scratch import ScratchTensor
 from shoestring.compression.catalogue import CATALOGUE, clash
-from shoestring.compression.decode import finished
-from shoestring.compression.fidelity import Fidelity, FidelitySums
-from shoestring.compression.forms.form import Form
-from shoestring.compression.manifest import numbers_bytes
-from shoestring.compression.output_kinds import AUTO, measures_of
-from shoestring.compression.pack import buffers_of
-from shoestring.compression.restructure import plain_offers
-from shoestring.compression.scratch import ScratchTensor
-from shoestring.compression.source import Samples, Source
-from shoestring.compression.study import Study, unharmed
-from shoestring.compression.technique import Compressed, CompressTechnique, ModelCost, Offer
-from shoestring.compression.timing import Latency, latencies, one_sample
+from shoestring.compression.formats.format import WeightFormat
+from shoestring.compression.formats.manifest import numbers_bytes
+from shoestring.compression.formats.pack import buffers_of
+from shoestring.compression.source import CalibrationSamples, ModelSource
+from shoestring.compression.technique import Compressed, CompressTechnique, ModelCost, StorageOffer
+from shoestring.compression.techniques.decode import finished
+from shoestring.compression.techniques.restructure import plain_offers
 from shoestring.core.batch import Batch
 from shoestring.core.budget import Budget
 from shoestring.core.errors import Mistake, OverBudget
@@ -33,7 +33,7 @@ from shoestring.planning.room import Candidate, Room, named
 
 DAMAGE = Quantity("damage", "damage", "share")
 SIZE = Quantity("size_bytes", "size")
-NONE: Mapping[str, Form] = {}
+NONE: Mapping[str, WeightFormat] = {}
 TRIES = 4          # allocations for a quality floor, each corrected by what the last one really did
 
 
@@ -45,15 +45,15 @@ class CompressPlan:
     exactness: Exactness
     known: Mapping[str, float]
     cost: ModelCost = field(repr=False, compare=False)
-    first: Study = field(repr=False, compare=False)                  # of the model as it was given
+    first: Calibration = field(repr=False, compare=False)                  # of the model as it was given
     checked: Fidelity | None = field(default=None, compare=False)   # really measured, on batches that calibration did not see
-    learned: Mapping[str, Form] = field(default_factory=dict, repr=False, compare=False)   # by healing, in the place of what was rounded
+    learned: Mapping[str, WeightFormat] = field(default_factory=dict, repr=False, compare=False)   # by healing, in the place of what was rounded
 
     def numbers(self) -> Mapping[str, float]:
         return self.known
 
     @property
-    def allocation(self) -> Allocation[Offer]:
+    def allocation(self) -> Allocation[StorageOffer]:
         return self.cost.allocation
 
     def made(self) -> Compressed:
@@ -157,15 +157,15 @@ def excess(cost: ModelCost, found: Fidelity) -> float:
     return (found.damages[leading] - dead) / reckoned if reckoned > 0 else 0.0
 
 
-def plain_cost(source: Source, given: Samples, budget: Budget, measure: str = AUTO, wanted: Sequence[str] = (),
+def plain_cost(source: ModelSource, given: CalibrationSamples, budget: Budget, measure: str = AUTO, wanted: Sequence[str] = (),
                axis: int | None = None) -> ModelCost:
     """What the model costs as it is. `measure`, `wanted`, `axis`: how which outputs are compared, where the user says it."""
     measures, notes = measures_of(source.job, source.model, given.calibration, wanted, measure, axis)
-    study = Study(source.model, source.job.forward, given.calibration, given.checked, measures, one_sample(given.unseen[0]), notes=notes)
+    study = Calibration(source.model, source.job.forward, given.calibration, given.checked, measures, one_sample(given.unseen[0]), notes=notes)
     return ModelCost(study, budget, buffers_of(source.model), source.about, plain_offers(study))
 
 
-def compressed(techniques: Sequence[CompressTechnique], cost: ModelCost, first: Study, learned: Mapping[str, Form] = NONE) -> Compressed:
+def compressed(techniques: Sequence[CompressTechnique], cost: ModelCost, first: Calibration, learned: Mapping[str, WeightFormat] = NONE) -> Compressed:
     """The model of the first study with these techniques: a copy, the given one stays as it is."""
     forms = {name: one.what.way.form for name, one in cost.allocation.items() if one.what.technique == ""}
     own = {id(one): one for one in first.model.parameters()}   # forms take their place, so they are not copied

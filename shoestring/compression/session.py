@@ -11,20 +11,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from shoestring.compression.answers import answer
-from shoestring.compression.edits import edited
-from shoestring.compression.fidelity import MEASURES, Fidelity, FidelitySums
-from shoestring.compression.manifest import MANIFEST, TENSORS
-from shoestring.compression.metric import BatchMetrics, Floor, Metric, metrics, moved_by, of_batch, of_batches
-from shoestring.compression.output_kinds import AUTO
-from shoestring.compression.pack import Packed, write_folder
-from shoestring.compression.place import memory_of
+from shoestring.compression.calibration.answers import answer
+from shoestring.compression.calibration.calibration import same
+from shoestring.compression.calibration.fidelity import MEASURES, Fidelity, FidelitySums
+from shoestring.compression.calibration.latency import Latency, latencies, one_sample
+from shoestring.compression.calibration.metric import BatchMetrics, Floor, MetricValue, metrics, moved_by, of_batch, of_batches
+from shoestring.compression.calibration.output_kinds import AUTO
+from shoestring.compression.calibration.scratch import trim
+from shoestring.compression.formats.manifest import MANIFEST, TENSORS
+from shoestring.compression.formats.pack import PackedModel, write_folder
+from shoestring.compression.formats.place import memory_of
+from shoestring.compression.model_edits import edited
 from shoestring.compression.room import CompressOutcome, CompressPlan, plain_cost, planned
-from shoestring.compression.scratch import trim
-from shoestring.compression.source import Samples, Source, samples_of
-from shoestring.compression.study import same
+from shoestring.compression.source import CalibrationSamples, ModelSource, samples_of
 from shoestring.compression.technique import CompressTechnique, ModelCost
-from shoestring.compression.timing import Latency, latencies, one_sample
 from shoestring.core import random_state
 from shoestring.core.batch import Batch
 from shoestring.core.budget import Budget
@@ -42,7 +42,7 @@ STEPS = 9               # of the bisection
 
 
 @dataclass(frozen=True)
-class Asked:
+class CompressOptions:
     budget: Budget
     floor: Floor | None = None
     use: tuple[str | CompressTechnique, ...] | None = None
@@ -59,24 +59,24 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Measured:
+class CompressedMeasurement:
     """What came out, on samples that nothing was chosen by."""
 
     size: int
     memory: int
     latency: Latency
     fidelity: Fidelity
-    metrics: Mapping[str, Metric]
-    original: Mapping[str, Metric]
-    predicted: Mapping[str, Metric]     # the original's, moved by what the samples for confirming show; those that can be predicted
+    metrics: Mapping[str, MetricValue]
+    original: Mapping[str, MetricValue]
+    predicted: Mapping[str, MetricValue]     # the original's, moved by what the samples for confirming show; those that can be predicted
     notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
-class Session:
-    source: Source
-    asked: Asked
-    given: Samples
+class CompressSession:
+    source: ModelSource
+    asked: CompressOptions
+    given: CalibrationSamples
     outcome: CompressOutcome
     plain_latency: Latency
     healed: Any = None          # what healing did, if it was asked for
@@ -85,7 +85,7 @@ class Session:
     def plan(self) -> CompressPlan:
         return self.outcome.chosen
 
-    def packed(self, target: Path) -> Measured:
+    def packed(self, target: Path) -> CompressedMeasurement:
         """Write the folder, load it back, and measure what was loaded."""
         plan, job = self.plan, self.source.job
         made = plan.made()
@@ -95,9 +95,9 @@ class Session:
         busy = (f"{mine.warning}; the plain model took {1e3 * plain.p50:.3g} ms in turns with it",) if mine.warning else ()
         notes: list[str] = []
         found, now, original = self.compared(loaded, notes)
-        return Measured(size, memory_of(loaded), mine, found, now, original, self.predicted(made.model, original), (*busy, *notes))
+        return CompressedMeasurement(size, memory_of(loaded), mine, found, now, original, self.predicted(made.model, original), (*busy, *notes))
 
-    def compared(self, loaded: nn.Module, notes: list[str]) -> tuple[Fidelity, Mapping[str, Metric], Mapping[str, Metric]]:
+    def compared(self, loaded: nn.Module, notes: list[str]) -> tuple[Fidelity, Mapping[str, MetricValue], Mapping[str, MetricValue]]:
         """Fidelity, and the metrics of a model and of the original, on unseen samples: all from one forward of each. What they say of one
         batch is there at a time."""
         job, models = self.source.job, (loaded, self.source.model)
@@ -109,7 +109,7 @@ class Session:
             now, original = (of_batches(one) for one in zip(*told, strict=True))
         return comparison.fidelity, now, original
 
-    def predicted(self, made: nn.Module, original: Mapping[str, Metric]) -> dict[str, Metric]:
+    def predicted(self, made: nn.Module, original: Mapping[str, MetricValue]) -> dict[str, MetricValue]:
         """The metrics on unseen samples: the original's there, moved by what the samples for deciding show. A job that validates by itself
         has no samples to predict from."""
         job, batches = self.source.job, self.given.deciding or self.given.checked
@@ -128,7 +128,7 @@ class Session:
         return loaded
 
     def loaded_model(self, target: Path) -> nn.Module:
-        packed = Packed(target)
+        packed = PackedModel(target)
         trim()   # before a whole model is made
         with random_state.kept():
             found = packed.fill(edited(self.source.job.model(), packed.edits))
@@ -139,7 +139,7 @@ class Session:
         origin = self.source.job.origin
         return {"job.py": Path(origin.file).read_bytes()} if origin is not None else {}
 
-    def missed(self, measured: Measured) -> list[str]:
+    def missed(self, measured: CompressedMeasurement) -> list[str]:
         """What was asked for and does not hold of what came out, in words. Latency is told by the same percentile that was asked for."""
         budget = self.asked.budget
         tail = measured.latency.p99 if budget.percentile > 0.5 else measured.latency.p50
@@ -154,7 +154,7 @@ class Session:
 
     # Telling
 
-    def figures(self, measured: Measured | None = None) -> Figures:
+    def figures(self, measured: CompressedMeasurement | None = None) -> Figures:
         known, tail = self.plan.cost.known, self.plan.cost.clock.tail(0.99)
         median = known["median_seconds"]
         predicted: dict[str, float | None] = {**known, "p50_seconds": median, "p99_seconds": median * tail}
@@ -168,7 +168,7 @@ class Session:
         return told.measured({"size_bytes": measured.size, "memory_bytes": measured.memory, "p50_seconds": measured.latency.p50,
                               "p99_seconds": measured.latency.p99, "damage": measured.fidelity.damage})
 
-    def metric_report(self, name: str, measured: Measured) -> dict[str, Any]:
+    def metric_report(self, name: str, measured: CompressedMeasurement) -> dict[str, Any]:
         guess = measured.predicted.get(name) if self.healed is None else None
         predicted = {} if guess is None else {"predicted": number(guess.value), "predicted_standard_error": guess.standard_error}
         found, floor = measured.metrics[name], self.asked.floor
@@ -176,7 +176,7 @@ class Session:
         told = {"original": number(measured.original[name].value), **predicted, "measured": number(found.value)}
         return {**told, **found.as_json(), **decides}
 
-    def outputs(self, measured: Measured) -> list[dict[str, Any]]:
+    def outputs(self, measured: CompressedMeasurement) -> list[dict[str, Any]]:
         """Every output: how it is compared, and why so; predicted on the samples for confirming, and measured."""
         checked = self.plan.checked.outputs if self.plan.checked is not None else ()
         predicted = {one.name: one for one in checked if one.count}
@@ -187,7 +187,7 @@ class Session:
                  "worst": {"predicted": predicted[one.name].worst if one.name in predicted else None, "measured": one.worst}}
                 for one, how in zip(measured.fidelity.outputs, self.plan.cost.study.measures, strict=True)]
 
-    def report(self, measured: Measured, folder: Path) -> dict[str, Any]:
+    def report(self, measured: CompressedMeasurement, folder: Path) -> dict[str, Any]:
         """Everything, as `compress --json` prints it."""
         told = self.figures(measured)
         leading = measured.fidelity.leading
@@ -234,19 +234,19 @@ def number(value: float) -> float | None:
     return value if isfinite(value) else None
 
 
-def begun(source: Source, asked: Asked, cost: ModelCost | None = None, given: Samples | None = None) -> Session:
+def begun(source: ModelSource, asked: CompressOptions, cost: ModelCost | None = None, given: CalibrationSamples | None = None) -> CompressSession:
     """Look at a model and choose how to compress it. Raises OverBudget if nothing keeps the budget."""
     given = given or samples_of(source.job, asked.unseen, asked.floor is not None)
     cost = replace(cost, wanted=asked.budget) if cost is not None else cost_of(source, given, asked, asked.budget)
     outcome = planned(cost, source.model, given.checked, asked.use) if asked.floor is None else for_metric(source, asked, given, cost)
-    return Session(source, asked, given, outcome, cost.clock.plain)
+    return CompressSession(source, asked, given, outcome, cost.clock.plain)
 
 
-def cost_of(source: Source, given: Samples, asked: Asked, budget: Budget) -> ModelCost:
+def cost_of(source: ModelSource, given: CalibrationSamples, asked: CompressOptions, budget: Budget) -> ModelCost:
     return plain_cost(source, given, budget, asked.measure, asked.outputs, asked.axis)
 
 
-def nearest_session(source: Source, asked: Asked, error: OverBudget) -> Session | None:
+def nearest_session(source: ModelSource, asked: CompressOptions, error: OverBudget) -> CompressSession | None:
     """The session of the plan that came nearest, if all it lacks is fidelity."""
     plan = error.nearest
     if not isinstance(plan, CompressPlan) or any(one.limit.name != "quality" for one in asked.budget.broken(plan.numbers())):
@@ -254,10 +254,10 @@ def nearest_session(source: Source, asked: Asked, error: OverBudget) -> Session 
     given = samples_of(source.job, asked.unseen, asked.floor is not None)
     cost = cost_of(source, given, asked, Budget())
     plain = CompressPlan((), Exactness.BITS, cost.known, cost, cost.study)
-    return Session(source, asked, given, CompressOutcome(plan, plain, None), cost.clock.plain)
+    return CompressSession(source, asked, given, CompressOutcome(plan, plain, None), cost.clock.plain)
 
 
-def for_metric(source: Source, asked: Asked, given: Samples, cost: ModelCost) -> CompressOutcome:
+def for_metric(source: ModelSource, asked: CompressOptions, given: CalibrationSamples, cost: ModelCost) -> CompressOutcome:
     """The smallest model whose metric, on the samples for deciding, is what it must be; with a size, the best within it."""
     wanted, batches = asked.floor, given.deciding or given.checked
     assert wanted is not None, "who asks has one"
@@ -267,11 +267,11 @@ def for_metric(source: Source, asked: Asked, given: Samples, cost: ModelCost) ->
                       f"metrics=...")
     original, before = everywhere[wanted.name], metrics(source.job, source.model, batches)[wanted.name]
 
-    def tried(budget: Budget) -> tuple[CompressOutcome, Metric]:
+    def tried(budget: Budget) -> tuple[CompressOutcome, MetricValue]:
         found = planned(replace(cost, wanted=budget), source.model, given.checked, asked.use)
         return found, moved_by(original, before, metrics(source.job, found.chosen.made().model, batches)[wanted.name])
 
-    def refused(found: CompressPlan, metric: Metric, why: str) -> OverBudget:
+    def refused(found: CompressPlan, metric: MetricValue, why: str) -> OverBudget:
         few = wanted.undecided(metric)
         return OverBudget(f"{why} {wanted.name} {metric}, where {wanted} is asked for (the original: {original})"
                           f"{f': {few}, give the Job more held_out' if few else ''}; allow more bytes, or --heal 10m", found)
@@ -284,8 +284,8 @@ def for_metric(source: Source, asked: Asked, given: Samples, cost: ModelCost) ->
     return smallest_keeping(asked, wanted, tried, refused)
 
 
-def smallest_keeping(asked: Asked, wanted: Floor, tried: Callable[[Budget], tuple[CompressOutcome, Metric]],
-                     refused: Callable[[CompressPlan, Metric, str], OverBudget]) -> CompressOutcome:
+def smallest_keeping(asked: CompressOptions, wanted: Floor, tried: Callable[[Budget], tuple[CompressOutcome, MetricValue]],
+                     refused: Callable[[CompressPlan, MetricValue, str], OverBudget]) -> CompressOutcome:
     """By bisection over damages. A model must keep the floor by a standard error of what it changes, so that samples which nothing was
     chosen by seldom say otherwise; if not even the least damage leaves that margin, it must keep it as it is measured."""
     low, high = LEVELS

@@ -20,7 +20,7 @@ from shoestring.core.weights import PICKLES, as_weights
 from shoestring.data.feed import looking
 from shoestring.jobfile import BUILT_IN, job_path, loaded_job
 from shoestring.processes.named_job import Claim, Named, claim_of_run, named_job
-from shoestring.runs.checkpoints import Checkpoint
+from shoestring.runs.checkpoints import RunCheckpoint
 from shoestring.runs.export import best_weights, checkpoint_of, named_weights, newer_weights
 from shoestring.runs.folder import Folder
 from shoestring.runs.initial_weights import fresh_model
@@ -33,7 +33,7 @@ UNSEEN = 1024        # and that only the report is measured on
 
 
 @dataclass(frozen=True)
-class Source:
+class ModelSource:
     """A trained model with its job."""
 
     job: Job
@@ -47,7 +47,7 @@ def is_run(path: str) -> bool:
     return (Path(path) / "run.json").exists()
 
 
-def opened(path: str, flags: Mapping[str, Any], best: bool = True, job: Named | None = None) -> Source:
+def opened(path: str, flags: Mapping[str, Any], best: bool = True, job: Named | None = None) -> ModelSource:
     """A run, with the weights that were best in validation or the newest, weights of a file, or a job with its own. `job`: makes the model
     of the run, or of the weights; `flags`: of that job."""
     if is_run(path):
@@ -57,7 +57,7 @@ def opened(path: str, flags: Mapping[str, Any], best: bool = True, job: Named | 
     return from_job(path, flags)
 
 
-def from_weights(path: str, named: Named, flags: Mapping[str, Any], model: nn.Module | None = None) -> Source:
+def from_weights(path: str, named: Named, flags: Mapping[str, Any], model: nn.Module | None = None) -> ModelSource:
     """The model that a job makes, or the one that is given, with weights of a file; names and shapes that do not fit are refused by
     name."""
     check_weights(path)
@@ -73,7 +73,7 @@ def from_weights(path: str, named: Named, flags: Mapping[str, Any], model: nn.Mo
         job, made = with_file(job, path)
     how = about(Path(job.origin.file), dict(job.origin.flags)) if job.origin is not None else {"job": None, "edits": [], "decoded": False}
     said = None if pickled else weights_taken(made, job)
-    return Source(job, prepared(made), how, (said.note,) if said is not None and said.note else (), Path(path).stem)
+    return ModelSource(job, prepared(made), how, (said.note,) if said is not None and said.note else (), Path(path).stem)
 
 
 def with_file(job: Job, path: str) -> tuple[Job, nn.Module]:
@@ -112,17 +112,17 @@ def load_state(model: nn.Module, path: Path) -> None:
     model.load_state_dict(dict(state))
 
 
-def from_job(path: str, flags: Mapping[str, Any]) -> Source:
+def from_job(path: str, flags: Mapping[str, Any]) -> ModelSource:
     job = loaded_job(job_path(path), dict(flags))
     notes = () if job.weights else (UNTRAINED.format(Path(path).name),)
-    return Source(job, prepared(fresh_model(job)), about(Path(job_path(path)), flags), notes, Path(path).stem)
+    return ModelSource(job, prepared(fresh_model(job)), about(Path(job_path(path)), flags), notes, Path(path).stem)
 
 
 UNTRAINED = ("{} names no weights, so the model is compressed as the job's factory makes it; if that is untrained, give the folder of a "
              "run of it instead, or Job(weights=...)")
 
 
-def from_run(folder: Folder, best: bool, named: Named | None, flags: Mapping[str, Any]) -> Source:
+def from_run(folder: Folder, best: bool, named: Named | None, flags: Mapping[str, Any]) -> ModelSource:
     job, notes = named_job(claim_of_run(folder), named, flags)
     if job.origin is not None:
         changed = changes(kept_modules(folder) or {}, imported_modules(), Path(job.origin.file).parent).changed
@@ -130,7 +130,7 @@ def from_run(folder: Folder, best: bool, named: Named | None, flags: Mapping[str
     job = job if job.origin is not None else with_copies(job)
     model = filled(job, folder, best, notes)
     how = about(Path(job.origin.file), dict(job.origin.flags)) if job.origin is not None else {"job": None, "edits": [], "decoded": False}
-    return Source(job, prepared(model), how, tuple(notes), folder.path.name)
+    return ModelSource(job, prepared(model), how, tuple(notes), folder.path.name)
 
 
 def filled(job: Job, folder: Folder, best: bool, notes: list[str]) -> nn.Module:
@@ -144,7 +144,7 @@ def filled(job: Job, folder: Folder, best: bool, notes: list[str]) -> nn.Module:
     return with_weights(job, checkpoint)
 
 
-def with_weights(job: Job, checkpoint: Checkpoint, trained: bool = False) -> nn.Module:
+def with_weights(job: Job, checkpoint: RunCheckpoint, trained: bool = False) -> nn.Module:
     """The job's model with the weights of a checkpoint. `trained`: not their averages."""
     model = fresh_model(job)
     own = model.state_dict()
@@ -195,7 +195,7 @@ def about(file: Path, flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Samples:
+class CalibrationSamples:
     """Batches for three uses, none in two of them."""
 
     calibration: list[Batch]
@@ -205,7 +205,7 @@ class Samples:
     deciding: list[Batch] = field(default_factory=list)   # that a metric is decided on, `checked` among them; else `checked`
 
 
-def samples_of(job: Job, unseen: int = UNSEEN, by_metric: bool = False) -> Samples:
+def samples_of(job: Job, unseen: int = UNSEEN, by_metric: bool = False) -> CalibrationSamples:
     """Calibration from the training data; what is confirmed and reported on from the held-out data, or, without those, from further
     training batches of the same round. `by_metric`: a metric decides, whose noise needs many samples: half of them are for that."""
     def taken(batches: Iterator[Batch], count: int) -> list[Batch]:
@@ -237,7 +237,7 @@ def samples_of(job: Job, unseen: int = UNSEEN, by_metric: bool = False) -> Sampl
     if told < 200:
         notes.append(f"fidelity is measured on {told} samples that nothing was chosen by: a small number; give the Job more data, or "
                      f"held_out")
-    return Samples(calibration, beside[:part], beside[half:], tuple(notes), beside[:half])
+    return CalibrationSamples(calibration, beside[:part], beside[half:], tuple(notes), beside[:half])
 
 
 def parted(batches: list[Batch], least: int) -> list[Batch]:

@@ -22,11 +22,11 @@ from torch import Tensor, nn
 
 from shoestring.compression.allocate import Allocation, Option, frontier, smallest_bytes, total
 from shoestring.compression.allocate_outputs import OutputSums
-from shoestring.compression.forms.form import Form
-from shoestring.compression.manifest import Stored, fixed_bytes, folder_bytes, numbers_bytes, stored_bytes
-from shoestring.compression.study import Study, Way
-from shoestring.compression.timing import Clock
-from shoestring.compression.weights import Weight
+from shoestring.compression.calibration.calibration import Calibration, StorageChoice
+from shoestring.compression.calibration.latency import LatencyTimer
+from shoestring.compression.calibration.weight_usage import Weight
+from shoestring.compression.formats.format import WeightFormat
+from shoestring.compression.formats.manifest import Stored, fixed_bytes, folder_bytes, numbers_bytes, stored_bytes
 from shoestring.core.budget import Budget
 from shoestring.core.technique import Technique
 
@@ -36,12 +36,12 @@ ROUNDS = 4        # allocations, each after the damages that the last one relied
 
 
 @dataclass(frozen=True)
-class Offer:
+class StorageOffer:
     """A form for a weight."""
 
     technique: str       # who offers it; empty: it is stored as it is
     label: str           # its name in the study
-    way: Way = field(repr=False)
+    way: StorageChoice = field(repr=False)
 
     @property
     def stored(self) -> Stored:
@@ -61,11 +61,11 @@ def is_plain(stored: Stored) -> bool:
 class ModelCost:
     """What a model costs, under a budget: which offer each weight takes follows from that."""
 
-    study: Study
+    study: Calibration
     wanted: Budget
     buffers: Mapping[str, Tensor]
     about: Mapping[str, Any] = field(default_factory=dict)                # of the manifest beside weights: the job, edits
-    offers: Mapping[str, tuple[Offer, ...]] = field(default_factory=dict)
+    offers: Mapping[str, tuple[StorageOffer, ...]] = field(default_factory=dict)
     decoded: bool = False                                                 # weights are dense again when the model is loaded
     forced: bool = False                                                  # the user named the techniques: what they can store they must
     settled: frozenset[str] = frozenset()                                 # weights of which the user named the form
@@ -73,15 +73,15 @@ class ModelCost:
     late: float = 0.0                                                     # seconds by which an answer, timed as a whole, exceeded its sum
 
     @property
-    def clock(self) -> Clock:
+    def clock(self) -> LatencyTimer:
         return self.study.clock
 
     @cached_property
-    def options(self) -> dict[str, list[Option[Offer]]]:
+    def options(self) -> dict[str, list[Option[StorageOffer]]]:
         """The ways to store every weight, with bytes in the folder, damage and seconds."""
         return {weight.name: [self.option(weight, offer) for offer in self.offers[weight.name]] for weight in self.study.weights}
 
-    def option(self, weight: Weight, offer: Offer) -> Option[Offer]:
+    def option(self, weight: Weight, offer: StorageOffer) -> Option[StorageOffer]:
         dense, packed = weight.count * weight.dtype.itemsize, offer.stored
         seconds = 0.0 if self.decoded or is_plain(packed) else self.clock.decoding(packed)
         damages = self.study.damage(weight, offer.label)
@@ -92,7 +92,7 @@ class ModelCost:
         return OutputSums(self.study.base.damages, self.factor)
 
     @cached_property
-    def allocation(self) -> Allocation[Offer]:
+    def allocation(self) -> Allocation[StorageOffer]:
         """The option that every weight takes: within the budget, or, where none is, the nearest."""
         found = self.solved()
         for _ in range(ROUNDS):
@@ -102,7 +102,7 @@ class ModelCost:
             found = self.solved()
         return found
 
-    def solved(self) -> Allocation[Offer]:
+    def solved(self) -> Allocation[StorageOffer]:
         budget = self.wanted
         fixed, sums = fixed_bytes(self.about, self.buffers), self.sums
         most = (budget.size - fixed) if budget.size is not None else float("inf")
@@ -118,7 +118,7 @@ class ModelCost:
             found = sums.least(self.options, smallest, seconds) or sums.least(self.options, smallest)
         return found or {name: min(some, key=lambda one: (one.seconds, one.bytes)) for name, some in self.options.items()}
 
-    def measure(self, allocation: Allocation[Offer]) -> bool:
+    def measure(self, allocation: Allocation[StorageOffer]) -> bool:
         """Measure the damages that an allocation relies on, if they count; whether there was any that was not measured before."""
         new, whole = False, OutputSums(self.study.nothing).damages(allocation)
         for weight in self.study.weights:
@@ -129,7 +129,7 @@ class ModelCost:
                 new = True
         return new
 
-    def specs(self, allocation: Allocation[Offer]) -> dict[str, Stored]:
+    def specs(self, allocation: Allocation[StorageOffer]) -> dict[str, Stored]:
         return {weight.name: allocation[weight.name].what.stored for weight in self.study.weights}
 
     def numbers(self) -> Mapping[str, float]:
@@ -150,9 +150,9 @@ class ModelCost:
                    "latency_ms": 1000 * (self.clock.median + total(one)[2] + self.late)} for one in frontier(self.options)]
         return [one for number, one in enumerate(points) if all(one["damage"] < other["damage"] for other in points[:number])]
 
-    def with_offers(self, offers: Mapping[str, Sequence[Offer]], only: bool) -> Self:
+    def with_offers(self, offers: Mapping[str, Sequence[StorageOffer]], only: bool) -> Self:
         """With more forms for some weights. `only`: the user named these, so others do not count for them."""
-        def merged(name: str, before: tuple[Offer, ...]) -> tuple[Offer, ...]:
+        def merged(name: str, before: tuple[StorageOffer, ...]) -> tuple[StorageOffer, ...]:
             if name not in offers or (name in self.settled and not only):
                 return before
             if only and name not in self.settled:
@@ -168,9 +168,9 @@ class Compressed:
     """A model on its way: as it is now, and which weight is to be stored how."""
 
     model: nn.Module
-    study: Study
-    allocation: Allocation[Offer]
-    forms: Mapping[str, Form] = field(default_factory=dict)
+    study: Calibration
+    allocation: Allocation[StorageOffer]
+    forms: Mapping[str, WeightFormat] = field(default_factory=dict)
     edits: tuple[Mapping[str, Any], ...] = ()
     decoded: bool = False
 
@@ -217,7 +217,7 @@ class Storage(CompressTechnique, ABC):
 
     def cost(self, cost: ModelCost, /) -> ModelCost:
         name, ways = type(self).__name__, cost.study.ways
-        found = {weight.name: [Offer(name, label, ways[weight.name, label]) for label in labels]
+        found = {weight.name: [StorageOffer(name, label, ways[weight.name, label]) for label in labels]
                  for weight in cost.study.storable if (labels := self.labels(cost, weight))}
         if cost.forced and (left := self.reasons(cost)):
             said = tuple(f"{name} left {one}" for one in left)

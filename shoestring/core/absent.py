@@ -22,7 +22,7 @@ class Absent(Tensor):
 
     shaped: Tensor
     __torch_function__ = NO_OVERRIDE
-    number: tuple[int, int] | None   # which value of a forward it is (parallel/walk.py); None: nobody asked
+    number: tuple[int, int] | None   # which value of a forward it is (training/pipeline/walk.py); None: nobody asked
     forward: object                  # the forward in which it has that number
     maker: int                       # the block in which it was made; -1: in none, or nobody asked
 

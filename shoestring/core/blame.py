@@ -11,7 +11,7 @@ belongs to no library:
 
 Torch's own lines tell a user nothing: where a layer of torch fails, the module is named, as the model's `named_modules` has it.
 
-`Fused` changes the user's optimizer, so what fails in it when `Fused` calls is ours too (CHANGERS). A mode that watches operations stands
+`FusedOptimizer` changes the user's optimizer, so what fails in it when `FusedOptimizer` calls is ours too (CHANGERS). A mode that watches operations stands
 between a layer and its kernel, and passes on what fails there: it counts as a library.
 """
 from __future__ import annotations
@@ -52,31 +52,31 @@ SEAMS: dict[tuple[str, str], str] = {
     ("data/columns.py", ""): "data",
     ("core/clients.py", ""): "clients",
     ("federated/records.py", ""): "clients",
-    ("federated/cohort/sequential.py", "worked"): "model, loss or optimizer",
-    ("federated/cohort/engine.py", "__init__"): "model",
-    ("federated/cohort/how.py", "how_to_work"): "model",
-    ("federated/cohort/judge.py", "device_sums"): "model, loss or metrics",
+    ("federated/simulation/cohort/sequential.py", "worked"): "model, loss or optimizer",
+    ("federated/simulation/cohort/engine.py", "__init__"): "model",
+    ("federated/simulation/cohort/how.py", "how_to_work"): "model",
+    ("federated/simulation/cohort/judge.py", "device_sums"): "model, loss or metrics",
     ("federated/runner.py", "ended"): "show",
     ("core/batch.py", "mapped"): "data",
     ("core/batch.py", "samples"): "data",
     ("core/batch.py", "rows_of"): "data",
-    ("loop.py", "steps"): "optimizer",
-    ("validation.py", "validated"): "validate",
-    ("validation.py", "means"): "weight",
-    ("validation.py", "unguarded"): "model, loss or metrics",
-    ("validation.py", "named"): "metrics",
-    ("validation.py", "untouched"): "model",
-    ("validation.py", "check_names"): "metrics",
-    ("planning/evidence/held_out.py", "rehearse_validation"): "weight",
+    ("training/loop.py", "steps"): "optimizer",
+    ("training/validation.py", "validated"): "validate",
+    ("training/validation.py", "means"): "weight",
+    ("training/validation.py", "unguarded"): "model, loss or metrics",
+    ("training/validation.py", "named"): "metrics",
+    ("training/validation.py", "untouched"): "model",
+    ("training/validation.py", "check_names"): "metrics",
+    ("training/evidence/held_out.py", "rehearse_validation"): "weight",
     ("jobfile.py", "loaded_job"): "file",
     ("runs/initial_weights.py", "initialise"): "model",
     ("runs/initial_weights.py", "fresh_model"): "model",
-    ("processes/training.py", "trained_model"): "show",
-    ("parallel/tensor_parts.py", "product"): "model",
-    ("parallel/split_vocabulary.py", ""): "model or loss",
+    ("training/execution/training.py", "trained_model"): "show",
+    ("training/tensor/split_layers.py", "product"): "model",
+    ("training/tensor/split_vocabulary.py", ""): "model or loss",
 }
-REPLAYS = {("memory/recompute.py", "replay")}
-CHANGERS = {("memory/fused.py", "update")}
+REPLAYS = {("training/memory/recompute.py", "replay")}
+CHANGERS = {("training/memory/fused.py", "update")}
 
 PASSING = {"contextlib.py", "_contextlib.py", "_ops.py"}   # of libraries: they only call on
 
@@ -84,13 +84,13 @@ PASSING = {"contextlib.py", "_contextlib.py", "_ops.py"}   # of libraries: they 
 @dataclass(frozen=True)
 class Blame:
     ours: bool
-    line: str           # my.py line 12; its model; memory/recompute.py line 150
+    line: str           # my.py line 12; its model; training/memory/recompute.py line 150
     library: str = ""   # where in a library it failed, if no line of the user was closer
     module: str = ""    # of the model: head (Linear)
 
     @property
     def place(self) -> str:
-        """my.py line 12, in the module head (Linear); its optimizer (sparse_adam.py line 30); memory/recompute.py line 150."""
+        """my.py line 12, in the module head (Linear); its optimizer (sparse_adam.py line 30); training/memory/recompute.py line 150."""
         if self.module:
             return f"{self.line}, in the module {self.module}"
         return f"{self.line} ({self.library})" if self.library else self.line
@@ -117,7 +117,7 @@ def failed_module(error: BaseException) -> str:
 
 
 def failure_text(error: BaseException) -> str:
-    """What went wrong and where, in a line: RuntimeError: no such thing (memory/recompute.py line 150)."""
+    """What went wrong and where, in a line: RuntimeError: no such thing (training/memory/recompute.py line 150)."""
     try:
         said = (str(error).strip().splitlines() or [""])[0][:160]
     except Exception:   # a class of the user's, whose text can't be had

@@ -30,7 +30,7 @@ class Unreadable(ValueError):
 
 
 @runtime_checkable
-class Written(Protocol):
+class HasCodec(Protocol):
     """A class with a JSON of its own."""
 
     def as_json(self) -> Json: ...
@@ -58,7 +58,7 @@ def to_json(value: object) -> Json:
     """
     if value is None or (isinstance(value, (bool, int, float, str)) and not isinstance(value, Enum)):
         return value
-    if isinstance(value, Written) and not isinstance(value, type):
+    if isinstance(value, HasCodec) and not isinstance(value, type):
         return value.as_json()
     if is_dataclass(value) and not isinstance(value, type):
         version = {"version": kind.VERSION} if hasattr(kind := type(value), "VERSION") else {}

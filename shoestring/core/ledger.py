@@ -19,7 +19,17 @@ from typing import Any, overload
 
 import numpy as np
 
-from shoestring.core.ledger_parts import Allocation, Findings, Machine, Splitting, Standing, Traffic, Update, Validation, Workers
+from shoestring.core.ledger_parts import (
+    Allocation,
+    Findings,
+    Machine,
+    Splitting,
+    StandingBytes,
+    Traffic,
+    UpdateCost,
+    ValidationCost,
+    Workers,
+)
 
 Column = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -127,15 +137,15 @@ class Ledger:
     batch: int = 1                          # samples that go through the blocks at once
     pieces: int = 1                         # times that the blocks run in a step
     slices: int = 1                         # parts of its sequences that a piece runs in, all forward before any is backward
-    standing: Standing = field(default_factory=Standing)
-    update: Update = field(default_factory=Update)
+    standing: StandingBytes = field(default_factory=StandingBytes)
+    update: UpdateCost = field(default_factory=UpdateCost)
     splitting: Splitting = field(default_factory=Splitting)
     traffic: Traffic = field(default_factory=Traffic)
     machine: Machine = field(default_factory=Machine)
     allocation: Allocation = field(default_factory=Allocation)
     workers: Workers = field(default_factory=Workers)
     findings: Findings = field(default_factory=Findings)
-    validation: Validation | None = None    # None: the job has none
+    validation: ValidationCost | None = None    # None: the job has none
     in_flight: float = 1.0                  # pieces of a batch whose activations are kept at once
     stretch: float = 1.0                    # seconds of a step per second that this worker computes: others are waited for
     streamed: float = 0.0                   # bytes of weights that are read from disk for every pass over a batch

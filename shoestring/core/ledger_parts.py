@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True)
-class Standing:
+class StandingBytes:
     """Bytes of tensors that are there for the whole step."""
 
     parameters: float = 0.0
@@ -22,7 +22,7 @@ class Standing:
 
 
 @dataclass(frozen=True)
-class Update:
+class UpdateCost:
     """What the optimizer's update of all weights takes, at the end of a step."""
 
     seconds: float = 0.0
@@ -54,7 +54,7 @@ class Traffic:
 
 
 @dataclass(frozen=True)
-class Validation:
+class ValidationCost:
     """What one validation takes, between two steps."""
 
     rise: float = 0.0       # bytes of tensors at its highest point above what stands, gradients aside

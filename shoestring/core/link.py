@@ -8,7 +8,7 @@
     send         n                       to one other worker, who receives it; not all take part
 
 This class imagines the group: nothing is sent, everything is counted. A rehearsal runs on it, so that the bytes of a step are
-predicted by the same program that sends them. `parallel/process_link.py` has the one that sends, `parallel/shared_memory_link.py` that of
+predicted by the same program that sends them. `training/links/process_link.py` has the one that sends, `training/links/shared_memory_link.py` that of
 workers of one machine.
 """
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Sending(Protocol):
     def wait(self) -> object: ...
 
 
-class Done:
+class CompletedWork:
     def wait(self) -> None:
         pass
 
@@ -69,7 +69,7 @@ class Link:
     def sum(self, tensor: Tensor) -> Sending:
         """Add up a tensor over all workers, in place."""
         if isinstance(tensor, Absent):   # another stage computes it, and adds it up
-            return Done()
+            return CompletedWork()
         self.count(self.sum_bytes(tensor))
         return self.begin_sum(tensor)
 
@@ -101,25 +101,25 @@ class Link:
         Between CPUs it is done at once: who gives the whole away counts on its memory, and nothing would be hidden.
         """
         if isinstance(whole, Absent):
-            return Done()
+            return CompletedWork()
         self.count((self.world - 1) * part.nbytes)
         sending = self.begin_scatter(whole, part)
         if whole.device.type != "cpu":
             return sending
         sending.wait()
-        return Done()
+        return CompletedWork()
 
     def gather(self, part: Tensor, whole: Tensor) -> Sending:
         """Put everybody's part into everybody's whole."""
         if isinstance(part, Absent):
-            return Done()
+            return CompletedWork()
         self.count((self.world - 1) * part.nbytes)
         return self.begin_gather(part, whole)
 
     def exchange(self, outgoing: Tensor, incoming: Tensor) -> Sending:
         """Send each worker its part of what goes out; what comes in are the parts that they have for this one."""
         if isinstance(outgoing, Absent):
-            return Done()
+            return CompletedWork()
         self.count((self.world - 1) * (outgoing.nbytes // self.world))
         return self.begin_exchange(outgoing, incoming)
 
@@ -152,7 +152,7 @@ class Link:
                 and tensor.is_contiguous())
 
     def begin_sum(self, tensor: Tensor) -> Sending:
-        return self.later(self.add_by_messages, tensor) if self.world > 1 and self.way(tensor) in BY_MESSAGES else Done()
+        return self.later(self.add_by_messages, tensor) if self.world > 1 and self.way(tensor) in BY_MESSAGES else CompletedWork()
 
     def add_by_messages(self, tensor: Tensor) -> None:
         """Imagined, it takes the room into which others' numbers are received, and nothing comes."""
@@ -162,20 +162,20 @@ class Link:
         return tensor.new_empty(room(self.way(tensor), self.rank, self.sums.machines, tensor.numel()))
 
     def begin_scatter(self, whole: Tensor, part: Tensor) -> Sending:
-        return Done() if self.in_memory(whole) else Received(torch.empty_like(whole) if self.world > 1 else whole, part)
+        return CompletedWork() if self.in_memory(whole) else Received(torch.empty_like(whole) if self.world > 1 else whole, part)
 
     def begin_gather(self, part: Tensor, whole: Tensor) -> Sending:
         if self.world == 1:   # nothing is imagined then
             whole.copy_(part)
-        return Done()
+        return CompletedWork()
 
     def begin_exchange(self, outgoing: Tensor, incoming: Tensor) -> Sending:
         if self.world == 1:
             incoming.copy_(outgoing)
-        return Done()
+        return CompletedWork()
 
     def begin_send(self, tensor: Tensor, to: int, tag: int = 0) -> Sending:
-        return Done()
+        return CompletedWork()
 
 
 class Received:

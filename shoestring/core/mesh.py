@@ -20,7 +20,7 @@ from shoestring.core.sums import Speeds
 
 @dataclass(frozen=True)
 class Mesh:
-    """One worker's place among all. `on_one_axis` and `imagined_mesh` make one; `parallel/process_mesh` that of real processes."""
+    """One worker's place among all. `on_one_axis` and `imagined_mesh` make one; `training/links/process_mesh` that of real processes."""
 
     link: Link                 # to all workers
     axes: Mapping[str, Link]   # of every axis: to the workers of this one's line

@@ -34,7 +34,7 @@ class StoredTensor(Protocol):
     def pieces(self) -> Iterator[Tensor]: ...   # its numbers in order, some at a time; asked of all workers that hold parts of it
 
 
-class Part:
+class RunState:
     """A part of a run with state, to inherit from: a technique overrides what is other than these defaults.
 
     What a part can do is what its class says, never an attribute that happens to have a name.
@@ -162,7 +162,7 @@ class Run:
     pieces: Callable[[Batch, int], list[Batch]] = split   # a batch in so many pieces
     count: Callable[[Batch], int] = samples             # how many pieces a batch has at most
     slices: Callable[[Run, Batch], list[Slice]] = lambda run, batch: [Slice(batch)]   # a batch in slices of its sequences
-    state: Mapping[str, Part] = field(default_factory=dict)   # what must survive a restart, beside model and optimizer
+    state: Mapping[str, RunState] = field(default_factory=dict)   # what must survive a restart, beside model and optimizer
     usable: Callable[[], AbstractContextManager[object]] = nullcontext   # while inside, the model can be called outside of a step
     # The same where all workers call it equally often, if that takes less memory; None: it does not
     together: Callable[[], AbstractContextManager[object]] | None = None

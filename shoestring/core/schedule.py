@@ -25,7 +25,7 @@ from shoestring.core.assignment import Assignment
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job, target
 from shoestring.core.private import note_step_called, number_of
-from shoestring.core.run import Part, Run
+from shoestring.core.run import Run, RunState
 
 EXAMPLE = "schedule=lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 1000)"
 
@@ -37,7 +37,7 @@ class PerEpoch:
     scheduler: Any
 
 
-class Schedule(Part):
+class Schedule(RunState):
     """A run's scheduler, and how often it was stepped."""
 
     of_technique: ClassVar[bool] = False

@@ -62,7 +62,7 @@ class Staging:
                                             for own in self.timeline))
 
 
-class StepTimes(NamedTuple):
+class WorkerTimes(NamedTuple):
     """When a worker computed first and last in a step, and for how many seconds between."""
 
     begin: float
@@ -75,7 +75,7 @@ class OwnTimes:
     """What one worker did when, by a clock that the workers of its line share."""
 
     works: tuple[Work, ...] = ()          # of the last step
-    steps: tuple[StepTimes, ...] = ()     # of the last ones
+    steps: tuple[WorkerTimes, ...] = ()     # of the last ones
     before: int = 0                       # steps of this process before those
     drains: bool = True                   # all workers meet at the end of a step; else each has times of its own
 
@@ -104,10 +104,10 @@ def together(line: Sequence[OwnTimes]) -> LineTimes | None:
     return LineTimes(timeline, median(shares), len(shares))
 
 
-def idle_of(step: Sequence[StepTimes]) -> float:
+def idle_of(step: Sequence[WorkerTimes]) -> float:
     """The share of a step in which its workers wait.
 
-    >>> idle_of([StepTimes(0.0, 3.0, 3.0), StepTimes(1.0, 4.0, 3.0)])
+    >>> idle_of([StepTimes(0.0, 3.0, 3.0), WorkerTimes(1.0, 4.0, 3.0)])
     0.25
     """
     seconds = max(own.end for own in step) - min(own.begin for own in step)

@@ -3,9 +3,9 @@
 Plain training steps all weights by one call. Some techniques step a part of them at a time, which is the same only if what an optimizer
 does to a weight depends on that weight alone:
 
-    IN_TURNS   one weight after the other, each by a call of its own         StepInBackward, Stream, OffloadOptimizer
+    IN_TURNS   one weight after the other, each by a call of its own         StepInBackward, OffloadModel, OffloadOptimizer
     APART      some weights in this process, the others in another           Pipeline
-    IN_PARTS   some numbers of every weight here, the others elsewhere       Shard, TensorParallel; chunks of Stream and OffloadOptimizer
+    IN_PARTS   some numbers of every weight here, the others elsewhere       Shard, TensorParallel; chunks of OffloadModel and OffloadOptimizer
 
 An optimizer that divides by the norm of all gradients, counts its calls, or skips a step in which any gradient is NaN passes none of these
 tests, and one that divides by the norm of each weight fails the last. Coupling that begins later than LONG steps is not found.
@@ -38,7 +38,7 @@ ROUNDED = 1e-6     # of the way that a weight went: what another order of operat
 HALF = 5e-2
 
 
-class Division(Enum):
+class StepDivision(Enum):
     IN_TURNS = "can't step weights in turns"
     APART = "can't step weights apart"
     IN_PARTS = "can't step parts of weights"
@@ -48,9 +48,9 @@ class Division(Enum):
 class Stepping:
     """Why an optimizer's step can't be divided, for each way to divide it; nothing for a way that changes nothing."""
 
-    reasons: Mapping[Division, str]
+    reasons: Mapping[StepDivision, str]
 
-    def why_not(self, division: Division) -> str:
+    def why_not(self, division: StepDivision) -> str:
         return self.reasons.get(division, "")
 
     @property
@@ -62,7 +62,7 @@ class Stepping:
 UNDIVIDED = Stepping({})   # whatever the division, the same comes out
 
 
-def why_not_in(traits: Iterable[str], division: Division) -> str:
+def why_not_in(traits: Iterable[str], division: StepDivision) -> str:
     """Why a step can't be divided so, by the traits of a job; empty if it can."""
     begin = f"{division.value}: "
     return next((trait.removeprefix(begin) for trait in traits if trait.startswith(begin)), "")
@@ -92,7 +92,7 @@ History = list[list[Tensor]]            # every weight before the first step and
 def tried_stepping(job: Job, optimizer: optim.Optimizer, model: nn.Module) -> Stepping:
     """How the step of the job's optimizer can be divided. `optimizer` is the one of the model; others like it are made for the trial."""
     kind, own = type(optimizer).__name__, "step" not in vars(optimizer)   # nobody replaced its step
-    whole = {Division.IN_PARTS: f"{kind} looks at whole weights, as far as is known, and parts of them would be stepped"}
+    whole = {StepDivision.IN_PARTS: f"{kind} looks at whole weights, as far as is known, and parts of them would be stepped"}
     if own and type(optimizer) in (*ELEMENTWISE, *BY_WEIGHT):
         return UNDIVIDED if type(optimizer) in ELEMENTWISE else Stepping(whole)
     key = tuple((name, one.shape, one.dtype) for name, one in model.named_parameters() if one.requires_grad)
@@ -103,7 +103,7 @@ def tried_stepping(job: Job, optimizer: optim.Optimizer, model: nn.Module) -> St
             reasons = SteppingTrial(job, optimizer, model).reasons()
         except Exception as error:
             told = str(error) if isinstance(error, Untried) else told_of(error)
-            reasons = dict.fromkeys(Division, f"{kind} could not be tried on small weights ({told}), so it is not known whether it steps "
+            reasons = dict.fromkeys(StepDivision, f"{kind} could not be tried on small weights ({told}), so it is not known whether it steps "
                                               f"every weight by itself")
     if not isinstance(optimizer, ELEMENTWISE):   # what it keeps of a weight may not be a number for each of the weight's
         reasons = whole | reasons
@@ -156,9 +156,9 @@ class SteppingTrial:
         names = {id(one): name for name, one in stand_ins.items()}
         return [[names[id(one)] for one in group["params"]] for group in optimizer.param_groups]
 
-    def reasons(self) -> dict[Division, str]:
+    def reasons(self) -> dict[StepDivision, str]:
         """Why the step can't be divided; what is found first."""
-        found: dict[Division, str] = {}
+        found: dict[StepDivision, str] = {}
         for gradients, must in ((self.drawn(SCALES, self.chosen(TRIED)), True), (self.broken(), False), (self.missing(), False),
                                 (self.drawn([1.0] * LONG, self.chosen(2)), False)):
             try:
@@ -172,28 +172,28 @@ class SteppingTrial:
                 continue   # plain training would end there too
             if drew:
                 told = f"{self.kind} draws random numbers in its step, and other weights would get them if it were divided"
-                return dict.fromkeys(Division, told)
+                return dict.fromkeys(StepDivision, told)
             if must and (step := apart_from(whole, self.together(gradients)[0], exact=True)):
                 told = f"{self.kind}, made anew, does something else in its step {step} than before: it keeps state outside of itself"
-                return dict.fromkeys(Division, told)
+                return dict.fromkeys(StepDivision, told)
             for division, ways in self.ways(gradients).items():
                 ways = ways[:1] if len(gradients) == LONG else ways
                 if division not in found and (reason := self.difference(division, whole, ways)):
                     found[division] = reason
         return found
 
-    def ways(self, gradients: Gradients) -> dict[Division, list[Callable[[], History]]]:
-        found: dict[Division, list[Callable[[], History]]] = {
-            Division.IN_TURNS: [lambda: self.in_turns(gradients, freed=True), lambda: self.in_turns(gradients, freed=False)],
-            Division.APART: [lambda: self.apart(gradients)]}
-        return found | ({Division.IN_PARTS: [lambda: self.in_parts(gradients)]} if self.elementwise else {})
+    def ways(self, gradients: Gradients) -> dict[StepDivision, list[Callable[[], History]]]:
+        found: dict[StepDivision, list[Callable[[], History]]] = {
+            StepDivision.IN_TURNS: [lambda: self.in_turns(gradients, freed=True), lambda: self.in_turns(gradients, freed=False)],
+            StepDivision.APART: [lambda: self.apart(gradients)]}
+        return found | ({StepDivision.IN_PARTS: [lambda: self.in_parts(gradients)]} if self.elementwise else {})
 
-    def difference(self, division: Division, whole: History, ways: Sequence[Callable[[], History]]) -> str:
+    def difference(self, division: StepDivision, whole: History, ways: Sequence[Callable[[], History]]) -> str:
         """What a division changes, in words; empty if nothing."""
-        how = {Division.IN_TURNS: "one by one", Division.APART: "half of them at a time", Division.IN_PARTS: "in two parts each"}[division]
+        how = {StepDivision.IN_TURNS: "one by one", StepDivision.APART: "half of them at a time", StepDivision.IN_PARTS: "in two parts each"}[division]
         for way in ways:
             try:
-                step = apart_from(whole, way(), exact=division is Division.IN_TURNS)
+                step = apart_from(whole, way(), exact=division is StepDivision.IN_TURNS)
             except Exception as error:
                 return f"{self.kind} fails where weights are stepped {how} ({told_of(error)})"
             if step:
@@ -307,7 +307,7 @@ class SteppingTrial:
                 for first, second in zip(*found, strict=True)]
 
 
-PARTS = {Division.IN_TURNS: "weight", Division.APART: "weights", Division.IN_PARTS: "numbers"}
+PARTS = {StepDivision.IN_TURNS: "weight", StepDivision.APART: "weights", StepDivision.IN_PARTS: "numbers"}
 
 
 def now(weights: Iterable[Tensor]) -> list[Tensor]:

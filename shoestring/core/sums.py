@@ -8,14 +8,14 @@
                     inside each of k machines, of at most m and at least g workers, one adds up each of g parts; those that have the same
                     part pass it in a ring between machines (a', b': the network, which the workers of a machine share); and back [3, 4]
     library         2 ceil(log2 w) a + 2 (w-1)/w n b                 NCCL's: trees for little, rings for much [5]; gloo's is a ring
-    shared memory   2 a + 2 (w-1)/w n b, where a is a wait for all and b copies (parallel/shared_memory_link.py)
+    shared memory   2 a + 2 (w-1)/w n b, where a is a wait for all and b copies (training/links/shared_memory_link.py)
 
 [1] Thakur, Rabenseifner, Gropp: Optimization of collective communication operations in MPICH, 2005. [2] Patarasuk, Yuan: Bandwidth optimal
 all-reduce algorithms for clusters of workstations, 2009. [3] Goyal et al.: Accurate, large minibatch SGD, 2017, arXiv 1706.02677. [4] Cho,
 Finkler, Kung, Hunter: BlueConnect, 2019. [5] Sanders, Speck, Traeff: Two-tree algorithms for full bandwidth broadcast, reduction and scan,
 2009.
 
-`rounds` is the program of one worker as data. The real link sends by it (parallel/sums.py) and every link counts by it, so what is
+`rounds` is the program of one worker as data. The real link sends by it (training/links/sums.py) and every link counts by it, so what is
 predicted is what is sent, worker by worker: in a tree or a naive sum they send different amounts.
 
 Every way adds in an order that is fixed, and one worker's sum is copied to the others: all have the same bits, in every run. The naive way
@@ -57,7 +57,7 @@ class Receive:
 
 
 @dataclass(frozen=True)
-class Round:
+class SendRound:
     """What a worker begins to send at once, and receives in this order; the next round begins when all of it is done."""
 
     sends: tuple[Send, ...] = ()
@@ -65,33 +65,33 @@ class Round:
 
 
 @lru_cache(maxsize=64)
-def rounds(way: str, rank: int, machines: Machines, count: int) -> tuple[Round, ...]:
+def rounds(way: str, rank: int, machines: Machines, count: int) -> tuple[SendRound, ...]:
     """What one worker does to add up so many numbers with the others. Parts without a number are not sent."""
     world = sum(machines)
     if world == 1:
         return ()
     made = {NAIVE: naive, TREE: tree}[way](rank, world, count) if way in (NAIVE, TREE) else (
         ring(range(world), rank, 0, count) if way == RING else two_level(rank, machines, count))
-    full = (Round(tuple(one for one in each.sends if one.end > one.begin), tuple(one for one in each.receives if one.end > one.begin))
+    full = (SendRound(tuple(one for one in each.sends if one.end > one.begin), tuple(one for one in each.receives if one.end > one.begin))
             for each in made)
     return tuple(each for each in full if each.sends or each.receives)
 
 
-def naive(rank: int, world: int, count: int) -> list[Round]:
+def naive(rank: int, world: int, count: int) -> list[SendRound]:
     if rank:
-        return [Round((Send(0, 0, count),)), Round((), (Receive(0, 0, count, adds=False),))]
+        return [SendRound((Send(0, 0, count),)), SendRound((), (Receive(0, 0, count, adds=False),))]
     others = range(1, world)
-    return [Round((), tuple(Receive(one, 0, count, adds=True) for one in others)), Round(tuple(Send(one, 0, count) for one in others))]
+    return [SendRound((), tuple(Receive(one, 0, count, adds=True) for one in others)), SendRound(tuple(Send(one, 0, count) for one in others))]
 
 
-def tree(rank: int, world: int, count: int) -> list[Round]:
+def tree(rank: int, world: int, count: int) -> list[SendRound]:
     """A worker gets the sums of those whose rank differs from its own in one bit below its lowest, gives its own on, and back."""
     parent, children = family(rank, world)
-    up = [Round((), (Receive(child, 0, count, adds=True),)) for child in children]
-    down = [Round((Send(child, 0, count),)) for child in reversed(children)]
+    up = [SendRound((), (Receive(child, 0, count, adds=True),)) for child in children]
+    down = [SendRound((Send(child, 0, count),)) for child in reversed(children)]
     if parent is None:
         return up + down
-    return [*up, Round((Send(parent, 0, count),)), Round((), (Receive(parent, 0, count, adds=False),)), *down]
+    return [*up, SendRound((Send(parent, 0, count),)), SendRound((), (Receive(parent, 0, count, adds=False),)), *down]
 
 
 def family(rank: int, world: int) -> tuple[int | None, list[int]]:
@@ -108,19 +108,19 @@ def family(rank: int, world: int) -> tuple[int | None, list[int]]:
     return (rank - bit if rank else None), children
 
 
-def ring(members: Sequence[int], place: int, begin: int, end: int) -> list[Round]:
+def ring(members: Sequence[int], place: int, begin: int, end: int) -> list[SendRound]:
     """The rounds of the member at a place of a ring that adds up some numbers: each part goes round once, and its sum once more."""
     parts, size = cut(begin, end, len(members)), len(members)
     after, before = members[(place + 1) % size], members[place - 1]
 
-    def turn(step: int, adds: bool) -> Round:
+    def turn(step: int, adds: bool) -> SendRound:
         out, into = parts[(place - step) % size], parts[(place - step - 1) % size]
-        return Round((Send(after, *out),), (Receive(before, *into, adds=adds),))
+        return SendRound((Send(after, *out),), (Receive(before, *into, adds=adds),))
 
     return [turn(step, adds=True) for step in range(size - 1)] + [turn(step - 1, adds=False) for step in range(size - 1)]
 
 
-def two_level(rank: int, machines: Machines, count: int) -> list[Round]:
+def two_level(rank: int, machines: Machines, count: int) -> list[SendRound]:
     """As many parts as the smallest machine has workers: the worker at a place of a machine adds up the part of that number."""
     starts = list(accumulate(machines[:-1], initial=0))
     machine, place, parts = at_two_levels(rank, machines, count)
@@ -128,12 +128,12 @@ def two_level(rank: int, machines: Machines, count: int) -> list[Round]:
     others = [one for one in here if one != rank]
     owners = [(here[number], part) for number, part in enumerate(parts) if number != place]
     if place >= len(parts):
-        return [Round(tuple(Send(one, *part) for one, part in owners)),
-                Round((), tuple(Receive(one, *part, adds=False) for one, part in owners))]
+        return [SendRound(tuple(Send(one, *part) for one, part in owners)),
+                SendRound((), tuple(Receive(one, *part, adds=False) for one, part in owners))]
     own = parts[place]
-    return [Round(tuple(Send(one, *part) for one, part in owners), tuple(Receive(one, *own, adds=True) for one in others)),
+    return [SendRound(tuple(Send(one, *part) for one, part in owners), tuple(Receive(one, *own, adds=True) for one in others)),
             *ring([start + place for start in starts], machine, *own),
-            Round(tuple(Send(one, *own) for one in others), tuple(Receive(one, *part, adds=False) for one, part in owners))]
+            SendRound(tuple(Send(one, *own) for one in others), tuple(Receive(one, *part, adds=False) for one, part in owners))]
 
 
 def at_two_levels(rank: int, machines: Machines, count: int) -> tuple[int, int, list[tuple[int, int]]]:
@@ -306,7 +306,7 @@ def chosen(size: int, machines: Machines, speeds: Speeds) -> str:
 
 
 @dataclass(frozen=True)
-class Sums:
+class AllReduceTable:
     """How the workers of one line add up: a way for every size."""
 
     machines: Machines
@@ -323,7 +323,7 @@ class Sums:
     def __str__(self) -> str:
         """In words.
 
-        >>> str(Sums((2, 2), ((8192, "tree"), (1 << 32, "two-level"))))
+        >>> str(AllReduceTable((2, 2), ((8192, "tree"), (1 << 32, "two-level"))))
         'sums of 4 workers on 2 machines: tree up to 8.00 KiB, two-level above'
         """
         if not self.table:
@@ -334,10 +334,10 @@ class Sums:
         return f"sums of {sum(self.machines)} workers{where}: {', '.join(told)}"
 
 
-def sums_of(speeds: Speeds | None, line: Sequence[int]) -> Sums:
+def sums_of(speeds: Speeds | None, line: Sequence[int]) -> AllReduceTable:
     """How the workers of a line add up, by their ranks among all; without speeds as the link usually does."""
     if speeds is None or len(line) == 1:
-        return Sums((len(line),))
+        return AllReduceTable((len(line),))
     machines = speeds.machines(line)
     each = [(size, chosen(size, machines, speeds)) for size in SIZES]
-    return Sums(machines, tuple(one for one, after in zip(each, [*each[1:], (0, "")], strict=True) if one[1] != after[1]))
+    return AllReduceTable(machines, tuple(one for one, after in zip(each, [*each[1:], (0, "")], strict=True) if one[1] != after[1]))

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 def call_of(written: str) -> tuple[str, dict[str, Any]]:
     """The name and the knobs that were written.
 
-    >>> call_of("Checkpoint(every=2)"), call_of("Fused")
-    (('Checkpoint', {'every': 2}), ('Fused', {}))
+    >>> call_of("Checkpoint(every=2)"), call_of("FusedOptimizer")
+    (('Checkpoint', {'every': 2}), ('FusedOptimizer', {}))
     """
     try:
         call = ast.parse(written.strip(), mode="eval").body

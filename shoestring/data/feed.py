@@ -29,7 +29,7 @@ from shoestring.core.given import generators_in
 from shoestring.core.job import Job
 from shoestring.core.random_state import RandomStream
 from shoestring.core.schedule import UNKNOWN_STEPS, takes_steps
-from shoestring.data.fetch import AHEAD, OF_SAMPLES, Fetchers, Samples, Wanted
+from shoestring.data.fetch import AHEAD, OF_SAMPLES, Fetchers, SampleDataset, Wanted
 from shoestring.data.kinds import is_listed, is_mapped, loading_processes
 from shoestring.data.rounds import Rounds
 from shoestring.data.samplers import InOrder, Shuffled
@@ -57,7 +57,7 @@ class Feed:
                 raise Mistake(f"the job has {name}= and its data are a {type(self.data).__name__}, which is gone through as it is: give a "
                               f"map-style data set (an object with __len__ and __getitem__), or leave {name} out")
         self.rounds = None if self.mapped or self.listed else Rounds(self.data, factory, job.epochs, job.counts_epochs)
-        self.samples = Samples(self.data, job.collate, job.seed)
+        self.samples = SampleDataset(self.data, job.collate, job.seed)
         self.chosen: Iterator[list[int]] | None = None   # of a data set: the samples of every batch from here on
         self.whole: Any = None                           # the last batch; of a data set, the numbers of its samples
         self.fetchers: Fetchers | None = None

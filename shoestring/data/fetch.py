@@ -46,7 +46,7 @@ class Trouble:
     text: str
 
 
-class Samples(Dataset[Any]):
+class SampleDataset(Dataset[Any]):
     """A data set by parts of batches."""
 
     def __init__(self, data: Any, collate: Callable[[list[Any]], Batch] | None, seed: int) -> None:
@@ -93,7 +93,7 @@ class Samples(Dataset[Any]):
 class Fetchers:
     """Processes that fetch parts of batches ahead, in the order in which they will be wanted."""
 
-    def __init__(self, samples: Samples, count: int) -> None:
+    def __init__(self, samples: SampleDataset, count: int) -> None:
         self.order: Iterator[Wanted] = iter(())
         self.loader: DataLoader[Any] | None = DataLoader(
             samples, batch_size=None, sampler=self, num_workers=count, prefetch_factor=AHEAD, collate_fn=as_it_is, persistent_workers=True,

@@ -3,37 +3,37 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from shoestring.federated.advance.adaptive import FedAdagrad, FedAdam, FedYogi
-from shoestring.federated.advance.fed_sgd import FedSGD
-from shoestring.federated.advance.momentum import FedAvgM
-from shoestring.federated.behaviour.dropout import DropOut
-from shoestring.federated.behaviour.malicious import Malicious
-from shoestring.federated.behaviour.slow import Slow
-from shoestring.federated.combine.by_coordinate import CoordinateMedian, TrimmedMean
-from shoestring.federated.combine.fed_buff import FedBuff
-from shoestring.federated.combine.krum import Krum, MultiKrum
-from shoestring.federated.combine.norm_bound import NormBound
-from shoestring.federated.combine.q_fedavg import QFedAvg
-from shoestring.federated.private.adaptive_clip import AdaptiveClip
-from shoestring.federated.private.clip import Clip, DeviceClip
-from shoestring.federated.private.device_noise import DeviceNoise
-from shoestring.federated.private.gaussian_noise import GaussianNoise
-from shoestring.federated.send.quantize import Quantize
-from shoestring.federated.send.quantize_down import QuantizeDown
-from shoestring.federated.send.rotate import Rotate
-from shoestring.federated.send.sketch import Sketch
-from shoestring.federated.send.top_k import TopK
 from shoestring.federated.technique import FederatedTechnique
-from shoestring.federated.work.ditto import Ditto
-from shoestring.federated.work.fedper import FedPer
-from shoestring.federated.work.fedprox import FedProx
-from shoestring.federated.work.finetune import FineTune
-from shoestring.federated.work.scaffold import Scaffold
+from shoestring.federated.techniques.advance.adaptive import FedAdagrad, FedAdam, FedYogi
+from shoestring.federated.techniques.advance.fed_sgd import FedSGD
+from shoestring.federated.techniques.advance.momentum import FedAvgM
+from shoestring.federated.techniques.behaviour.dropout import DropOut
+from shoestring.federated.techniques.behaviour.malicious import Malicious
+from shoestring.federated.techniques.behaviour.slow import Slow
+from shoestring.federated.techniques.combine.by_coordinate import CoordinateMedian, TrimmedMean
+from shoestring.federated.techniques.combine.fed_buff import FedBuff
+from shoestring.federated.techniques.combine.krum import Krum, MultiKrum
+from shoestring.federated.techniques.combine.norm_bound import NormBound
+from shoestring.federated.techniques.combine.q_fedavg import QFedAvg
+from shoestring.federated.techniques.private.adaptive_clip import AdaptiveClip
+from shoestring.federated.techniques.private.clip import Clip, DeviceClip
+from shoestring.federated.techniques.private.device_noise import DeviceNoise
+from shoestring.federated.techniques.private.gaussian_noise import GaussianNoise
+from shoestring.federated.techniques.send.quantize import QuantizeUpdates
+from shoestring.federated.techniques.send.quantize_down import QuantizeDown
+from shoestring.federated.techniques.send.rotate import Rotate
+from shoestring.federated.techniques.send.sketch import Sketch
+from shoestring.federated.techniques.send.top_k import TopK
+from shoestring.federated.techniques.work.ditto import Ditto
+from shoestring.federated.techniques.work.fedper import FedPer
+from shoestring.federated.techniques.work.fedprox import FedProx
+from shoestring.federated.techniques.work.finetune import FineTune
+from shoestring.federated.techniques.work.scaffold import Scaffold
 
 CATALOGUE: tuple[type[FederatedTechnique], ...] = (
     FedSGD, FedProx, Scaffold, FedPer, Ditto, FineTune,
     Malicious, DropOut, Slow,
-    TopK, Sketch, Rotate, Quantize, QuantizeDown,
+    TopK, Sketch, Rotate, QuantizeUpdates, QuantizeDown,
     DeviceClip, DeviceNoise, Clip, AdaptiveClip, GaussianNoise,
     QFedAvg, CoordinateMedian, TrimmedMean, Krum, MultiKrum, NormBound,
     FedAvgM, FedAdam, FedYogi, FedAdagrad, FedBuff,

@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
-from shoestring.federated.private.norms import norms
+from shoestring.federated.techniques.private.norms import norms
 
 F = TypeVar("F", bound=Callable[..., Any])
 REMEMBERED: list[Callable[[], None]] = []   # how to forget what was computed of tensors
@@ -36,7 +36,7 @@ def forget() -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class Evidence:
+class UpdateEvidence:
     exact: Tensor                    # (m, size): what m devices found
     seconds: float                   # that one of them took, here, as many at once as will be
     counts: Tensor                   # (m) samples of each
@@ -44,7 +44,7 @@ class Evidence:
     values: Tensor                   # (m, values): the numbers that stand for it on the way up, which a further codec may code
 
     @classmethod
-    def of(cls, rows: Tensor, seconds: float = 0.0, counts: Tensor | None = None) -> Evidence:
+    def of(cls, rows: Tensor, seconds: float = 0.0, counts: Tensor | None = None) -> UpdateEvidence:
         """Of updates (m, size) that nothing has coded."""
         return cls(rows, seconds, torch.ones(len(rows), dtype=torch.float64) if counts is None else counts.double(), rows, rows)
 
@@ -70,7 +70,7 @@ class Evidence:
         """E|error of the mean|^2 of errors that are random, 0 on average and each device's own; `squares` (m): E|error|^2 of each."""
         return float((self.weights.square() * squares).mean()) / max(per_round, 1)
 
-    def some(self, places: Tensor) -> Evidence:
+    def some(self, places: Tensor) -> UpdateEvidence:
         """Of a part of every row."""
         return replace(self, exact=self.exact[:, places], decoded=self.decoded[:, places], values=self.values[:, places])
 

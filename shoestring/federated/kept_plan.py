@@ -6,20 +6,20 @@ from dataclasses import dataclass
 from shoestring.core.codec import Unreadable, from_json
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness, stated_in
-from shoestring.federated.cohort import How
 from shoestring.federated.offered import Offered
 from shoestring.federated.room import FederatedPlan
+from shoestring.federated.simulation.cohort import How
 from shoestring.planning.quantities import FEDERATED
 from shoestring.runs.folder import Folder
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptFederatedPlan:
     plan: FederatedPlan
     how: How
 
 
-def kept_plan(folder: Folder, offers: Offered) -> Kept | None:
+def kept_plan(folder: Folder, offers: Offered) -> KeptFederatedPlan | None:
     """None where the run has no plan yet."""
     file = folder.read("plan.json")
     if not file:
@@ -28,6 +28,6 @@ def kept_plan(folder: Folder, offers: Offered) -> Kept | None:
         chosen, how = file["chosen"], {name: value for name, value in file["how"].items() if name != "processes"}
         techniques = tuple(offers.kept(one["name"], one["knobs"]) for one in chosen["techniques"])
         known = {one.name: chosen[one.name] for one in FEDERATED if chosen.get(one.name) is not None}
-        return Kept(FederatedPlan(techniques, stated_in(chosen) or Exactness.CHANGED, known), from_json(How, how))
+        return KeptFederatedPlan(FederatedPlan(techniques, stated_in(chosen) or Exactness.CHANGED, known), from_json(How, how))
     except (KeyError, TypeError, AttributeError, Unreadable, Mistake) as error:
         raise folder.unusable("plan.json", error) from error

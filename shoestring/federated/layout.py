@@ -27,7 +27,7 @@ class StatisticKind(Enum):
 
 
 @dataclass(frozen=True)
-class Entry:
+class LayoutEntry:
     name: str
     shape: tuple[int, ...]
     start: int          # in the row
@@ -41,7 +41,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Layout:
-    entries: tuple[Entry, ...]
+    entries: tuple[LayoutEntry, ...]
 
     @cached_property
     def size(self) -> int:
@@ -106,7 +106,7 @@ def layout_of(model: nn.Module) -> Layout:
     beside = [(name, one) for name, one in model.named_buffers() if name in state and (one.dtype == torch.float32 or name in kinds)]
     entries, start = [], 0
     for place, (name, one) in enumerate((*found, *beside)):
-        entries.append(Entry(name, tuple(one.shape), start, place < len(found), kinds.get(name, StatisticKind.VALUE)))
+        entries.append(LayoutEntry(name, tuple(one.shape), start, place < len(found), kinds.get(name, StatisticKind.VALUE)))
         start = entries[-1].stop
     return Layout(tuple(entries))
 

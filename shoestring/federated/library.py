@@ -20,10 +20,10 @@ from shoestring.core.random_state import kept as random_state_kept
 from shoestring.core.signals import deliver
 from shoestring.core.technique import text
 from shoestring.federated.offered import offered
-from shoestring.federated.private.release import release_of
+from shoestring.federated.options import check_private, checked
 from shoestring.federated.session import begun
 from shoestring.federated.technique import FederatedTechnique
-from shoestring.federated.wanted import check_private, checked
+from shoestring.federated.techniques.private.release import release_of
 from shoestring.jobfile import job_path, loaded_job, resolved_arguments, with_course
 from shoestring.runs.cadence import Cadence
 from shoestring.runs.checkpoints import newest_good

@@ -15,28 +15,28 @@ from torch import Tensor
 
 from shoestring.core.local import Local
 from shoestring.federated.layout import Layout
-from shoestring.federated.round import Combined, Device, Group, Order, Population, Round, Sent, Server, Updates, Work
+from shoestring.federated.round import Combined, DeviceGroup, DeviceView, Order, Population, Round, Sent, ServerState, Updates, Work
 from shoestring.federated.seeds import generator_of
 
 VALUES = "values"   # the name of the numbers in a payload that a further codec may code
 
 
 def plain_round(layout: Layout, local: Local, work: Work) -> Round:
-    """`work`: how devices train; federated/cohort has the ways to do that for many of them at once."""
+    """`work`: how devices train; federated/simulation/cohort has the ways to do that for many of them at once."""
     return Round(layout, local, choose, order, work, encode, decode, mean, advance)
 
 
-def choose(server: Server, population: Population) -> Sequence[Group]:
+def choose(server: ServerState, population: Population) -> Sequence[DeviceGroup]:
     """A fixed number of devices, each at most once, in the order of their numbers."""
     drawn = torch.randperm(population.count, generator=generator_of(server.seed, "choose", server.round))[:population.per_round]
-    return [Group(tuple(population.name(number) for number in drawn.sort().values.tolist()))]
+    return [DeviceGroup(tuple(population.name(number) for number in drawn.sort().values.tolist()))]
 
 
-def order(server: Server, group: Group) -> Order:
+def order(server: ServerState, group: DeviceGroup) -> Order:
     return Order(server.seed, server.round, server.weights)
 
 
-def encode(order: Order, devices: Sequence[Device], updates: Updates) -> Sent:
+def encode(order: Order, devices: Sequence[DeviceView], updates: Updates) -> Sent:
     # Not a view: that would be sent with all the memory that it looks at
     return Sent(replace(updates, rows=updates.rows.new_empty(len(updates.names), 0)), {VALUES: updates.rows})
 
@@ -45,7 +45,7 @@ def decode(order: Order, sent: Sent) -> Updates:
     return replace(sent.told, rows=sent.payload[VALUES])
 
 
-def mean(server: Server, arriving: Iterable[Updates]) -> Combined:
+def mean(server: ServerState, arriving: Iterable[Updates]) -> Combined:
     """The mean by samples. Rows are added in the order in which they come, which is always the same."""
     total, weight = torch.zeros(0), 0.0
     for weights, updates in weighed(arriving):
@@ -59,6 +59,6 @@ def weighed(arriving: Iterable[Updates]) -> Iterator[tuple[Tensor, Updates]]:
     return ((updates.counts, updates) for updates in arriving)
 
 
-def advance(server: Server, combined: Combined) -> Server:
+def advance(server: ServerState, combined: Combined) -> ServerState:
     """The weights move by the combined update; techniques' state is as they left it."""
     return replace(server, weights=server.weights + combined.update, state={**server.state, **combined.state})

@@ -17,20 +17,20 @@ from shoestring.core.job import Job
 from shoestring.core.statistics import StatisticsRule
 from shoestring.core.technique import applied
 from shoestring.data.clients import clients_of
-from shoestring.federated.cohort import Engine, How, how_to_work, work_of
-from shoestring.federated.cohort.sequential import Sequential, made_model, sequential
 from shoestring.federated.device_errors import UnusableRecords
-from shoestring.federated.evidence import Evidence
+from shoestring.federated.evidence import UpdateEvidence
 from shoestring.federated.layout import Layout, layout_of
 from shoestring.federated.local_steps import not_as_in_one_place, on_devices
 from shoestring.federated.plain import plain_round
-from shoestring.federated.private.release import check_delta_for
 from shoestring.federated.randomness import SYSTEM, Randomness, SeededRandomness
 from shoestring.federated.records import Records, records_of
-from shoestring.federated.round import Device, Group, Objective, Population, Round, Server, Tensors, Work
-from shoestring.federated.simulate import SimulatedDevices, States, Workshop
+from shoestring.federated.round import DeviceGroup, DeviceView, Objective, Population, Round, ServerState, Tensors, Work
+from shoestring.federated.simulation.cohort import Engine, How, how_to_work, work_of
+from shoestring.federated.simulation.cohort.sequential import SequentialMethod, made_model, sequential
+from shoestring.federated.simulation.simulate import SimulatedDevices, States, Workshop
 from shoestring.federated.statistics import statistics_rule, with_statistics
 from shoestring.federated.technique import FederatedTechnique, RoundCost
+from shoestring.federated.techniques.private.release import check_delta_for
 from shoestring.runs.initial_weights import fresh_model
 
 ROUNDS = 20         # if nobody says how many
@@ -45,7 +45,7 @@ TRIES = 20          # clients that are looked at to find such a sample: some may
 
 
 @dataclass(frozen=True)
-class Asked:
+class FederateOptions:
     """What a user asks of a federation; None: whatever is usual."""
 
     clients: int | None = None      # devices
@@ -70,8 +70,8 @@ class Prepared:
     row: Tensor                     # the job's model as it begins
     how: How
     processes: int
-    sample: tuple[Device, ...]
-    asked: Asked
+    sample: tuple[DeviceView, ...]
+    asked: FederateOptions
     statistics: StatisticsRule          # what becomes of norm layers' statistics
 
     @property
@@ -88,19 +88,19 @@ class Prepared:
     def randomness(self) -> Randomness:
         return SYSTEM if self.asked.insecure_seed is None else SeededRandomness(self.asked.insecure_seed)
 
-    def server(self, parts: Round) -> Server:
+    def server(self, parts: Round) -> ServerState:
         """The server before the first round."""
         return parts.initial(self.server_at(0, self.row, {}))
 
-    def server_at(self, round: int, row: Tensor, state: Tensors) -> Server:
+    def server_at(self, round: int, row: Tensor, state: Tensors) -> ServerState:
         """The server after so many rounds, of the model's whole row."""
-        return Server(self.job.seed, round, row[:self.layout.trained], state, row[self.layout.trained:])
+        return ServerState(self.job.seed, round, row[:self.layout.trained], state, row[self.layout.trained:])
 
     def devices(self, parts: Round, states: States | None = None) -> SimulatedDevices:
         return SimulatedDevices(Workshop(parts, self.job, self.clients, self.job.seed), self.how.chunk, self.processes, states)
 
 
-def prepared(job: Job, asked: Asked, model: nn.Module | None = None, how: How | None = None) -> Prepared:
+def prepared(job: Job, asked: FederateOptions, model: nn.Module | None = None, how: How | None = None) -> Prepared:
     """Everything but the plan. `model`: what to begin from instead of the job's own; `how`: how devices worked in the run that goes on."""
     torch.set_num_threads(1)   # processes are what uses several cores, and sums of one thread are the same bits everywhere
     said, job = not_as_in_one_place(job), on_devices(job)
@@ -138,14 +138,14 @@ def population_of(clients: Mapping[str, Any], per_round: int | None) -> Populati
     return Population(count, named, min(wanted, count))
 
 
-def sample_of(job: Job, clients: Mapping[str, Any], population: Population, plain: Sequential | None) -> tuple[Device, ...]:
+def sample_of(job: Job, clients: Mapping[str, Any], population: Population, plain: SequentialMethod | None) -> tuple[DeviceView, ...]:
     """A few devices that have records on which `plain` can take some steps. Others are named when their turn comes, and the round goes on
     without them."""
-    found: list[Device] = []
+    found: list[DeviceView] = []
     first: Exception | None = None
     for name in islice(map(population.name, range(population.count)), TRIES):
         try:
-            device = Device(records_of(job, name, clients[name], job.seed))
+            device = DeviceView(records_of(job, name, clients[name], job.seed))
             if plain is not None:
                 objective = Objective(replace(job.local, epochs=1, steps=min(job.local.steps or STEPS, STEPS)))
                 plain.moved(plain.layout.row(plain.model)[None], [device.records], objective, [0])
@@ -183,7 +183,7 @@ def plain_cost(given: Prepared) -> RoundCost:
     parts = given.plain
     server, devices = given.server(parts), given.devices(parts)
     names = measured_names(given, parts, server)
-    order = parts.order(server, Group(names))
+    order = parts.order(server, DeviceGroup(names))
     try:
         list(devices.work(order, names[:given.how.chunk * given.processes]))   # what is made once is made now
         begun = time.perf_counter()
@@ -203,7 +203,7 @@ def plain_cost(given: Prepared) -> RoundCost:
     if not bool(finite.any()):
         raise Mistake(f"the updates of all {len(rows)} clients that were tried are not finite: give Local a lower rate")
     kept = finite.nonzero().flatten()[:max(UPDATES // (4 * rows.shape[1]), 1)]
-    evidence = Evidence.of(rows[kept], seconds, torch.cat([one.counts for one in updates])[kept])
+    evidence = UpdateEvidence.of(rows[kept], seconds, torch.cat([one.counts for one in updates])[kept])
     size, statistics = parts.layout.size, parts.statistics.size
     return RoundCost(
         size, size, up=4 * (size + statistics) + TOLD, down=4 * (size + statistics), clients=given.population.count,
@@ -213,7 +213,7 @@ def plain_cost(given: Prepared) -> RoundCost:
         statistics=statistics)
 
 
-def measured_names(given: Prepared, parts: Round, server: Server) -> tuple[str, ...]:
+def measured_names(given: Prepared, parts: Round, server: ServerState) -> tuple[str, ...]:
     """Devices of the first round, evenly of all of them: enough for every process, and as many as tell how far devices agree."""
     names = [name for group in parts.choose(server, given.population) for name in group.names]
     wanted = min(MEASURED, UPDATES // (4 * parts.layout.size))

@@ -11,11 +11,11 @@ from shoestring.core.exactness import Exactness
 from shoestring.core.figures import Quantity
 from shoestring.core.technique import applied, described, in_order
 from shoestring.federated.catalogue import CATALOGUE, clash, lacking
-from shoestring.federated.cohort import Differs, plainly
-from shoestring.federated.evidence import Evidence, forget
+from shoestring.federated.evidence import UpdateEvidence, forget
 from shoestring.federated.offered import Offered, offered
 from shoestring.federated.prepare import Prepared, plain_cost
-from shoestring.federated.round import Device, Group, Objective, Order, Updates
+from shoestring.federated.round import DeviceGroup, DeviceView, Objective, Order, Updates
+from shoestring.federated.simulation.cohort import Differs, plainly
 from shoestring.federated.technique import FederatedTechnique, RoundCost
 from shoestring.planning.choose import Choice, Chooser, asked_for, conflict
 from shoestring.planning.room import Candidate, Room, named
@@ -91,9 +91,9 @@ class FederatedRoom(Room[FederatedTechnique, RoundCost, FederatedPlan]):
         return kind.seam in ("send", "private")
 
 
-def traffic(given: Prepared, techniques: Sequence[FederatedTechnique], evidence: Evidence) -> tuple[int, int]:
+def traffic(given: Prepared, techniques: Sequence[FederatedTechnique], evidence: UpdateEvidence) -> tuple[int, int]:
     """Bytes that one device sends and is given, with its update as it was really found."""
-    def work(order: Order, devices: Sequence[Device], objective: Objective) -> Updates:
+    def work(order: Order, devices: Sequence[DeviceView], objective: Objective) -> Updates:
         import torch
 
         whole = torch.cat([evidence.exact[0], torch.zeros(given.layout.size - given.layout.trained)])
@@ -103,8 +103,8 @@ def traffic(given: Prepared, techniques: Sequence[FederatedTechnique], evidence:
 
     parts = applied(techniques, given.round(work))
     server = parts.begin(given.server(parts), given.population)
-    device = Device(given.sample[0].records)
-    order = parts.order(server, Group((device.name,)))
+    device = DeviceView(given.sample[0].records)
+    order = parts.order(server, DeviceGroup((device.name,)))
     sent = parts.encode(order, (device,), parts.work(order, (device,), Objective(given.job.local)))
     return sent.bytes, order.bytes
 

@@ -9,7 +9,7 @@
     advance  the next weights
 
 Work is done for several devices at once, a row of a matrix each, so a thousand simulated ones are a few matrix products. A real device
-does the same with one row. What must survive a restart is in `Server.state`, and in `Device.state` on the device.
+does the same with one row. What must survive a restart is in `ServerState.state`, and in `DeviceView.state` on the device.
 """
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NONE = Layout(())
 
 
 @dataclass(frozen=True)
-class Server:
+class ServerState:
     """What the server knows between two rounds."""
 
     seed: int
@@ -49,7 +49,7 @@ class Server:
         return torch.cat([self.weights, self.statistics])
 
 
-class Group(NamedTuple):
+class DeviceGroup(NamedTuple):
     """Devices that begin from the same weights."""
 
     names: tuple[str, ...]
@@ -75,7 +75,7 @@ class Order:
 
 
 @dataclass(frozen=True)
-class Device:
+class DeviceView:
     """A device, seen from itself."""
 
     records: Records
@@ -177,13 +177,13 @@ class Combined:
     weight: float = 0.0                                         # of all that are in it
 
 
-Choose = Callable[[Server, "Population"], Sequence[Group]]
-MakeOrder = Callable[[Server, Group], Order]
-Work = Callable[[Order, Sequence[Device], Objective], Updates]
-Encode = Callable[[Order, Sequence[Device], Updates], Sent]
+Choose = Callable[[ServerState, "Population"], Sequence[DeviceGroup]]
+MakeOrder = Callable[[ServerState, DeviceGroup], Order]
+Work = Callable[[Order, Sequence[DeviceView], Objective], Updates]
+Encode = Callable[[Order, Sequence[DeviceView], Updates], Sent]
 Decode = Callable[[Order, Sent], Updates]
-Combine = Callable[[Server, Iterable[Updates]], Combined]
-Advance = Callable[[Server, Combined], Server]
+Combine = Callable[[ServerState, Iterable[Updates]], Combined]
+Advance = Callable[[ServerState, Combined], ServerState]
 Settle = Callable[[Layout, Tensor, Tensor], Tensor]             # statistics (k, s) of devices and their counts (k) -> the server's (s)
 Note = Callable[[Tensors, Updates, "Population"], Tensors]      # the server's state so far -> with one more chunk of updates
 
@@ -208,8 +208,8 @@ class Round:
     decode: Decode
     combine: Combine
     advance: Advance
-    initial: Callable[[Server], Server] = lambda server: server   # the server before the first round, with the state of techniques
-    begin: Callable[[Server, Population], Server] = lambda server, population: server   # before `choose`: state that needs the population
+    initial: Callable[[ServerState], ServerState] = lambda server: server   # the server before the first round, with the state of techniques
+    begin: Callable[[ServerState, Population], ServerState] = lambda server, population: server   # before `choose`: state that needs the population
     note: Note = lambda state, updates, population: state       # what the server keeps of all that arrives, however it is combined
     answers: Callable[[Order, str], bool] = lambda order, name: True    # simulated devices: whether one answers at all,
     duration: Callable[[Order, str], float] = lambda order, name: 1.0   # and after how long, in units of the median device's time
@@ -226,7 +226,7 @@ class Round:
 class Played:
     """A round that was played."""
 
-    server: Server                                              # after it
+    server: ServerState                                              # after it
     participants: tuple[str, ...]                               # whose updates are in it
     missing: tuple[str, ...]
     rejected: tuple[Rejected, ...]
@@ -242,7 +242,7 @@ class Played:
     restored: tuple[str, ...] = ()                              # who keeps the state of before, because the new one is not finite
 
 
-def play(parts: Round, server: Server, devices: Devices, population: Population, judges: bool = False, strict: bool = True,
+def play(parts: Round, server: ServerState, devices: Devices, population: Population, judges: bool = False, strict: bool = True,
          heard: Callable[[int, int], None] = lambda done, given: None) -> Played:
     """One round. `strict`: one in which no device's work or update can be used is a Mistake; else the weights stay as they are.
     `heard` is told, as devices answer, how many have so far, and how many were given an order."""
@@ -298,7 +298,7 @@ class Telling:
         """Devices of which it is known what became of them."""
         return len(self.names) + len(self.missing) + len(self.rejected)
 
-    def ordered(self, order: Order, group: Group) -> None:
+    def ordered(self, order: Order, group: DeviceGroup) -> None:
         self.down += order.bytes * len(group.names)
         self.given += len(group.names)
 
@@ -330,7 +330,7 @@ class Telling:
             raise Mistake(f"the {what} of all {self.given} devices of round {number + 1} failed: "
                           f"{counted_kinds(one.why for one in self.rejected)}")
 
-    def played(self, server: Server) -> Played:
+    def played(self, server: ServerState) -> Played:
         loss = self.loss / self.samples if self.samples else float("nan")
         return Played(server, tuple(self.names), tuple(self.missing), tuple(self.rejected), loss, self.up, self.down,
                       self.before, self.after, self.samples, self.seconds, self.senders, self.given, tuple(self.restored))

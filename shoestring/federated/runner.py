@@ -22,15 +22,15 @@ from shoestring.core.job import target
 from shoestring.core.run import plain_run
 from shoestring.core.signals import asked_by, listening
 from shoestring.federated.prepare import Prepared
-from shoestring.federated.private.release import RunLedger, check_delta_for, release_of
 from shoestring.federated.room import FederatedPlan
-from shoestring.federated.round import Played, Server, Sums, Tensors
-from shoestring.federated.simulation import Simulation
+from shoestring.federated.round import Played, ServerState, Sums, Tensors
+from shoestring.federated.simulation.simulation import Simulation
+from shoestring.federated.techniques.private.release import RunLedger, check_delta_for, release_of
 from shoestring.measure.process import status
 from shoestring.runs.cadence import Cadence
-from shoestring.runs.checkpoints import Checkpoint, believed, best_in, clear_drafts, forget_best, move_aside, newest_good, whole_number
+from shoestring.runs.checkpoints import RunCheckpoint, believed, best_in, clear_drafts, forget_best, move_aside, newest_good, whole_number
 from shoestring.runs.digest import weights_sha256
-from shoestring.runs.event import Begun, Event, Failed, Finished, Rounded, Stepped, Stopped, Validated, Warned
+from shoestring.runs.event import Begun, Event, Failed, Finished, RoundFinished, Stepped, Stopped, Validated, Warned
 from shoestring.runs.events import Events, event_of, record_of
 from shoestring.runs.folder import Folder
 from shoestring.runs.history import History
@@ -38,7 +38,7 @@ from shoestring.runs.initial_weights import fresh_model
 from shoestring.runs.report import report_of
 from shoestring.runs.saver import Saver, Snapshot
 from shoestring.runs.tensors import TensorFile
-from shoestring.validation import check_goal, validated
+from shoestring.training.validation import check_goal, validated
 
 PARTS = ("step", "server", "devices", "parts", "best")   # what a checkpoint's state must have to be gone on from
 FAILED = 3       # rounds in a row in which no device's work can be used: then it is the job that fails, or it has diverged
@@ -74,7 +74,7 @@ class Runner:
     def __post_init__(self) -> None:
         self.simulation = Simulation(self.given, self.plan.techniques, warn=lambda text: self.say(Warned(text)))
         self.model = fresh_model(self.given.job)
-        self.server: Server = self.given.server(self.simulation.parts)
+        self.server: ServerState = self.given.server(self.simulation.parts)
         self.best: tuple[float, int] | None = None
         self.answered = False            # somebody has, in this process's life
         self.failed = 0                  # rounds in a row in which nobody did
@@ -117,11 +117,11 @@ class Runner:
         self.say(Begun(pid=os.getpid(), steps=self.given.rounds, step=self.round, how=how))
         self.tell_again()
 
-    def restore(self, checkpoint: Checkpoint) -> None:
+    def restore(self, checkpoint: RunCheckpoint) -> None:
         with believed(checkpoint):
             self.take(checkpoint, checkpoint.state(), checkpoint.weights())
 
-    def take(self, checkpoint: Checkpoint, state: dict[str, Any], weights: TensorFile) -> None:
+    def take(self, checkpoint: RunCheckpoint, state: dict[str, Any], weights: TensorFile) -> None:
         row = self.given.row.clone()
         for name, view in self.given.layout.views(row).items():
             source = weights.metadata.get(f"alias {name}", name)
@@ -232,7 +232,7 @@ class Runner:
         self.saver.losses.append(loss)
         spent: Mapping[str, float] = self.ledger.told(exactly=self.round == self.given.rounds) if self.ledger else {}
         named = not self.ledger
-        found: list[Event] = [Stepped(self.round, loss, seconds, status("VmRSS"), status("VmHWM")), Rounded(
+        found: list[Event] = [Stepped(self.round, loss, seconds, status("VmRSS"), status("VmHWM")), RoundFinished(
             step=self.round, participants=len(played.participants), samples=played.samples, up=played.up, senders=played.senders,
             down=played.down, ordered=played.ordered, missing=len(played.missing), missing_names=played.missing[:NAMED] if named else (),
             rejected=tuple((one.name if named else "", one.why) for one in played.rejected), epsilon=spent.get("epsilon"),

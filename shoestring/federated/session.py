@@ -15,24 +15,24 @@ from shoestring.federated.device_errors import class_of, raised_by_us, withheld
 from shoestring.federated.finished import finished_report
 from shoestring.federated.kept_plan import kept_plan
 from shoestring.federated.offered import Offered, offered
-from shoestring.federated.prepare import Asked, Prepared, prepared
-from shoestring.federated.private.release import check_room
+from shoestring.federated.options import Wanted
+from shoestring.federated.prepare import FederateOptions, Prepared, prepared
 from shoestring.federated.room import FederatedOutcome, FederatedPlan, planned
 from shoestring.federated.runner import Ended, Runner
-from shoestring.federated.wanted import Wanted
+from shoestring.federated.techniques.private.release import check_room
 from shoestring.runs.cadence import Cadence
 from shoestring.runs.checkpoints import newest_good
 from shoestring.runs.event import Event, Planning, Warned
 from shoestring.runs.events import note
 from shoestring.runs.modules import note_modules
 from shoestring.runs.report import report_of
-from shoestring.runs.resume import Opened
+from shoestring.runs.resume import OpenedRun
 
 VERSION = 2   # of plan.json
 
 
-def asked_of(wanted: Wanted) -> Asked:
-    return Asked(wanted["clients"], wanted["per_round"], wanted["rounds"], wanted["epsilon"], wanted["delta"], wanted["processes"],
+def asked_of(wanted: Wanted) -> FederateOptions:
+    return FederateOptions(wanted["clients"], wanted["per_round"], wanted["rounds"], wanted["epsilon"], wanted["delta"], wanted["processes"],
                  wanted["statistics"] or "", wanted.get("insecure_seed"), wanted.get("ledger"), wanted.get("ledger_epsilon"))
 
 
@@ -65,10 +65,10 @@ def chosen(job: Job, wanted: Wanted, use: Sequence[str] | None, offers: Offered 
 
 
 @dataclass(frozen=True)
-class Session:
+class FederatedSession:
     """A federation in a folder that this process holds."""
 
-    held: Opened
+    held: OpenedRun
     given: Prepared
     plan: FederatedPlan
     outcome: FederatedOutcome | None   # None: it goes on with the plan it had
@@ -90,7 +90,7 @@ class Session:
 
 
 @blaming_the_job()
-def begun(job: Job, held: Opened, offers: Offered | None = None) -> Session:
+def begun(job: Job, held: OpenedRun, offers: Offered | None = None) -> FederatedSession:
     """Plan, or read the plan of the run that goes on. `offers`: the techniques that there are, if a script gives some of its own."""
     offers = offers or offered()
     wanted = dict(held.request.federated or {})
@@ -99,7 +99,7 @@ def begun(job: Job, held: Opened, offers: Offered | None = None) -> Session:
         check_room(held.folder.path, wanted.get("ledger"), wanted.get("ledger_epsilon"))
     kept = None if held.changed else kept_plan(held.folder, offers)
     if kept is not None:
-        return Session(held, prepared(job, asked_of(wanted), how=kept.how), kept.plan, None)
+        return FederatedSession(held, prepared(job, asked_of(wanted), how=kept.how), kept.plan, None)
     outcome = chosen(job, wanted, held.request.use, offers)
     held.folder.write("plan.json", {"shoestring": VERSION, **outcome.as_json()})
-    return Session(held, outcome.given, outcome.chosen, outcome)
+    return FederatedSession(held, outcome.given, outcome.chosen, outcome)

@@ -22,7 +22,7 @@ from shoestring.core.errors import Mistake
 from shoestring.core.local import Local
 from shoestring.core.statistics import StatisticsRule
 from shoestring.federated.layout import Layout, is_running_norm
-from shoestring.federated.round import Device, Group, Objective, Order, Round, Server, Updates
+from shoestring.federated.round import DeviceGroup, DeviceView, Objective, Order, Round, ServerState, Updates
 
 KEPT = "statistics"   # of a device: its own, in the order of the row; further models of it keep theirs under f"{name}.statistics"
 
@@ -45,10 +45,10 @@ def with_statistics(subject: Round, layout: Layout, rule: StatisticsRule, initia
     if layout.size == trained:
         return parts
 
-    def order(server: Server, group: Group) -> Order:
+    def order(server: ServerState, group: DeviceGroup) -> Order:
         return replace(subject.order(server, group), statistics=server.statistics if rule is StatisticsRule.AVERAGED else None)
 
-    def work(order: Order, devices: Sequence[Device], objective: Objective) -> Updates:
+    def work(order: Order, devices: Sequence[DeviceView], objective: Objective) -> Updates:
         given = own if order.statistics is None else order.statistics
         whole = replace(order, weights=torch.cat([order.weights, given]), statistics=None)
         keeps = rule is not StatisticsRule.FROZEN and (rule is StatisticsRule.LOCAL or bool(objective.model))

@@ -8,7 +8,7 @@ from math import inf
 from typing import ClassVar
 
 from shoestring.core.technique import Technique
-from shoestring.federated.evidence import Evidence
+from shoestring.federated.evidence import UpdateEvidence
 from shoestring.federated.layout import Layout
 from shoestring.federated.round import Round
 
@@ -34,7 +34,7 @@ class RoundCost:
     delta: float = 0.0           # at this chance of a greater one; 0: none was asked for
     wanted: float = inf          # the epsilon that was asked for
     device_bytes: int = 0        # that a device keeps between rounds
-    evidence: Evidence | None = None
+    evidence: UpdateEvidence | None = None
     upload: int = 0              # bytes that a device may send, if that is limited; 0: it is not
     layout: Layout | None = None   # of the weights that are trained
     statistics: int = 0          # numbers of norm layers that are sent each way beside them, as they are

@@ -19,13 +19,13 @@ import torch
 from torch import Tensor
 
 from shoestring.core.exactness import Exactness
-from shoestring.federated.cohort import How
-from shoestring.federated.cohort.how import STACKED
-from shoestring.federated.cohort.recorded import AFTER
-from shoestring.federated.cohort.schedule import step_sizes
 from shoestring.federated.prepare import Prepared
 from shoestring.federated.room import FederatedPlan
-from shoestring.federated.simulation import Simulation
+from shoestring.federated.simulation.cohort import How
+from shoestring.federated.simulation.cohort.how import STACKED
+from shoestring.federated.simulation.cohort.recorded import AFTER
+from shoestring.federated.simulation.cohort.schedule import step_sizes
+from shoestring.federated.simulation.simulation import Simulation
 from shoestring.federated.technique import FederatedTechnique
 from shoestring.planning.room import named
 
@@ -45,7 +45,7 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Verified:
+class FederatedVerdict:
     rounds: int
     verdicts: tuple[Verdict, ...]
     losses: tuple[tuple[float, float], ...]   # of every round: plain and sequential, and as planned
@@ -59,7 +59,7 @@ class Verified:
             {"what": one.what, "stated": one.stated.word, "difference": one.difference, "kept": one.kept} for one in self.verdicts]}
 
 
-def verified(given: Prepared, plan: FederatedPlan) -> Verified:
+def verified(given: Prepared, plan: FederatedPlan) -> FederatedVerdict:
     # The same noise every time, or rounds could not be compared; nobody knows the seed, and no weights come out of here
     given = replace(given, asked=replace(given.asked, insecure_seed=secrets.randbits(63)))
     rounds, alone = rounds_of(given), replace(given, how=SEQUENTIAL, processes=1)
@@ -72,7 +72,7 @@ def verified(given: Prepared, plan: FederatedPlan) -> Verified:
     if plan.techniques:
         plain, one_by_one = played(alone, (), ROUNDS)[0], played(alone, plan.techniques, ROUNDS)[0]
         verdicts.append(verdict(f"{named(plan.techniques)} against the plain round", plan.exactness, plain, one_by_one, given.row))
-    return Verified(rounds, tuple(verdicts), tuple(zip(plain_losses, ours.losses, strict=True)))
+    return FederatedVerdict(rounds, tuple(verdicts), tuple(zip(plain_losses, ours.losses, strict=True)))
 
 
 def rounds_of(given: Prepared) -> int:

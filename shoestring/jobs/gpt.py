@@ -13,7 +13,7 @@ from shoestring import Job
 from shoestring.core.errors import Mistake
 
 
-class Layer(nn.Module):
+class TransformerLayer(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads, self.part = heads, width // heads   # numbers of a head
@@ -34,7 +34,7 @@ class Gpt(nn.Module):
     def __init__(self, width: int, depth: int, heads: int, context: int) -> None:
         super().__init__()
         self.bytes, self.places = nn.Embedding(256, width), nn.Embedding(context, width)
-        self.layers = nn.ModuleList(Layer(width, heads) for _ in range(depth))
+        self.layers = nn.ModuleList(TransformerLayer(width, heads) for _ in range(depth))
         self.last, self.head = nn.LayerNorm(width), nn.Linear(width, 256, bias=False)
         for weights in (self.bytes.weight, self.places.weight, self.head.weight):
             nn.init.normal_(weights, std=0.02)

@@ -49,7 +49,7 @@ VIEWS: dict[Any, tuple[Any, ...]] = {}
 SMALL: set[Any] = set()                         # calls whose results stay real
 
 @dataclass
-class Written:
+class FakeWrite:
     """A storage to which something fake was written."""
 
     storage: Any          # a weak reference
@@ -57,7 +57,7 @@ class Written:
     unknown: bool = True   # and all of it has not been written over with something known since
 
 
-WRITTEN: dict[int, Written] = {}   # by address of the storage
+WRITTEN: dict[int, FakeWrite] = {}   # by address of the storage
 
 aten = torch.ops.aten
 
@@ -69,7 +69,7 @@ class LooksAtValues(RuntimeError):
         super().__init__("the job looks at a value that depends on weights (item, bool or a comparison in an if)")
 
 
-def written(tensor: Tensor) -> Written | None:
+def written(tensor: Tensor) -> FakeWrite | None:
     return WRITTEN.get(storage_id_of(tensor)) if WRITTEN and tensor.layout is torch.strided else None
 
 
@@ -84,7 +84,7 @@ def note_write(tensor: Any) -> None:
         storage = tensor.untyped_storage()
         address = storage_id(storage)
         if address not in WRITTEN:
-            WRITTEN[address] = Written(weakref.ref(storage, lambda _: WRITTEN.pop(address, None)))
+            WRITTEN[address] = FakeWrite(weakref.ref(storage, lambda _: WRITTEN.pop(address, None)))
         WRITTEN[address].times += 1
         WRITTEN[address].unknown = True
 

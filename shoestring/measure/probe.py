@@ -134,7 +134,7 @@ def processor() -> str:
 
 
 @dataclass(frozen=True)
-class Round:
+class ProbeRound:
     """Everything measured once, and how busy the machine was with other things meanwhile."""
 
     busy: float
@@ -146,14 +146,14 @@ class Round:
     huge: tuple[float, float]    # the same in huge ones
 
 
-def one_round(device: str) -> Round:
+def one_round(device: str) -> ProbeRound:
     begun = core_seconds()
     direct, moving = direct_speed(os.curdir)   # where runs are kept
     figures = (matrix_speed(device), disk_speed(tempfile.gettempdir()), direct, moving, touching(huge=False), touching(huge=True))
-    return Round(busy_share(begun, core_seconds()), *figures)
+    return ProbeRound(busy_share(begun, core_seconds()), *figures)
 
 
-def rounds(device: str, measure: Callable[[str], Round] = one_round, pause: float = PAUSE) -> list[Round]:
+def rounds(device: str, measure: Callable[[str], ProbeRound] = one_round, pause: float = PAUSE) -> list[ProbeRound]:
     """Several rounds, more of them on a busy machine: one may meet a quiet moment."""
     found = [measure(device)]
     while len(found) < ROUNDS or (len(found) < MORE_ROUNDS and min(one.busy for one in found) > QUIET):
@@ -162,7 +162,7 @@ def rounds(device: str, measure: Callable[[str], Round] = one_round, pause: floa
     return found
 
 
-def best_of(found: Sequence[Round], now: float) -> Hardware:
+def best_of(found: Sequence[ProbeRound], now: float) -> Hardware:
     """What the quietest moments gave: others can only make it slower."""
     busy = min(one.busy for one in found)
     fault, huge = (max(min(first for first, _ in times) - min(again for _, again in times), 0.0)

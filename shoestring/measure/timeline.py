@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from shoestring.core.ledger import Block
-from shoestring.measure.tracker import VALIDATE, Event, Log, Moment
+from shoestring.measure.tracker import VALIDATE, Log, Moment, StorageEvent
 
 
 @dataclass(frozen=True)
@@ -17,14 +17,14 @@ class Peak:
     parts: tuple[tuple[str, int], ...]   # what it is made of, largest first
 
 
-class Stretch(NamedTuple):
+class MomentSpan(NamedTuple):
     moment: Moment
     start: int     # bytes alive when it begins
     top: int       # bytes alive at its highest point
     end: int       # bytes alive when it ends
 
 
-def stretches(log: Log, size: Callable[[int], int] = int) -> Iterator[Stretch]:
+def stretches(log: Log, size: Callable[[int], int] = int) -> Iterator[MomentSpan]:
     """The live bytes of every stretch of the log; `size` says what a storage of n bytes takes."""
     alive = 0
     sizes: dict[int, int] = {}
@@ -36,12 +36,12 @@ def stretches(log: Log, size: Callable[[int], int] = int) -> Iterator[Stretch]:
             sizes[event.storage] = now
             alive += size(now) - size(before)
             top = max(top, alive)
-        yield Stretch(moment, start, top, alive)
+        yield MomentSpan(moment, start, top, alive)
 
 
 def filled(log: Log, share: float) -> Log:
     """The log as the kernel sees it, when libraries write to this share of their workspaces: what nobody touches takes no memory."""
-    return replace(log, events=[Event(event.storage, int(share * event.bytes)) if event.storage in log.workspaces else event
+    return replace(log, events=[StorageEvent(event.storage, int(share * event.bytes)) if event.storage in log.workspaces else event
                                 for event in log.events]) if share < 1 else log
 
 
@@ -77,7 +77,7 @@ def parts_at(log: Log, position: int) -> Counter[str]:
     return +parts
 
 
-def last_step(log: Log) -> tuple[list[Stretch], dict[int, tuple[Moment, int]]]:
+def last_step(log: Log) -> tuple[list[MomentSpan], dict[int, tuple[Moment, int]]]:
     """The stretches of the last whole step, and every storage born in it with its moment and size."""
     spans = list(zip(stretches(log), (events for _, events in log.moments()), strict=True))
     updates = [k for k, (stretch, _) in enumerate(spans) if stretch.moment.phase == "update"]
@@ -90,7 +90,7 @@ def last_step(log: Log) -> tuple[list[Stretch], dict[int, tuple[Moment, int]]]:
     return [stretch for stretch, _ in spans[start : stop + 1] if stretch.moment.phase], born
 
 
-def validation(log: Log) -> list[Stretch]:
+def validation(log: Log) -> list[MomentSpan]:
     """The stretches of the validation after the steps; none, where there is none."""
     return [stretch for stretch in stretches(log) if stretch.moment.phase == VALIDATE]
 

@@ -50,7 +50,7 @@ class Moment(NamedTuple):
 VALIDATE = "validate"   # the phase of a validation, which is no part of a step
 
 
-class Event(NamedTuple):
+class StorageEvent(NamedTuple):
     storage: int   # serial number
     bytes: int     # positive: born with that size; negative: died
 
@@ -78,7 +78,7 @@ class LogJson:
 
 @dataclass
 class Log:
-    events: list[Event] = field(default_factory=list)
+    events: list[StorageEvent] = field(default_factory=list)
     marks: list[tuple[int, Moment]] = field(default_factory=list)   # (events so far, the moment that begins)
     roles: dict[int, str] = field(default_factory=dict)             # storage -> "parameters", "gradients", ...
     outputs: dict[str, list[int]] = field(default_factory=dict)     # block -> storages of its latest result
@@ -104,12 +104,12 @@ class Log:
     @classmethod
     def from_json(cls, data: Any) -> Log:
         told = from_json(LogJson, data)
-        return cls([Event(*event) for event in told.events], [(position, Moment(*moment)) for position, moment in told.marks],
+        return cls([StorageEvent(*event) for event in told.events], [(position, Moment(*moment)) for position, moment in told.marks],
                    dict(told.roles), told.outputs, set(told.workspaces), Counter({Moment(*moment): count for moment, count in told.flops}),
                    told.draws, told.mixes, told.moved, told.sent, told.stored, told.blocks, set(told.traits), told.validation_flops,
                    told.unvalidated)
 
-    def moments(self) -> Iterator[tuple[Moment, list[Event]]]:
+    def moments(self) -> Iterator[tuple[Moment, list[StorageEvent]]]:
         """The log in consecutive stretches of one moment each."""
         starts = [(0, Moment("", "")), *self.marks, (len(self.events), Moment("", ""))]
         for (start, moment), (stop, _) in pairwise(starts):
@@ -266,7 +266,7 @@ class Tracker(DispatchMode):
 
     def note(self, serial: int, change: int) -> None:
         if change and serial not in self.weightless:
-            self.log.events.append(Event(serial, change))
+            self.log.events.append(StorageEvent(serial, change))
 
     def see_sizes(self) -> None:
         """Storages can be resized without an operation, so now and then all are looked at."""

@@ -17,7 +17,7 @@ from shoestring.core.errors import Mistake, OverBudget
 from shoestring.core.exactness import Exactness
 from shoestring.core.technique import text
 from shoestring.core.units import unit_text
-from shoestring.planning.room import TIED, C, Candidate, Numbered, P, Planned, Room, T, families
+from shoestring.planning.room import TIED, AnyPlan, C, Candidate, HasNumbers, P, Room, T, families
 
 NOISE = 0.08     # of the objective: so much two choices for the same question may differ, because times are measured anew for each
 LENIENT = 1.03   # a candidate may exceed the budget by this factor and still be confirmed: arithmetic may be too careful
@@ -152,7 +152,7 @@ class Chooser(Generic[T, C, P]):
         there = {families(chosen.techniques)} | {families(plan.techniques) for plan, _ in passed}
         told = [(plan, why) for plan, why in passed if why]
         told += [(plan, too_much(self.room, plan, budget)) for plan, why in passed if not why][:3]
-        same: Numbered = next((one for one in ranked if one.techniques == chosen.techniques), chosen)   # by arithmetic too, if it is there
+        same: HasNumbers = next((one for one in ranked if one.techniques == chosen.techniques), chosen)   # by arithmetic too, if it is there
         name = self.room.objective.name
         for one in ranked:
             if families(one.techniques) not in there and one.numbers()[name] >= same.numbers()[name] and not self.has_failed(one):
@@ -219,13 +219,13 @@ class Chooser(Generic[T, C, P]):
         return (f"; {level.flag} ({level.word}) allows {self.room.sketched(least)}, which needs {self.taken(least, budget, {})} "
                 f"{self.room.arithmetic} ({self.reached(least)})")
 
-    def taken(self, one: Numbered, budget: Budget, phrases: Mapping[str, str]) -> str:
+    def taken(self, one: HasNumbers, budget: Budget, phrases: Mapping[str, str]) -> str:
         """What it takes of what is limited."""
         numbers = one.numbers()
         return " and ".join(phrases.get(limit.figure, "{}").format(unit_text(numbers[limit.figure], limit.unit))
                             for limit in budget.limits() if limit.figure in numbers)
 
-    def reached(self, one: Numbered) -> str:
+    def reached(self, one: HasNumbers) -> str:
         objective = self.room.objective
         return self.room.phrases.get(objective.name, f"{objective.label} {{}}").format(objective.text(one.numbers()[objective.name]))
 
@@ -294,7 +294,7 @@ def conflict(room: Room[T, Any, Any], techniques: Iterable[T]) -> str:
     return next(filter(None, (room.clash(one, other) for one, other in combinations(techniques, 2))), "")
 
 
-def too_much(room: Room[Any, Any, Any], plan: Planned, budget: Budget) -> str:
+def too_much(room: Room[Any, Any, Any], plan: AnyPlan, budget: Budget) -> str:
     """By how much a plan breaks the budget."""
     return " and ".join(f"needs {unit_text(one.found, one.limit.unit)} {room.real}, "
                         f"{unit_text(abs(one.found - one.limit.value), one.limit.unit)} too {'little' if one.limit.least else 'much'}"

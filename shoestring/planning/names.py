@@ -7,7 +7,7 @@ import os
 from shoestring.core.technique_syntax import call_of, check_knobs, check_name
 
 ROOT = os.path.dirname(os.path.dirname(__file__))
-TRAINING, FEDERATED, COMPRESS = (os.path.join(room, "catalogue.py") for room in ("planning", "federated", "compression"))
+TRAINING, FEDERATED, COMPRESS = (os.path.join(room, "catalogue.py") for room in ("training", "federated", "compression"))
 
 FEDERATED_GROUP = "shoestring.federated"   # of entry points, by which packages bring techniques of a federated round
 

@@ -12,13 +12,13 @@ from shoestring.core.figures import Quantity
 from shoestring.core.technique import Technique, described, text
 
 
-class Numbered(Protocol):
+class HasNumbers(Protocol):
     """Whatever has numbers by name: a cost, a candidate, a plan."""
 
     def numbers(self) -> Mapping[str, float]: ...
 
 
-class Planned(Numbered, Protocol):
+class AnyPlan(HasNumbers, Protocol):
     @property
     def techniques(self) -> tuple[Technique[Any, Any], ...]: ...
     @property
@@ -28,8 +28,8 @@ class Planned(Numbered, Protocol):
 
 TIED = 0.02   # of the objective: who is so close to the best is as good
 T = TypeVar("T", bound=Technique[Any, Any])   # the room's techniques
-C = TypeVar("C", bound=Numbered)              # its cost
-P = TypeVar("P", bound=Planned)               # its plans
+C = TypeVar("C", bound=HasNumbers)              # its cost
+P = TypeVar("P", bound=AnyPlan)               # its plans
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from shoestring.planning.names import COMPRESS, FEDERATED, TRAINING, knobs_of, s
 
 def technique_text(one: Mapping[str, Any]) -> str:
     """
-    >>> technique_text({"name": "Checkpoint", "knobs": {"every": 2, "groups": 0}}), technique_text({"name": "Fused", "knobs": {}})
-    ('Checkpoint(every=2)', 'Fused()')
+    >>> technique_text({"name": "Checkpoint", "knobs": {"every": 2, "groups": 0}}), technique_text({"name": "FusedOptimizer", "knobs": {}})
+    ('Checkpoint(every=2)', 'FusedOptimizer()')
     >>> technique_text({"name": "Unheard", "knobs": {"of": None}})
     'Unheard(of=None)'
     >>> technique_text({"name": "Quantize", "knobs": {"bits": 4, "group": 0}})   # two catalogues have one: its knobs tell which it is

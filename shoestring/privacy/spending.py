@@ -34,7 +34,7 @@ BEFORE = {"round", "digest", "multiplier", "rate", "delta"}   # of a line of the
 
 
 @dataclass(frozen=True)
-class Entry:
+class ReleasedRound:
     """A round that was released."""
 
     run: str                     # which run released it, by what it drew as it began
@@ -56,7 +56,7 @@ class Spending:
 
     def __init__(self, path: Path, run: str = "", done: int = 0, lines: int = 0) -> None:
         self.path, self.run, self.done, self.known = path, run, done, lines
-        self.entries: tuple[Entry, ...] = ()
+        self.entries: tuple[ReleasedRound, ...] = ()
         self.lines = self.damaged = 0
         self.read()
 
@@ -87,7 +87,7 @@ class Spending:
         return len({one.run for one in self.entries})
 
     @property
-    def own(self) -> tuple[Entry, ...]:
+    def own(self) -> tuple[ReleasedRound, ...]:
         return tuple(one for one in self.entries if one.run == self.run)
 
     @property
@@ -97,7 +97,7 @@ class Spending:
         rounds = {one.round for one in self.own}
         return self.damaged + max(self.known - self.lines, 0) + sum(number not in rounds for number in range(self.done))
 
-    def spend(self, entry: Entry, budget: float = inf) -> bool:
+    def spend(self, entry: ReleasedRound, budget: float = inf) -> bool:
         """Note a round; when this returns it is on disk. False if the run's budget or the population's would be exceeded, by what others
         have spent meanwhile: then nothing is noted, and nothing of the round may be released."""
         with held_to_append(self.path) as file:
@@ -111,7 +111,7 @@ class Spending:
         self.known = self.lines
         return True
 
-    def check(self, entry: Entry) -> None:
+    def check(self, entry: ReleasedRound) -> None:
         """Refuse what does not belong into this ledger."""
         check_delta(entry.delta)
         if self.delta not in (None, entry.delta):
@@ -132,23 +132,23 @@ class Spending:
         """What this run has spent."""
         return self.epsilon_of(self.own, delta, exactly)
 
-    def epsilon_of(self, entries: tuple[Entry, ...], delta: float | None, exactly: bool) -> float:
+    def epsilon_of(self, entries: tuple[ReleasedRound, ...], delta: float | None, exactly: bool) -> float:
         delta = self.delta if delta is None else delta
         if delta is None:
             return inf if self.lost else 0.0
         return self.most(entries, delta, EXACT if exactly else QUICK)
 
-    def would_exceed(self, entry: Entry, budget: float, rounds: int = 1) -> bool:
+    def would_exceed(self, entry: ReleasedRound, budget: float, rounds: int = 1) -> bool:
         """Whether after so many such rounds this run has spent more than its budget, or all runs more than the population may."""
         self.check(entry)
         limit = min((one for one in (self.limit, entry.limit) if one is not None), default=inf)
         more = (entry,) * rounds
         return self.exceeds((*self.own, *more), entry.delta, budget) or self.exceeds((*self.entries, *more), entry.delta, limit)
 
-    def exceeds(self, entries: tuple[Entry, ...], delta: float, budget: float) -> bool:
+    def exceeds(self, entries: tuple[ReleasedRound, ...], delta: float, budget: float) -> bool:
         return budget < inf and self.most(entries, delta, QUICK) > budget and self.most(entries, delta, EXACT) > budget
 
-    def most(self, entries: Iterable[Entry], delta: float, interval: float) -> float:
+    def most(self, entries: Iterable[ReleasedRound], delta: float, interval: float) -> float:
         """Epsilon, with lost rounds of that kind by which it becomes largest."""
         counts = Counter(one.kind for one in entries)
         if not self.lost:
@@ -160,7 +160,7 @@ class Spending:
         return max(spent(way, delta, interval) for way in ways)
 
 
-def line_of(number: int, entry: Entry) -> bytes:
+def line_of(number: int, entry: ReleasedRound) -> bytes:
     """A line of WIDTH bytes."""
     head = json.dumps({"line": number} | asdict(entry), separators=(",", ":")).encode()[:-1]
     room = WIDTH - len(head) - CRC - 1
@@ -170,7 +170,7 @@ def line_of(number: int, entry: Entry) -> bytes:
     return head + b',"crc":"%08x"}\n' % crc32(head)
 
 
-def entry_of(line: bytes) -> tuple[int | None, Entry] | None:
+def entry_of(line: bytes) -> tuple[int | None, ReleasedRound] | None:
     """The number and the entry of a line; None if it is damaged."""
     head = line[:-CRC - 1]
     if len(line) != WIDTH or line[-CRC - 1:] != b',"crc":"%08x"}\n' % crc32(head):
@@ -180,13 +180,13 @@ def entry_of(line: bytes) -> tuple[int | None, Entry] | None:
         if set(told) == BEFORE:
             told = {"run": "", "release": told.pop("digest"), "seeded": True, **told}
         number = told.pop("line", None)
-        found = Entry(**told)
+        found = ReleasedRound(**told)
         return (number, found) if is_usable(number, found) else None
     except (TypeError, ValueError):
         return None
 
 
-def is_usable(number: object, entry: Entry) -> bool:
+def is_usable(number: object, entry: ReleasedRound) -> bool:
     """Whether a line whose checksum fits says something that we could have written; the numbers alone, so that nothing takes long."""
     check_delta(entry.delta)
     return (LEAST <= entry.kind.multiplier <= MOST_NOISE and (number is None or (isinstance(number, int) and 0 <= number < MOST_LINES))

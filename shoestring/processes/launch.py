@@ -18,13 +18,13 @@ from typing import IO, Any, TypeVar, cast
 from shoestring.core.codec import from_json
 from shoestring.core.errors import Crashed
 from shoestring.core.signals import is_ignored
-from shoestring.planning.evidence.tasks import JobTask, Task
 from shoestring.processes.messages import Answer, Cause, Failure, Happened, OutOfMemory, read_message
 from shoestring.processes.signals import stopping_gently
 from shoestring.processes.streams import closed_files, standard_files
-from shoestring.processes.tasks import TrainResult, TrainTask, written_task
 from shoestring.runs.checkpoints import newest_good
 from shoestring.runs.event import Event
+from shoestring.training.evidence.tasks import JobTask, Task
+from shoestring.training.execution.tasks import TrainResult, TrainTask, written_task
 
 R = TypeVar("R")
 MOST_SAID = 1 << 16   # bytes of what a worker said that are shown when it failed
@@ -60,7 +60,7 @@ def worked(task: Task[R], environment: Mapping[str, str], on_event: Callable[[Ev
     try:
         child.stdin.write(written_task(task))
         child.stdin.close()
-        stopped = Stopped(child)
+        stopped = StoppingWorker(child)
         with os.fdopen(reader, encoding="utf-8") as lines, stopping_gently(stopped, asked, on_stop) if is_recorded(task) else nullcontext():
             for message in map(read_message, lines):
                 if isinstance(message, (Answer, Failure)):
@@ -81,7 +81,7 @@ def worked(task: Task[R], environment: Mapping[str, str], on_event: Callable[[Ev
     return result_of(task, last)
 
 
-class Stopped:
+class StoppingWorker:
     """A worker that is asked to stop. Until it listens, SIGINT would end it with a traceback: it gets SIGTERM instead, or where it ignores
     that, SIGKILL. Nothing is lost by either."""
 

@@ -1,13 +1,13 @@
 """What worker processes say to their launcher, and machines to the one that leads: one frozen value a kind.
 
-    Happened      something happened in the run (runs/event.py)
-    Answer        the task is done; the last message
-    Failure       it can't be done; the last message
-    Heartbeat     the worker is alive
-    Joined        the worker has found all others of its group
-    PeerLost      another worker can't be reached any more; the last message
-    StopAsked     of a machine: its user wants the group to stop
-    WorkerDied    of a machine: one of its workers ended or stands still
+    Happened         something happened in the run (runs/event.py)
+    Answer           the task is done; the last message
+    Failure          it can't be done; the last message
+    Heartbeat        the worker is alive
+    WorkerJoined     the worker has found all others of its group
+    PeerLostMessage  another worker can't be reached any more; the last message
+    StopAsked        of a machine: its user wants the group to stop
+    WorkerDied       of a machine: one of its workers ended or stands still
 
 In JSON a message is {"message": kind, its fields}, one a line.
 """
@@ -82,12 +82,12 @@ class Heartbeat(Message):
 
 
 @dataclass(frozen=True)
-class Joined(Message):
+class WorkerJoined(Message):
     kind: ClassVar[str] = "joined"
 
 
 @dataclass(frozen=True)
-class PeerLost(Message):
+class PeerLostMessage(Message):
     kind: ClassVar[str] = "peer lost"
     text: str                      # the first line of the error
     deadline: bool = False         # it was waited for until the deadline, and no connection broke
@@ -112,7 +112,7 @@ class WorkerDied(Message):
 
 
 KINDS: Mapping[str, type[Message]] = {one.kind: one for one in (
-    Happened, Answer, Failure, Heartbeat, Joined, PeerLost, StopAsked, WorkerDied)}
+    Happened, Answer, Failure, Heartbeat, WorkerJoined, PeerLostMessage, StopAsked, WorkerDied)}
 
 Send = Callable[[Message], None]
 NONSENSE = (ValueError, LookupError, TypeError, AttributeError, RecursionError)   # what reading JSON raises that says what can't be
@@ -124,8 +124,8 @@ def happened(event: Event) -> Happened:
 
 def written_message(message: Message) -> str:
     """
-    >>> read_message(written_message(PeerLost("connection reset")))
-    PeerLost(text='connection reset', deadline=False)
+    >>> read_message(written_message(PeerLostMessage("connection reset")))
+    PeerLostMessage(text='connection reset', deadline=False)
     """
     return json.dumps({"message": message.kind} | to_json(message))
 

@@ -17,7 +17,11 @@ with Uncollected():   # torch is imported here
     from shoestring.core.codec import to_json
     from shoestring.core.errors import Mistake, system_text
     from shoestring.core.private import load_compiler
-    from shoestring.planning.evidence.tasks import (
+    from shoestring.processes.messages import Answer, Cause, Failure, Message, Send, happened, written_message
+    from shoestring.processes.streams import prepare_streams
+    from shoestring.runs.event import Event, Failed
+    from shoestring.runs.events import note
+    from shoestring.training.evidence.tasks import (
         AnchorTask,
         JobTask,
         PiecesTask,
@@ -28,12 +32,8 @@ with Uncollected():   # torch is imported here
         Task,
         TrialTask,
     )
-    from shoestring.processes.messages import Answer, Cause, Failure, Message, Send, happened, written_message
-    from shoestring.processes.streams import prepare_streams
-    from shoestring.processes.tasks import DoctorTask, LinkSpeedTask, TrainTask, read_task
-    from shoestring.runs.event import Event, Failed
-    from shoestring.runs.events import note
-    from shoestring.runs.recorder import out_of_memory
+    from shoestring.training.execution.recorder import out_of_memory
+    from shoestring.training.execution.tasks import DoctorTask, LinkSpeedTask, TrainTask, read_task
 
 if TYPE_CHECKING:
     from shoestring.core.link import Link
@@ -45,10 +45,10 @@ def done(task: Task[Any], send: Send, link: Link | None = None) -> Any:
         send(happened(event))
 
     if isinstance(task, (TrainTask, TrialTask)):   # what they do not need is not imported, and so not part of what the process takes
-        from shoestring.processes import training
+        from shoestring.training.execution import training
 
         return training.train(task, tell, link) if isinstance(task, TrainTask) else training.trial(task, tell, link)
-    from shoestring.processes import evidence
+    from shoestring.training.execution import evidence
 
     match task:
         case AnchorTask():

@@ -31,9 +31,9 @@ from shoestring.core.errors import Mistake
 from shoestring.core.files import sync
 from shoestring.core.regular import NotRegular, read_regular, regular
 from shoestring.core.run import StoredTensor
-from shoestring.memory.disk_store import Reader
 from shoestring.runs.packing import packed, unpacked
-from shoestring.runs.tensors import TensorFile, Unreadable, write_tensors
+from shoestring.runs.tensors import TensorFile, UnreadableTensors, write_tensors
+from shoestring.training.memory.disk_store import Reader
 
 FILES = ("weights.safetensors", "state.safetensors", "state.json")
 BEST = "best"   # the kind of checkpoint that has the best weights
@@ -42,7 +42,7 @@ BROKEN = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, R
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class RunCheckpoint:
     path: Path
 
     @property
@@ -62,9 +62,9 @@ class Checkpoint:
             document = json.loads(read_regular(self.path / "state.json"))
             state = unpacked(document, tensors(self.path / "state.safetensors"))
         except (OSError, *BROKEN) as error:
-            raise Unreadable(f"it can't be unpacked: {type(error).__name__}: {error}") from error
+            raise UnreadableTensors(f"it can't be unpacked: {type(error).__name__}: {error}") from error
         if not isinstance(state, dict):
-            raise Unreadable("it can't be unpacked: it holds no state")
+            raise UnreadableTensors("it can't be unpacked: it holds no state")
         return state
 
     def files(self) -> list[Path]:
@@ -75,7 +75,7 @@ class Checkpoint:
     def own_file(self, name: str) -> Path:
         """A file of the run that the checkpoint names: one in the run's folder, and nothing else."""
         if Path(name).name != name or not name.endswith(".bin"):
-            raise Unreadable(f"it says that its state lies in {name[:80]!r}, which is no file of its run")
+            raise UnreadableTensors(f"it says that its state lies in {name[:80]!r}, which is no file of its run")
         return self.path.parent.parent / name
 
     def weights(self) -> TensorFile:
@@ -101,7 +101,7 @@ class Checkpoint:
 
 
 @contextmanager
-def believed(checkpoint: Checkpoint) -> Iterator[None]:
+def believed(checkpoint: RunCheckpoint) -> Iterator[None]:
     """While inside, what a checkpoint says that can't be is told as its fault: every byte may be as somebody wrote it, and still no run
     has written it."""
     try:
@@ -117,7 +117,7 @@ def believed(checkpoint: Checkpoint) -> Iterator[None]:
 def whole_number(value: Any) -> int:
     """A count of a state, such as its step."""
     if type(value) is not int or not 0 <= value < 1 << 62:
-        raise Unreadable(f"{str(value)[:60]} is no number of steps")
+        raise UnreadableTensors(f"{str(value)[:60]} is no number of steps")
     return value
 
 
@@ -147,7 +147,7 @@ def draft(folder: Path, step: int, weights: Mapping[str, Tensor | StoredTensor],
     return path
 
 
-def publish(path: Path) -> tuple[Checkpoint, int]:
+def publish(path: Path) -> tuple[RunCheckpoint, int]:
     """Hash, sync and rename a draft; gives the checkpoint and its bytes."""
     try:
         files = {name: {"bytes": (path / name).stat().st_size, "sha256": digest(path / name, sync=True)} for name in FILES}
@@ -159,13 +159,13 @@ def publish(path: Path) -> tuple[Checkpoint, int]:
         sync(path)
         final = path.with_name(path.name.partition(".tmp-")[0])
         if final.exists():
-            move_aside(Checkpoint(final))
+            move_aside(RunCheckpoint(final))
         path.rename(final)
         sync(path.parent)
     except BaseException:
         shutil.rmtree(path, ignore_errors=True)
         raise
-    return Checkpoint(final), sum((final / name).stat().st_size for name in FILES)
+    return RunCheckpoint(final), sum((final / name).stat().st_size for name in FILES)
 
 
 def digest(path: Path, sync: bool = False) -> str:
@@ -175,22 +175,22 @@ def digest(path: Path, sync: bool = False) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def damage(checkpoint: Checkpoint, parts: Collection[str] = ()) -> str:
+def damage(checkpoint: RunCheckpoint, parts: Collection[str] = ()) -> str:
     """What is wrong with a checkpoint; empty if every byte is as it was written and it can be unpacked to these parts of a state."""
     return changed(checkpoint) or unfit(checkpoint, parts)
 
 
-def unfit(checkpoint: Checkpoint, parts: Collection[str]) -> str:
+def unfit(checkpoint: RunCheckpoint, parts: Collection[str]) -> str:
     """Why a checkpoint can't be used, though it may be what was written: by another version, or by somebody else."""
     try:
         checkpoint.weights()
         state = checkpoint.outline()
-    except (OSError, Unreadable, RuntimeError) as error:
+    except (OSError, UnreadableTensors, RuntimeError) as error:
         return str(error).splitlines()[0]
     return next((f"its state has no {name!r}" for name in parts if name not in state), "")
 
 
-def changed(checkpoint: Checkpoint) -> str:
+def changed(checkpoint: RunCheckpoint) -> str:
     """What of a checkpoint is not as it was written."""
     name = "manifest.json"   # that is being read
     try:
@@ -213,22 +213,22 @@ def changed(checkpoint: Checkpoint) -> str:
         return str(error)
     except OSError as error:
         return f"{name} can't be read ({error.strerror or type(error).__name__})"
-    except Unreadable as error:
+    except UnreadableTensors as error:
         return str(error)
     except BROKEN as error:
         return f"manifest.json can't be read ({type(error).__name__})"
     return ""
 
 
-def saved(folder: Path, kind: str = "step") -> list[Checkpoint]:
+def saved(folder: Path, kind: str = "step") -> list[RunCheckpoint]:
     """The checkpoints of a run, oldest first, good or not; of the kind "best", the weights that were best in validation."""
-    found = [Checkpoint(path) for path in folder.glob(f"{kind}-*") if re.fullmatch(f"{kind}-[0-9]+", path.name) and path.is_dir()]
+    found = [RunCheckpoint(path) for path in folder.glob(f"{kind}-*") if re.fullmatch(f"{kind}-[0-9]+", path.name) and path.is_dir()]
     return sorted(found, key=lambda one: one.step)
 
 
-def newest_good(folder: Path, parts: Collection[str] = ()) -> tuple[Checkpoint | None, list[tuple[Checkpoint, str]]]:
+def newest_good(folder: Path, parts: Collection[str] = ()) -> tuple[RunCheckpoint | None, list[tuple[RunCheckpoint, str]]]:
     """The newest checkpoint that is whole and has these parts of a state, and the newer ones that are not, with the reason."""
-    bad: list[tuple[Checkpoint, str]] = []
+    bad: list[tuple[RunCheckpoint, str]] = []
     for one in reversed(saved(folder)):
         reason = damage(one, parts)
         if not reason:
@@ -237,7 +237,7 @@ def newest_good(folder: Path, parts: Collection[str] = ()) -> tuple[Checkpoint |
     return None, bad
 
 
-def move_aside(checkpoint: Checkpoint) -> None:
+def move_aside(checkpoint: RunCheckpoint) -> None:
     """Keep a checkpoint that can't be used under a name that is not in the way."""
     number = 0
     while (aside := checkpoint.path.with_name(f"{checkpoint.path.name}.damaged-{number}")).exists():
@@ -252,7 +252,7 @@ def clear_drafts(folder: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def make_room(folder: Path, best: int | None) -> Checkpoint | None:
+def make_room(folder: Path, best: int | None) -> RunCheckpoint | None:
     """Delete the oldest checkpoint that can be spared; gives which. The newest good one can't be, the best one only after all others."""
     good, _ = newest_good(folder)
     older = [one for one in saved(folder) if good is not None and one.step < good.step]
@@ -270,12 +270,12 @@ def prune(folder: Path, keep: int, best: int | None) -> None:
             shutil.rmtree(one.path, ignore_errors=True)
 
 
-def best_known(checkpoint: Checkpoint) -> int | None:
+def best_known(checkpoint: RunCheckpoint) -> int | None:
     """The step of the best validation that a checkpoint knows of."""
     try:
         course = checkpoint.outline()["parts"]["course"]
         return int(course["best"][1]) if course["best"] else None
-    except (Unreadable, OSError, LookupError, TypeError, ValueError):
+    except (UnreadableTensors, OSError, LookupError, TypeError, ValueError):
         return None
 
 

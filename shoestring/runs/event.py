@@ -76,7 +76,7 @@ class Measured(Event):
 
 
 @dataclass(frozen=True)
-class Timed(Event):
+class StageTimes(Event):
     """Who did what when in a step, of workers that hold different layers."""
 
     kind: ClassVar[str] = "timeline"
@@ -101,7 +101,7 @@ class Validated(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rounded(Event):
+class RoundFinished(Event):
     """A federated round is over. Its loss and its seconds are those of the step of the same number."""
 
     kind: ClassVar[str] = "round"
@@ -209,4 +209,4 @@ class Other(Event):
 
 
 KINDS: dict[str, type[Event]] = {one.kind: one for one in (
-    Planning, Begun, Stepped, Measured, Timed, Validated, Rounded, Saved, Warned, Adopted, Stopped, Finished, Failed, Died, Reformed)}
+    Planning, Begun, Stepped, Measured, StageTimes, Validated, RoundFinished, Saved, Warned, Adopted, Stopped, Finished, Failed, Died, Reformed)}

@@ -37,7 +37,7 @@ NEEDED: tuple[tuple[str, tuple[type, ...], int | None], ...] = (
 StepRecord = dict[str, Any]
 
 
-class Found(NamedTuple):
+class EventsRead(NamedTuple):
     """What was read of a run's events."""
 
     events: list[Event]
@@ -178,11 +178,11 @@ def note(folder: Path, event: Event) -> None:
     events.close()
 
 
-def read(folder: Path) -> Found:
+def read(folder: Path) -> EventsRead:
     """All events of a run, up to the last whole line."""
     found = read_records(folder)
     made = (event_of(one) if isinstance(one, dict) else one for one in found.events)
-    return Found([event for event in made if event is not None], found.offset, found.damaged, found.rest, found.wrong)
+    return EventsRead([event for event in made if event is not None], found.offset, found.damaged, found.rest, found.wrong)
 
 
 def read_records(folder: Path, offset: int = 0, most: int = -1) -> FoundRecords:

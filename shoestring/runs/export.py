@@ -15,12 +15,12 @@ from shoestring.core.errors import Mistake
 from shoestring.core.files import drafted, write_whole
 from shoestring.core.job import Job
 from shoestring.core.run import StoredTensor
-from shoestring.memory.adapters import merged
-from shoestring.runs.checkpoints import BEST, Checkpoint, believed, damage, newest_good, saved
+from shoestring.runs.checkpoints import BEST, RunCheckpoint, believed, damage, newest_good, saved
 from shoestring.runs.folder import Folder, holder
 from shoestring.runs.history import History, best_of
 from shoestring.runs.report import report_of
 from shoestring.runs.tensors import write_tensors
+from shoestring.training.memory.adapters import merged
 
 PEFT = "base_model.model."   # what PEFT has before every name of the model
 
@@ -29,7 +29,7 @@ TOKENIZER = ("tokenizer*.json", "tokenizer.model", "special_tokens_map.json", "a
              "spiece.model", "sentencepiece*.model", "chat_template*")
 
 
-def checkpoint_of(folder: Folder, step: int | None) -> Checkpoint:
+def checkpoint_of(folder: Folder, step: int | None) -> RunCheckpoint:
     """The checkpoint of a step, or the newest good one."""
     there = saved(folder.checkpoints)
     steps = ", ".join(str(one.step) for one in there) or "none"
@@ -46,7 +46,7 @@ def checkpoint_of(folder: Folder, step: int | None) -> Checkpoint:
     raise Mistake(f"{folder.path} has no checkpoint of step {step}; there are {steps}")
 
 
-def best_weights(folder: Folder) -> Checkpoint:
+def best_weights(folder: Folder) -> RunCheckpoint:
     """The weights that were best in validation."""
     there, found = saved(folder.checkpoints, BEST), best_of(History().read(folder.path).validated)
     newest = "without --best, the newest weights are exported"
@@ -64,7 +64,7 @@ def best_weights(folder: Folder) -> Checkpoint:
     return best
 
 
-def newer_weights(folder: Folder, checkpoint: Checkpoint) -> str:
+def newer_weights(folder: Folder, checkpoint: RunCheckpoint) -> str:
     """What is to be said of a checkpoint that does not have the last weights of its run; empty if it does."""
     _, damaged = newest_good(folder.checkpoints)
     if damaged:
@@ -77,7 +77,7 @@ def newer_weights(folder: Folder, checkpoint: Checkpoint) -> str:
     return f"these are the weights after step {checkpoint.step}: the run {is_at} step {done.number[-1]}, which is not saved"
 
 
-def export_weights(checkpoint: Checkpoint, target: Path, names: Collection[str] | None = None, trained: bool = False) -> Path:
+def export_weights(checkpoint: RunCheckpoint, target: Path, names: Collection[str] | None = None, trained: bool = False) -> Path:
     """The weights alone, under exactly the names of the model's state_dict, tied ones under all their names, so that
     `load_state_dict(load_file(path), strict=True)` works. `names`: those of the state_dict, where a checkpoint does not tell;
     `trained`: not their averages."""
@@ -87,7 +87,7 @@ def export_weights(checkpoint: Checkpoint, target: Path, names: Collection[str] 
     return target
 
 
-def named_weights(checkpoint: Checkpoint, names: Collection[str] | None = None, trained: bool = False) -> dict[str, StoredTensor]:
+def named_weights(checkpoint: RunCheckpoint, names: Collection[str] | None = None, trained: bool = False) -> dict[str, StoredTensor]:
     """The weights by all names of the model's state_dict, with what was trained beside them added."""
     with believed(checkpoint):
         left_out = checkpoint.outline().get("left_out")
@@ -101,20 +101,20 @@ def named_weights(checkpoint: Checkpoint, names: Collection[str] | None = None, 
         return {name: one for name, one in found.items() if name not in left_out}
 
 
-def low_rank(checkpoint: Checkpoint) -> dict[str, Any] | None:
+def low_rank(checkpoint: RunCheckpoint) -> dict[str, Any] | None:
     """What LowRank trained beside the weights; None of a run without it."""
     with believed(checkpoint):
         return checkpoint.state()["parts"]["low rank"] if "low rank" in checkpoint.outline()["parts"] else None
 
 
-def export_peft(checkpoint: Checkpoint, job: Job, target: Path, trained: bool = False) -> Path:
+def export_peft(checkpoint: RunCheckpoint, job: Job, target: Path, trained: bool = False) -> Path:
     """A folder that `peft.PeftModel.from_pretrained` reads: what LowRank trained, for the model that it began from."""
     base = getattr(getattr(model_of(job.model), "config", None), "name_or_path", "") or None
     with believed(checkpoint):
         return adapter_folder(checkpoint, base, target, trained)
 
 
-def adapter_folder(checkpoint: Checkpoint, base: str | None, target: Path, trained: bool) -> Path:
+def adapter_folder(checkpoint: RunCheckpoint, base: str | None, target: Path, trained: bool) -> Path:
     state = low_rank(checkpoint)
     if state is None:
         raise Mistake("the run trained the model's weights themselves, and a PEFT adapter has low-rank updates of them, which "
@@ -150,7 +150,7 @@ def whole_modules(state: Mapping[str, Any]) -> list[str]:
     return sorted({name.rpartition(".")[0] for name in (*state["also"], *state["statistics"])})
 
 
-def not_in_file(checkpoint: Checkpoint) -> str:
+def not_in_file(checkpoint: RunCheckpoint) -> str:
     """What is to be said of a state that has more than dense tensors; empty if it has not."""
     with believed(checkpoint):
         other = [str(name) for name in checkpoint.outline()["model"]]
@@ -158,7 +158,7 @@ def not_in_file(checkpoint: Checkpoint) -> str:
             f"has dense tensors only: load the others with strict=False") if other else ""
 
 
-def tells_names(checkpoint: Checkpoint) -> bool:
+def tells_names(checkpoint: RunCheckpoint) -> bool:
     """Whether it says which of its tensors are in the model's state_dict; those of earlier versions do not."""
     return "left_out" in checkpoint.outline()
 
@@ -181,7 +181,7 @@ def weights_of_model(factory: Callable[[], nn.Module]) -> frozenset[str]:
     return frozenset(model_of(factory).state_dict())
 
 
-def export_hugging_face(checkpoint: Checkpoint, job: Job, target: Path, trained: bool = False) -> Path:
+def export_hugging_face(checkpoint: RunCheckpoint, job: Job, target: Path, trained: bool = False) -> Path:
     """A folder that `from_pretrained` reads: config.json, model.safetensors, and the files of a tokenizer that came with the model."""
     model = model_of(job.model)
     check_is_hugging_face(model)

@@ -17,14 +17,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from shoestring.runs.event import Rounded
+from shoestring.runs.event import RoundFinished
 
 MOST = 20   # names that are told
 COMPARISONS = "comparisons.json"   # in a run's folder: what its model was compared with
 COLUMNS = ("participants", "missing", "samples", "up", "down", "epsilon", "epsilon_in_all", "simulated")
 
 
-def federation(asked: Mapping[str, Any], rounds: Sequence[Rounded]) -> dict[str, Any]:
+def federation(asked: Mapping[str, Any], rounds: Sequence[RoundFinished]) -> dict[str, Any]:
     away = Counter(name for one in rounds for name in one.missing_names)
     turned = [{"round": one.step, "name": name, "why": why} for one in rounds for name, why in one.rejected]
     columns = {name: [getattr(one, name) for one in rounds] for name in COLUMNS}

@@ -31,11 +31,11 @@ from shoestring.runs.event import (
     Finished,
     Measured,
     Planning,
-    Rounded,
+    RoundFinished,
     Saved,
+    StageTimes,
     Stepped,
     Stopped,
-    Timed,
     Validated,
 )
 from shoestring.runs.events import PIECE, StepRecord, read_records, record_of
@@ -104,9 +104,9 @@ class History:
         self.others: list[Event] = []                # all that are not steps or measurements
         self.saved: list[Saved] = []
         self.validated: list[Validated] = []         # of the steps that count
-        self.rounds: list[Rounded] = []              # the same, of a federated run
+        self.rounds: list[RoundFinished] = []              # the same, of a federated run
         self.measured: list[tuple[int, Measured]] = []   # with the adoptions before it
-        self.timed: Timed | None = None              # who did what when, as it was told last
+        self.timed: StageTimes | None = None              # who did what when, as it was told last
         self.doing: Event = Planning()               # what it was doing last
         self.wanted = 0                              # steps in all
         self.begun: float | None = None              # when the first event was, and the last
@@ -146,10 +146,10 @@ class History:
         if isinstance(event, Measured):
             self.measured.append((self.plan, event))
             return
-        if isinstance(event, Timed):
+        if isinstance(event, StageTimes):
             self.timed = event
             return
-        if isinstance(event, Rounded):
+        if isinstance(event, RoundFinished):
             while self.rounds and self.rounds[-1].step >= event.step:   # done again, and the event that it went back is lost
                 self.rounds.pop()
             self.rounds.append(event)
@@ -205,7 +205,7 @@ def measured(history: History) -> dict[str, Any]:
     return figures
 
 
-def by_device(rounds: Sequence[Rounded]) -> dict[str, float]:
+def by_device(rounds: Sequence[RoundFinished]) -> dict[str, float]:
     """Bytes that a device sends and is given in a round, and the privacy loss of all rounds."""
     senders, ordered = sum(one.senders for one in rounds), sum(one.ordered for one in rounds)
     spent = {"epsilon": rounds[-1].epsilon} if rounds[-1].epsilon is not None else {}

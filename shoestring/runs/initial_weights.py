@@ -23,7 +23,7 @@ from shoestring.runs.weight_files import opened
 
 
 @dataclass(frozen=True)
-class Source:
+class WeightSource:
     """Where the values of a model's weights come from."""
 
     weights: Weights
@@ -65,7 +65,7 @@ def tensors_of(model: nn.Module) -> dict[str, Tensor]:
     return {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers())}
 
 
-def source(model: nn.Module, job: Job) -> Source | None:
+def source(model: nn.Module, job: Job) -> WeightSource | None:
     """Where the job's weights come from; None if the model is made with them. Only headers of files are read."""
     given = as_weights(job.weights)
     if given is None:
@@ -89,7 +89,7 @@ def source(model: nn.Module, job: Job) -> Source | None:
     if unmatched:
         raise Mistake(f"the job's weights: new={unmatched[0]!r} is the name of no weight of the model, which has {', '.join(names[-3:])}")
     used = {there for _, there in taken.values()}
-    return Source(given, taken, tuple(one[0] for one in ties.values() if not any(name in taken for name in one)),
+    return WeightSource(given, taken, tuple(one[0] for one in ties.values() if not any(name in taken for name in one)),
                   tuple(name for name in files if name not in used), tuple(files))
 
 
@@ -137,7 +137,7 @@ def listed(names: Sequence[str]) -> str:
     return f"{', '.join(names[:5])}{f' and {len(names) - 5} more' * (len(names) > 5)}"
 
 
-def load(model: nn.Module, found: Source) -> None:
+def load(model: nn.Module, found: WeightSource) -> None:
     """Give the model the weights, one at a time."""
     own = tensors_of(model)
     for name, (file, there) in found.taken.items():

@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 
 from shoestring.core.errors import Mistake
 from shoestring.core.regular import read_regular
-from shoestring.planning.kept import own_modules
+from shoestring.planning.answers import own_modules
 from shoestring.runs.folder import Folder
 
 NAME = "modules.json"

@@ -53,7 +53,7 @@ from shoestring.core.exactness import Exactness, stated_in
 from shoestring.core.figures import Figures
 from shoestring.core.units import seconds_text
 from shoestring.planning.quantities import compared, plan_summary
-from shoestring.runs.event import DATA_ENDED, Begun, Event, Failed, Finished, Rounded, Saved, Stopped, Timed, Validated, Warned
+from shoestring.runs.event import DATA_ENDED, Begun, Event, Failed, Finished, RoundFinished, Saved, StageTimes, Stopped, Validated, Warned
 from shoestring.runs.events import NAME, record_of
 from shoestring.runs.federation import COMPARISONS, federation
 from shoestring.runs.folder import Folder, Unusable, holder
@@ -89,8 +89,8 @@ class Report:
     why_ended: str = ""              # "steps", "epochs", "data ended", "no better for 3 validations"; empty: it is not over
     curves: Mapping[str, Sequence[Any]] = field(default_factory=dict)   # step_numbers, rates, norms and borders, where there are any
     kept: frozenset[str] = frozenset()   # names of the checkpoints that are on disk now
-    timed: Timed | None = None       # who did what when, where workers hold different layers
-    rounds: tuple[Rounded, ...] = () # of a federated run, those that count
+    timed: StageTimes | None = None       # who did what when, where workers hold different layers
+    rounds: tuple[RoundFinished, ...] = () # of a federated run, those that count
     comparisons: tuple[Mapping[str, Any], ...] = ()   # of its model with others, on devices' own records
 
     @property

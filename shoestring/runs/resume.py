@@ -47,7 +47,7 @@ def strangers(path: Path) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenedRun:
     """A folder that this process holds, and what is to be trained in it."""
 
     folder: Folder
@@ -118,7 +118,7 @@ def carry_ledger(aside: Path, path: Path) -> None:
 
 
 def opened(path: Path, asked: Request, source: bytes, fresh: bool, adopt: bool, usual: Mapping[str, Any] | None = None,
-           resolve: Resolve | None = None) -> Opened:
+           resolve: Resolve | None = None) -> OpenedRun:
     """Lock a folder and settle what it is for: a new run, or the one that is there if it is the same. A run without a finished step is
     nobody's: whoever asks for something else takes its folder. `source`: of the job; `usual`: values of the job's flags that are not
     given; `resolve` makes the job with these flags, and what it raises leaves nothing behind. None: a script made it, whose process has
@@ -147,7 +147,7 @@ def opened(path: Path, asked: Request, source: bytes, fresh: bool, adopt: bool, 
         raise
 
 
-def begun(folder: Folder, lock: Lock, asked: Request, source: bytes, resolve: Resolve | None) -> Opened:
+def begun(folder: Folder, lock: Lock, asked: Request, source: bytes, resolve: Resolve | None) -> OpenedRun:
     """A new run in a folder."""
     request = asked
     if resolve is not None:
@@ -155,11 +155,11 @@ def begun(folder: Folder, lock: Lock, asked: Request, source: bytes, resolve: Re
         request = replace(asked, arguments=made.arguments)
         keep_modules(folder, made.modules)
     folder.begin(request, source)
-    return Opened(folder, lock, request, True)
+    return OpenedRun(folder, lock, request, True)
 
 
 def gone_on(folder: Folder, lock: Lock, before: Request, asked: Request, source: bytes, adopt: bool, usual: Mapping[str, Any] | None,
-            resolve: Resolve | None) -> Opened | None:
+            resolve: Resolve | None) -> OpenedRun | None:
     """The run that is in a folder, if it is the same or is adopted; None: it came to nothing, and another is asked for."""
     path, beside, request = folder.path, Path(asked.job).parent, settled(asked, before)
     modules = (kept_modules(folder) if resolve is not None else None) or {}
@@ -186,10 +186,10 @@ def gone_on(folder: Folder, lock: Lock, before: Request, asked: Request, source:
         if not has_digest(path / "job.py", asked.source):   # killed before that was written
             with suppress(OSError):   # the copy is for later, and whoever needs it then is told that it is not whole
                 folder.keep_source(source)
-        return Opened(folder, lock, replace(request, flags=before.flags), False)
+        return OpenedRun(folder, lock, replace(request, flags=before.flags), False)
     for name in ("report.json", "plan.json"):   # of what was asked for before
         (path / name).unlink(missing_ok=True)
     folder.begin(request, source)
     keep_modules(folder, {**modules_on_path(modules, beside), **made.modules})
     note(path, Adopted(tuple(found)))
-    return Opened(folder, lock, request, True)
+    return OpenedRun(folder, lock, request, True)

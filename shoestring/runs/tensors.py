@@ -29,7 +29,7 @@ PIECE = 1 << 24          # bytes that are moved at once
 LONGEST = 100 << 20      # bytes of a header, as the format has it
 
 
-class Unreadable(ValueError):
+class UnreadableTensors(ValueError):
     """A file that is not what it should be."""
 
 
@@ -78,7 +78,7 @@ def pieces(tensor: Tensor | StoredTensor) -> Iterator[Any]:
         yield raw[start:start + PIECE].cpu().numpy()
 
 
-class Entry(NamedTuple):
+class TensorEntry(NamedTuple):
     dtype: torch.dtype
     shape: tuple[int, ...]
     begin: int
@@ -94,25 +94,25 @@ class TensorFile:
             size = os.fstat(file.fileno()).st_size
             length = int.from_bytes(file.read(8), "little")
             if size < 8 or length > min(size - 8, LONGEST):
-                raise Unreadable(f"{path.name} is not a safetensors file: its header is said to have {length} of {size} bytes")
+                raise UnreadableTensors(f"{path.name} is not a safetensors file: its header is said to have {length} of {size} bytes")
             try:
                 header = json.loads(file.read(length))
                 self.metadata: dict[str, str] = dict(header.pop("__metadata__", {}))
-                self.entries = {str(name): Entry(DTYPES[entry["dtype"]], tuple(map(int, entry["shape"])), *map(int, entry["data_offsets"]))
+                self.entries = {str(name): TensorEntry(DTYPES[entry["dtype"]], tuple(map(int, entry["shape"])), *map(int, entry["data_offsets"]))
                                 for name, entry in header.items()}
             except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-                raise Unreadable(f"{path.name} is not a safetensors file: {type(error).__name__}: {error}") from error
+                raise UnreadableTensors(f"{path.name} is not a safetensors file: {type(error).__name__}: {error}") from error
         self.start = 8 + length
         for name, (dtype, shape, begin, end) in self.entries.items():
             if min((begin, *shape)) < 0 or not begin <= end <= size - self.start or end - begin != prod(shape) * dtype.itemsize:
-                raise Unreadable(f"{path.name}: the tensor {name!r} lies outside of the file or does not have the size of its shape")
+                raise UnreadableTensors(f"{path.name}: the tensor {name!r} lies outside of the file or does not have the size of its shape")
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.entries)
 
     def later(self, name: str) -> StoredTensor:
         """A tensor that is read when it is asked for."""
-        return Later(self, name)
+        return LazyTensor(self, name)
 
     def outline(self) -> dict[str, Tensor]:
         """The tensors without their values, which takes no memory."""
@@ -131,12 +131,12 @@ class TensorFile:
                 while len(view):
                     count = file.readinto(view)
                     if not count:
-                        raise Unreadable(f"{self.path.name} ends in the middle of {name!r}")
+                        raise UnreadableTensors(f"{self.path.name} ends in the middle of {name!r}")
                     view = view[count:]
         return made
 
 
-class Later:
+class LazyTensor:
     def __init__(self, file: TensorFile, name: str) -> None:
         self.file, self.name = file, name
         self.dtype, self.shape = file.entries[name].dtype, torch.Size(file.entries[name].shape)

@@ -9,7 +9,7 @@ from pathlib import Path
 from shoestring.core.errors import Mistake
 from shoestring.core.regular import read_regular, regular
 from shoestring.core.weights import PICKLES
-from shoestring.runs.tensors import TensorFile, Unreadable
+from shoestring.runs.tensors import TensorFile, UnreadableTensors
 
 PICKLED = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")   # how such files begin
 INDEX = ".safetensors.index.json"
@@ -30,7 +30,7 @@ def read(path: Path) -> TensorFile:
     refuse_pickle(path)
     try:
         return TensorFile(path)
-    except (OSError, Unreadable) as error:
+    except (OSError, UnreadableTensors) as error:
         raise Mistake(f"the job's weights {path} can't be read: {error}") from error
 
 

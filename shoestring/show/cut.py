@@ -12,7 +12,7 @@ from shoestring.core.codec import Unreadable
 from shoestring.core.coordinates import coordinates
 from shoestring.core.staging import Work
 from shoestring.core.units import bytes_text
-from shoestring.parallel.schedule import Action, Kind, Span, Timeline
+from shoestring.training.pipeline.schedule import Action, ActionSpan, Kind, Timeline
 
 WORDS = {"data": ("copy", "copies"), "stage": ("stage", "stages"), "tensor": ("part of every layer", "parts of every layer")}
 
@@ -34,7 +34,7 @@ class StageRow:
 
 
 @dataclass(frozen=True)
-class Cut:
+class ModelCut:
     """A model that is cut."""
 
     sizes: Mapping[str, int]         # the mesh
@@ -71,7 +71,7 @@ class Cut:
         return f"the measured picture is of step {self.step}; workers waited for {share} of a step, the median {count}{clocks}"
 
 
-def cut_in(told: Mapping[str, Any]) -> Cut | None:
+def cut_in(told: Mapping[str, Any]) -> ModelCut | None:
     """The cut that a plan or a report tells of; None where there is none, or none that can be read."""
     try:
         if "cut" not in told:
@@ -79,7 +79,7 @@ def cut_in(told: Mapping[str, Any]) -> Cut | None:
         sizes = {str(axis): int(size) for axis, size in told["mesh"].items()}
         bubble, timeline = both(told["bubble"]), both(told.get("timeline", ()))
         measured = timeline_in(timeline["measured"]) if timeline.get("measured") else None
-        return Cut(sizes, str(told["schedule"]), int(told["pieces"]), str(told.get("cut_why", "")), tuple(stage_rows(told, sizes)),
+        return ModelCut(sizes, str(told["schedule"]), int(told["pieces"]), str(told.get("cut_why", "")), tuple(stage_rows(told, sizes)),
                    timeline_in(timeline["predicted"] or ()), measured, (bubble["predicted"], bubble.get("measured")),
                    int(timeline.get("step", 0)), int(timeline.get("steps", 0)), timeline.get("one_clock", True) is True)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, Unreadable):
@@ -93,9 +93,9 @@ def both(found: Any) -> Mapping[str, Any]:
 def timeline_in(works: Sequence[Sequence[Any]]) -> Timeline:
     """
     >>> timeline_in([[["F", 0, 1, 0.0, 0.5]]])
-    ((Span(action=Action(kind=<Kind.FORWARD: 'F'>, piece=0, chunk=1), begin=0.0, end=0.5),),)
+    ((ActionSpan(action=Action(kind=<Kind.FORWARD: 'F'>, piece=0, chunk=1), begin=0.0, end=0.5),),)
     """
-    return tuple(tuple(Span(Action(Kind(one.kind), one.piece, one.chunk), one.begin, one.end) for one in map(Work.from_json, own))
+    return tuple(tuple(ActionSpan(Action(Kind(one.kind), one.piece, one.chunk), one.begin, one.end) for one in map(Work.from_json, own))
                  for own in works)
 
 

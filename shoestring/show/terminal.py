@@ -230,7 +230,7 @@ def beside(found: Figures, screen: Screen = PIPE) -> str:
 
 
 @dataclass(frozen=True)
-class Progress:
+class ProgressLine:
     """Where a training stands, for the line that moves meanwhile."""
 
     step: int
@@ -245,12 +245,12 @@ class Progress:
     metrics: Mapping[str, float | None] = field(default_factory=dict)   # of the last validation
 
 
-def progress(told: Progress, screen: Screen = PIPE) -> str:
+def progress(told: ProgressLine, screen: Screen = PIPE) -> str:
     """The line that moves while training: as much of it as fits, the most telling first.
 
-    >>> progress(Progress(5, 10, 2.5, 3 << 20, 6 << 20, 7.0))
+    >>> progress(ProgressLine(5, 10, 2.5, 3 << 20, 6 << 20, 7.0))
     '██████████░░░░░░░░░░ 5/10  loss 2.500  memory 3.00 MiB of 6.00 MiB ████░░░░  about 7 s left'
-    >>> progress(Progress(17, 0, 2.5, 3 << 20, epoch=2, epochs=3, rate=1e-3, metrics={"loss": 2.6}), Screen(60))
+    >>> progress(ProgressLine(17, 0, 2.5, 3 << 20, epoch=2, epochs=3, rate=1e-3, metrics={"loss": 2.6}), Screen(60))
     'step 17, epoch 2 of 3  loss 2.500  held out: loss 2.600'
     """
     room = (screen.width or WIDE) - 1
@@ -258,7 +258,7 @@ def progress(told: Progress, screen: Screen = PIPE) -> str:
     return next((line for line in lines if len(line) <= room), f"{told.step}  {told.loss:.3f}"[:room])
 
 
-def variants(told: Progress) -> Iterator[list[str]]:
+def variants(told: ProgressLine) -> Iterator[list[str]]:
     """What the line may say, from all there is to the least."""
     done = told.step / told.steps if told.steps else None
     epoch = f", epoch {told.epoch}" + (f" of {told.epochs}" if told.epochs else "") if told.epoch else ""

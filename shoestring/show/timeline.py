@@ -16,9 +16,9 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from shoestring.core.units import seconds_text
-from shoestring.parallel.schedule import Action, Kind, Span, Timeline, idle_share
-from shoestring.show.cut import Cut
+from shoestring.show.cut import ModelCut
 from shoestring.show.terminal import PIPE, Screen, plain, rendered, table_part
+from shoestring.training.pipeline.schedule import Action, ActionSpan, Kind, Timeline, idle_share
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -31,7 +31,7 @@ ON_PIPE, MOST_ROWS = 100, 16   # columns where nobody knows how many there are; 
 
 
 @dataclass(frozen=True)
-class Stretch:
+class ColumnRun:
     """Columns of one colour."""
 
     text: str
@@ -39,9 +39,9 @@ class Stretch:
 
 
 @dataclass(frozen=True)
-class Row:
+class TimelineRow:
     name: str
-    stretches: tuple[Stretch, ...]
+    stretches: tuple[ColumnRun, ...]
 
     @property
     def text(self) -> str:
@@ -49,7 +49,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Grid:
+class TimeGrid:
     """How time becomes columns."""
 
     scale: float                    # columns a second
@@ -61,13 +61,13 @@ def drawn(timeline: Timeline, width: int) -> list[str]:
     return [row.text for row in rows(timeline, grid_of([timeline], width))]
 
 
-def rows(timeline: Timeline, grid: Grid) -> list[Row]:
+def rows(timeline: Timeline, grid: TimeGrid) -> list[TimelineRow]:
     """A row for each worker."""
     first, last = ends(timeline)
     columns = round(grid.scale * (last - first))
-    found = [Row(name, stretches(timeline[worker], first, columns, grid, len(timeline))) for worker, name in names_of(timeline).items()]
+    found = [TimelineRow(name, stretches(timeline[worker], first, columns, grid, len(timeline))) for worker, name in names_of(timeline).items()]
     if len(found) < len(timeline):
-        found.insert(len(found) // 2, Row("...", ()))
+        found.insert(len(found) // 2, TimelineRow("...", ()))
     return found
 
 
@@ -93,14 +93,14 @@ def ends(timeline: Timeline) -> tuple[float, float]:
     return min((span.begin for span in spans), default=0.0), max((span.end for span in spans), default=0.0)
 
 
-def grid_of(timelines: Sequence[Timeline], width: int) -> Grid:
+def grid_of(timelines: Sequence[Timeline], width: int) -> TimeGrid:
     """One grid for several timelines. It is as wide as there is room, or a bit less where the shortest action of the first one then
     has whole columns, so that all look alike. Names are as long as there is room for on the average, for all of a kind."""
     named = max(len(name) for one in timelines for name in ["", *names_of(one).values()])
     columns, seconds = max(10, width - named), max(last - first for one in timelines for first, last in [ends(one)])
     shortest = min((span.end - span.begin for own in timelines[0] for span in own if span.end > span.begin), default=0.0)
     if not seconds or not shortest:
-        return Grid(0.0, {})
+        return TimeGrid(0.0, {})
     exact = columns * shortest / seconds + 1e-9
     scale = int(exact) / shortest if 1 <= exact < 1.5 * int(exact) else columns / seconds
     spans = [(span, len(one)) for one in timelines for own in one for span in own]
@@ -110,7 +110,7 @@ def grid_of(timelines: Sequence[Timeline], width: int) -> Grid:
         room = scale * sum(span.end - span.begin for span, _ in found) / len(found) + 0.5
         longest = {much: max(len(name_of(span.action, workers, much)) for span, workers in found) for much in (2, 3)}
         names[kind] = max([1, *(much for much, long in longest.items() if long <= room)])
-    return Grid(scale, names)
+    return TimeGrid(scale, names)
 
 
 def name_of(action: Action, workers: int, much: int) -> str:
@@ -123,15 +123,15 @@ def name_of(action: Action, workers: int, much: int) -> str:
     return "".join((str(action.kind), str(action.piece), chr(ord("a") + part) if part < 26 else "")[:much])
 
 
-def stretches(own: Sequence[Span], first: float, columns: int, grid: Grid, workers: int) -> tuple[Stretch, ...]:
+def stretches(own: Sequence[ActionSpan], first: float, columns: int, grid: TimeGrid, workers: int) -> tuple[ColumnRun, ...]:
     several = len({span.action.chunk for span in own}) > 1
     runs = [(action, sum(1 for _ in run)) for action, run in groupby(by_column(own, first, grid.scale, columns))]
-    return tuple(Stretch("·" * room, IDLE) if action is None else
-                 Stretch(label(action, workers, min(grid.names[action.kind], 3 if several else 2), room), TONES[action.kind])
+    return tuple(ColumnRun("·" * room, IDLE) if action is None else
+                 ColumnRun(label(action, workers, min(grid.names[action.kind], 3 if several else 2), room), TONES[action.kind])
                  for action, room in runs)
 
 
-def by_column(own: Sequence[Span], first: float, scale: float, columns: int) -> list[Action | None]:
+def by_column(own: Sequence[ActionSpan], first: float, scale: float, columns: int) -> list[Action | None]:
     """What a worker does for most of each column; None where it is idle for most of it. Where a column holds several actions, the short
     ones would never be seen: there, what was shown too seldom so far comes before what is longest."""
     parts: list[dict[Kind | None, float]] = [{} for _ in range(columns)]     # of a column, by kind
@@ -181,7 +181,7 @@ def timeline_parts(predicted: Timeline, measured: Timeline | None, screen: Scree
     return [*parts, plain(legend(predicted, grid))]
 
 
-def cut_parts(cut: Cut, screen: Screen) -> list[RenderableType]:
+def cut_parts(cut: ModelCut, screen: Screen) -> list[RenderableType]:
     """Which stage holds what, and who does what when."""
     rows = [["stage", "blocks", "which", "tensors, predicted", "measured"], *([*row.cells] for row in cut.rows)]
     wanted = [place for place in range(5) if place < 2 or any(row[place] for row in rows[1:])]
@@ -192,7 +192,7 @@ def cut_parts(cut: Cut, screen: Screen) -> list[RenderableType]:
     return parts + [plain(cut.note)] * bool(cut.note)
 
 
-def cut_text(cut: Cut, screen: Screen = PIPE) -> str:
+def cut_text(cut: ModelCut, screen: Screen = PIPE) -> str:
     return rendered(cut_parts(cut, screen), screen)
 
 
@@ -201,7 +201,7 @@ def told(timeline: Timeline) -> str:
     return f"{seconds_text(last - first)}, {100 * idle_share(timeline):.0f} % idle"
 
 
-def legend(timeline: Timeline, grid: Grid) -> str:
+def legend(timeline: Timeline, grid: TimeGrid) -> str:
     """What is in the picture, in words."""
     words = [f"{kind} {WORDS[kind]}" for kind in Kind if kind in grid.names]
     numbered = ["each with the number of its piece"] if max(grid.names.values(), default=0) > 1 else []
@@ -209,7 +209,7 @@ def legend(timeline: Timeline, grid: Grid) -> str:
     return ", ".join([*words, *numbered, *(["a, b, ... the chunks of a stage"] if several else []), "· idle"])
 
 
-def coloured(row: Row) -> RenderableType:
+def coloured(row: TimelineRow) -> RenderableType:
     from rich.text import Text
 
     return Text.assemble(row.name, *((one.text, COLOURS[one.tone]) for one in row.stretches), no_wrap=True, overflow="crop")

@@ -1,6 +1,6 @@
 """An HTTP server of ours: asked under its own name only, with a token beyond this machine, and strict headers on every answer.
 
-A room inherits from both classes and says what is at its addresses, in `Handler.get`.
+A room inherits from both classes and says what is at its addresses, in `GuardedHandler.get`.
 """
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FULL = b"HTTP/1.0 503 Service Unavailable\r\nContent-Type: text/plain\r\nConnect
 
 
 @dataclass(frozen=True)
-class Asked:
+class HttpRequest:
     """A request that may be answered."""
 
     path: str
@@ -36,11 +36,11 @@ class Asked:
     headers: Mapping[str, str]  # that the answer must carry: the cookie for who came with the token
 
 
-class Server(ThreadingHTTPServer):
+class GuardedServer(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128   # connections that wait to be taken: a browser with many tabs opens them all at once
 
-    def __init__(self, handler: type[Handler], headers: Mapping[str, str], host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(self, handler: type[GuardedHandler], headers: Mapping[str, str], host: str = "127.0.0.1", port: int = 0) -> None:
         self.host, self.headers, self.closing = host, headers, Event()
         self.places, self.clock = BoundedSemaphore(AT_ONCE), time.monotonic
         self.token = "" if is_loopback(host) else secrets.token_urlsafe(24)
@@ -109,13 +109,13 @@ class RequestReader(RawIOBase):
             self.connection.settimeout(usual)
 
 
-class Handler(BaseHTTPRequestHandler):
-    server: Server
+class GuardedHandler(BaseHTTPRequestHandler):
+    server: GuardedServer
     timeout = 30              # seconds that a client may take to receive something
     command_name = "serve"    # of `shoestring`, which printed the address
     home = "There is nothing here.\n"   # what else to say of an address that is none
 
-    def get(self, asked: Asked) -> None:
+    def get(self, asked: HttpRequest) -> None:
         """Answer a request that passed the guard."""
         self.answer(404, self.home)
 
@@ -150,7 +150,7 @@ class Handler(BaseHTTPRequestHandler):
         secret = {"Set-Cookie": f"{cookie}={server.token}; Path=/; HttpOnly; SameSite=Strict"} if "token" in query and server.token else {}
         if asked.path == "/healthz":
             return self.answer(200, "ok\n", **secret)
-        return self.get(Asked(asked.path, query, secret))
+        return self.get(HttpRequest(asked.path, query, secret))
 
     def refuse(self) -> None:
         self.answer(405, "This page can only be looked at.\n", Allow="GET")

@@ -17,7 +17,7 @@ from shoestring.runs.folder import Folder, Lock
 from shoestring.runs.report import report_of
 from shoestring.show.page import page as report
 from shoestring.show.watch.follow import Watch
-from shoestring.show.watch.server import Server
+from shoestring.show.watch.server import WatchServer
 from tests.show import made_runs
 from tests.show.made_runs import MIB, add, made_run, step_fields
 from tests.waiting import HUNG
@@ -27,8 +27,8 @@ WIDTHS = (360, 1400)
 
 
 @contextmanager
-def served(*paths: Path, port: int = 0) -> Iterator[Server]:
-    with Server(Watch(paths), port=port) as server:
+def served(*paths: Path, port: int = 0) -> Iterator[WatchServer]:
+    with WatchServer(Watch(paths), port=port) as server:
         thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
         try:

@@ -95,7 +95,7 @@ def test_plan_train_and_verify_agree_on_one_job(net: Path, tmp_path: Path) -> No
 
 def test_a_budget_below_plain_is_met_by_a_plan(net: Path, tmp_path: Path) -> None:
     size = ("--width", 32, "--batch", 16384)   # many activations for few operations
-    plain = answer("plan", net, *size, "--use", "Fused()", cwd=tmp_path, python=REAL)["plain"]["process_bytes"]
+    plain = answer("plan", net, *size, "--use", "FusedOptimizer()", cwd=tmp_path, python=REAL)["plain"]["process_bytes"]
     report = answer("train", net, *size, "--memory", int(0.85 * plain), cwd=tmp_path, python=REAL)
     assert report["techniques"] and report["measured"]["process_bytes"] <= 0.85 * plain
 
@@ -135,8 +135,8 @@ def test_a_budget_that_nothing_meets_is_refused_with_the_least_that_works(net: P
     (["plan", "NET", "--seed", "x"], "--seed x: this flag takes a whole number"),
     (["plan", "NET", "--width", "--memory", "1GiB"], "--width needs a value, such as --width 64"),
     (["plan", "NET", "--fault", "raises"], "raised KeyError"),
-    pytest.param(["train", "NET", "--fault", "nan", "--use", "Fused()"], "the loss became nan in step 1", marks=pytest.mark.slow),
-    (["train", "NET", "--fault", "device", "--use", "Fused()"], "device"),
+    pytest.param(["train", "NET", "--fault", "nan", "--use", "FusedOptimizer()"], "the loss became nan in step 1", marks=pytest.mark.slow),
+    (["train", "NET", "--fault", "device", "--use", "FusedOptimizer()"], "device"),
     (["plan", "gpt", "--width", "64"], "a --width of 64 can't be divided among 5 --heads"),
     (["dance"], "'dance' is no command"),
     (["watch", "missing"], "there is no missing"),
@@ -267,5 +267,5 @@ def job() -> Job:
 def test_a_model_that_fake_tensors_cannot_run_is_planned_on_real_ones_and_the_plan_says_so(tmp_path: Path) -> None:
     path = tmp_path / "routed.py"
     path.write_text(ROUTED)
-    report = answer("train", path, "--use", "Fused()", "--use", "Allocator(kind='huge')", cwd=tmp_path)
+    report = answer("train", path, "--use", "FusedOptimizer()", "--use", "Allocator(kind='huge')", cwd=tmp_path)
     assert "real tensors" in report["sure"] and report["predicted"]["peak_bytes"] == report["measured"]["peak_bytes"]

@@ -15,7 +15,7 @@ import torch
 
 import shoestring
 from shoestring.commands.main import run
-from shoestring.compression.distil import heal
+from shoestring.compression.distillation import heal
 
 JOB = '''
 import torch
@@ -106,7 +106,7 @@ import os, signal, sys
 from functools import partialmethod
 from itertools import count
 from shoestring.commands.main import run
-from shoestring.compression.distil import heal
+from shoestring.compression.distillation import heal
 from shoestring.runs.saver import Saver
 
 finish, looks, saves = Saver.finish, count(), count(1)

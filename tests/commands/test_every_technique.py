@@ -19,37 +19,37 @@ import torch
 
 from shoestring.core.exactness import Exactness
 from shoestring.core.technique import in_order, text
-from shoestring.core.training import TrainingTechnique as Technique
-from shoestring.memory.accumulate import Accumulate
-from shoestring.memory.adapters import trained_of
-from shoestring.memory.allocator import Allocator, installed
-from shoestring.memory.checkpoint import Checkpoint
-from shoestring.memory.ema import Ema
-from shoestring.memory.fused import Fused
-from shoestring.memory.low_rank import LowRank
-from shoestring.memory.offload import OffloadOptimizer
-from shoestring.memory.precision import Precision
-from shoestring.memory.spill import Spill
-from shoestring.memory.step_in_backward import StepInBackward
-from shoestring.memory.stream import Stream
-from shoestring.parallel.asynchronous import Asynchronous
-from shoestring.parallel.average import Average
-from shoestring.parallel.compress_gradients import KINDS, CompressGradients
-from shoestring.parallel.drop_stragglers import DropStragglers
-from shoestring.parallel.local_steps import LocalSteps
-from shoestring.parallel.pipeline import Pipeline
-from shoestring.parallel.shard import Shard
-from shoestring.parallel.tensor import TensorParallel
-from shoestring.parallel.tokens import Tokens
-from shoestring.planning.catalogue import CATALOGUE
-from shoestring.planning.conflicts import conflict
-from shoestring.planning.plan import Plan
 from shoestring.runs.digest import weights_sha256
 from shoestring.runs.export import checkpoint_of, low_rank
 from shoestring.runs.folder import Folder, holder
 from shoestring.runs.tensors import TensorFile
-from tests.parallel.members import CONTEXT
+from shoestring.training.catalogue import CATALOGUE
+from shoestring.training.conflicts import conflict
+from shoestring.training.data_parallel.asynchronous import Asynchronous
+from shoestring.training.data_parallel.compress_gradients import KINDS, CompressGradients
+from shoestring.training.data_parallel.data_parallel import DataParallel
+from shoestring.training.data_parallel.drop_stragglers import DropStragglers
+from shoestring.training.data_parallel.local_steps import LocalSteps
+from shoestring.training.data_parallel.shard import Shard
+from shoestring.training.memory.accumulate import Accumulate
+from shoestring.training.memory.adapters import trained_of
+from shoestring.training.memory.allocator import Allocator, installed
+from shoestring.training.memory.checkpoint import Checkpoint
+from shoestring.training.memory.ema import EMA
+from shoestring.training.memory.fused import FusedOptimizer
+from shoestring.training.memory.low_rank import LowRank
+from shoestring.training.memory.offload_activations import OffloadActivations
+from shoestring.training.memory.offload_model import OffloadModel
+from shoestring.training.memory.offload_optimizer import OffloadOptimizer
+from shoestring.training.memory.precision import Precision
+from shoestring.training.memory.step_in_backward import StepInBackward
+from shoestring.training.pipeline.pipeline import Pipeline
+from shoestring.training.plan import Plan
+from shoestring.training.sequence.sequence_pipeline import SequencePipeline
+from shoestring.training.technique import TrainingTechnique as Technique
+from shoestring.training.tensor.tensor_parallel import TensorParallel
 from tests.records import records
+from tests.training.members import CONTEXT
 from tests.waiting import HUNG, PASS_GATE, Gates, until
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
@@ -86,17 +86,17 @@ from shoestring.jobs.gpt import Gpt
 """
 QUICK: list[Technique] = [CompressGradients("powersgd")]
 ALL: list[Technique] = [
-    Tokens(3), TensorParallel(2), Pipeline(2, 2), Pipeline(2, 2, "zero-bubble"), Pipeline(2, 2, "pipedream", flush=2),
-    LowRank(rank=4, also="3"), Precision("bf16"), Precision("fp16"), Precision("bf16", "bf16"), Accumulate(2), Spill(), Checkpoint(every=1),
-    Checkpoint(schedule="((0,),1,2)"), Fused(), OffloadOptimizer(), OffloadOptimizer("host"), OffloadOptimizer(moments="8bit"), Stream(),
-    Stream(moments="8bit"), StepInBackward(), Average(), Average(linear=True, warmup=3), Shard(1), Shard(2), Shard(3),
+    SequencePipeline(3), TensorParallel(2), Pipeline(2, 2), Pipeline(2, 2, "zero-bubble"), Pipeline(2, 2, "pipedream", flush=2),
+    LowRank(rank=4, also="3"), Precision("bf16"), Precision("fp16"), Precision("bf16", "bf16"), Accumulate(2), OffloadActivations(), Checkpoint(every=1),
+    Checkpoint(schedule="((0,),1,2)"), FusedOptimizer(), OffloadOptimizer(), OffloadOptimizer("host"), OffloadOptimizer(moments="8bit"), OffloadModel(),
+    OffloadModel(moments="8bit"), StepInBackward(), DataParallel(), DataParallel(linear=True, warmup=3), Shard(1), Shard(2), Shard(3),
     *map(CompressGradients, KINDS), LocalSteps(h=2), LocalSteps(h=2, after=1), LocalSteps(h=2, outer=0.7), Asynchronous("server"),
-    Asynchronous("hogwild"), DropStragglers(), Ema(0.5), *map(Allocator, installed())]
+    Asynchronous("hogwild"), DropStragglers(), EMA(0.5), *map(Allocator, installed())]
 BY_TIME = (Asynchronous, DropStragglers)   # who comes first depends on time, so two runs differ
 # What every worker keeps for itself must survive where workers hold different weights, too
 PAIRS: list[tuple[Technique, ...]] = [
     in_order((across, one)) for across in (Pipeline(2, 2), TensorParallel(2)) for one in ALL
-    if one.unites in ("", "data") and not conflict((across, one)) and not isinstance(one, Tokens)
+    if one.unites in ("", "data") and not conflict((across, one)) and not isinstance(one, SequencePipeline)
     and not (isinstance(one, Checkpoint) and one.schedule)]   # which is of the blocks of another job
 
 
@@ -119,7 +119,7 @@ def survives(plan: tuple[Technique, ...], tmp_path: Path) -> None:
     """It is trained, killed, resumed and exported, and ends with the bits of an undisturbed run."""
     technique = plan[-1]
     ahead = technique == Asynchronous("hogwild")   # asks for its next part before it counts the last step as done
-    source = SEQUENCES if any(isinstance(one, (Tokens, TensorParallel)) for one in plan) else JOB
+    source = SEQUENCES if any(isinstance(one, (SequencePipeline, TensorParallel)) for one in plan) else JOB
     (tmp_path / "job.py").write_text(source)
     Plan(plan, 1, 1, 1.0, Exactness.CHANGED).save(tmp_path / "plan.json")
     axes = {one.unites for one in plan} - {""}
@@ -147,7 +147,7 @@ def survives(plan: tuple[Technique, ...], tmp_path: Path) -> None:
     if not isinstance(technique, BY_TIME):
         undisturbed = Command(tmp_path, *words, "--run", "other").report()
         assert report["losses"] == undisturbed["losses"] and report["weights_sha256"] == undisturbed["weights_sha256"]
-    if isinstance(technique, Ema):
+    if isinstance(technique, EMA):
         first, second = (weights_sha256(exported(tmp_path, run, "--out", f"{run}.average")) for run in ("run", "other"))
         assert first == second != report["weights_sha256"]
 

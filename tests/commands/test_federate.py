@@ -69,7 +69,7 @@ def test_the_json_has_what_was_promised_and_the_same_seed_gives_the_same_bits(jo
 
 
 def test_a_plan_sends_what_was_predicted(job: Path) -> None:
-    for number, words in enumerate((["--use", "TopK(share=0.2)", "--use", "Quantize()"], ["--upload", "200B"],
+    for number, words in enumerate((["--use", "TopK(share=0.2)", "--use", "QuantizeUpdates()"], ["--upload", "200B"],
                                     ["--upload", "70B", "--download", "200B"],
                                     ["--upload", "300B", "--epsilon", "50", "--delta", "1e-2"])):
         found = told(job, "--per-round", "6", "--rounds", "2", "--run", f"run {number}", *words)
@@ -95,7 +95,7 @@ def test_budgets_are_met_by_choosing_and_the_choice_is_explained(job: Path) -> N
 @pytest.mark.parametrize(("words", "why"), [
     (["--upload", "20B"], "nothing fits 20 B"),
     (["--epsilon", "0.01", "--delta", "1e-9", "--upload", "20B"], "nothing fits"),
-    (["--use", "Quantize()", "--upload", "20B"], "Quantize() does not keep the budget: up: "),
+    (["--use", "QuantizeUpdates()", "--upload", "20B"], "QuantizeUpdates() does not keep the budget: up: "),
 ])
 def test_budgets_that_can_not_be_met_are_refused_with_the_nearest(job: Path, words: list[str], why: str) -> None:
     done = shoestring(job, "--per-round", "6", *words, "--json")
@@ -115,7 +115,7 @@ def test_budgets_that_can_not_be_met_are_refused_with_the_nearest(job: Path, wor
     (["--use", "FedAdm()"], "did you mean FedAdam?"),
     (["--use", "FedAdam(rate=1)"], "FedAdam has no knob 'rate'"),
     (["--use", "Krum(malicious=1)", "--use", "CoordinateMedian()"], "both say how updates are combined"),
-    (["--use", "Rotate()"], "Rotate is of no use without Quantize"),
+    (["--use", "Rotate()"], "Rotate is of no use without QuantizeUpdates"),
     (["--use", "TopK(share=2)"], "share"),
     (["--kind", "none"], "the job has no clients"),
     (["--kind", "empty"], "the job's clients are none"),

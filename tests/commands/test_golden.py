@@ -23,7 +23,7 @@ COMMANDS: dict[str, list[str]] = {
     "plan for a small budget": ["plan", "job.py", "--memory", "1MiB"],
     "replayed plan": ["plan", "job.py", "--plan", "saved.json"],
     "verify": ["verify", "job.py", *USE, "--check-steps", "2"],
-    "train by a group": ["train", "job.py", "--run", "group", "--devices", "2", "--use", "Average()"],
+    "train by a group": ["train", "job.py", "--run", "group", "--devices", "2", "--use", "DataParallel()"],
     "export safetensors": ["export", "finished", "--to", "safetensors"],
     "export csv": ["export", "finished", "--to", "csv"],
     "exported json": ["export", "finished", "--to", "json"],

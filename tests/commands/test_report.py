@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from shoestring.commands.report import show
-from shoestring.planning.plan import Plan, RankFigures
-from shoestring.processes.finished import by_worker
-from shoestring.processes.tasks import TrainResult
+from shoestring.training.execution.final_report import by_worker
+from shoestring.training.execution.tasks import TrainResult
+from shoestring.training.plan import Plan, RankFigures
 
 WORKERS = ({"peak_bytes": 90, "steps": 5, "sent": 50}, {"peak_bytes": 100, "steps": 5, "sent": 55})
 

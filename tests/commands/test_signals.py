@@ -50,7 +50,7 @@ def validate(model):
 def job():
     return toy_job(validate=validate)
 """
-COMMANDS = {"train": ["train", "job.py", "--plan", "plan.json"], "group": ["train", "job.py", "--use", "Average()", "--devices", "2"],
+COMMANDS = {"train": ["train", "job.py", "--plan", "plan.json"], "group": ["train", "job.py", "--use", "DataParallel()", "--devices", "2"],
             "federate": ["federate", "toy.py", "--per-round", "6", "--rounds", "8", "--every", "1", "--processes", "2"]}
 
 

@@ -17,7 +17,7 @@ from shoestring.core.job import Job
 from shoestring.runs.event import Begun, Stepped
 from shoestring.runs.folder import Folder
 from shoestring.runs.request import Request
-from shoestring.runs.resume import Opened
+from shoestring.runs.resume import OpenedRun
 
 
 class Clock:
@@ -60,7 +60,7 @@ def test_slow_steps_have_a_line_each_in_a_log_and_quick_ones_every_tenth(json: b
     stream = io.StringIO()
     line = MovingLine(stream)
     ticker = Ticker(line.say, clock)
-    held: Any = Opened(Folder(tmp_path), None, Request(job="/my.py"), True)   # type: ignore[arg-type]
+    held: Any = OpenedRun(Folder(tmp_path), None, Request(job="/my.py"), True)   # type: ignore[arg-type]
     shower = Shower(Namespace(json=json), line, Job(model=lambda: None, data=list, steps=40), held, ticker)   # type: ignore[arg-type, return-value]
     for said in ("training: making the model, 10 s so far …\n", "training: the first step, 10 s so far …\n"):
         clock.now += 10
@@ -76,7 +76,7 @@ def test_slow_steps_have_a_line_each_in_a_log_and_quick_ones_every_tenth(json: b
 
 def test_a_log_of_a_long_run_stays_short(clock: Clock, tmp_path: Path) -> None:
     stream = io.StringIO()
-    held: Any = Opened(Folder(tmp_path), None, Request(job="/my.py"), True)   # type: ignore[arg-type]
+    held: Any = OpenedRun(Folder(tmp_path), None, Request(job="/my.py"), True)   # type: ignore[arg-type]
     job = Job(model=lambda: None, data=list, steps=20_000)   # type: ignore[arg-type, return-value]
     shower = Shower(Namespace(json=False), MovingLine(stream), job, held, Ticker(print, clock))
     for step in range(1, 20_001):
@@ -87,7 +87,7 @@ def test_a_log_of_a_long_run_stays_short(clock: Clock, tmp_path: Path) -> None:
 def test_planning_is_told_aloud_while_the_job_is_overheard_in_silence(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     """The command makes both; a line that was made inside of the silence would be silent."""
     from shoestring.commands.job_flags import planned
-    from shoestring.processes import job_planning
+    from shoestring.training.execution import job_planning
 
     stream = io.StringIO()
     monkeypatch.setattr(sys, "stderr", stream)

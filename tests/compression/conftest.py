@@ -9,6 +9,6 @@ import pytest
 @pytest.fixture(autouse=True)
 def few_calls() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("shoestring.compression.timing.ENOUGH", 0.0)
-        patch.setattr("shoestring.compression.timing.LEAST", 3)
+        patch.setattr("shoestring.compression.calibration.latency.ENOUGH", 0.0)
+        patch.setattr("shoestring.compression.calibration.latency.LEAST", 3)
         yield

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 import shoestring
 from shoestring import Job
-from shoestring.compression.fidelity import OutputMeasure, fidelity, outputs
-from shoestring.compression.place import forms_of
+from shoestring.compression.calibration.fidelity import OutputMeasure, fidelity, outputs
+from shoestring.compression.formats.place import forms_of
 from shoestring.compression.source import samples_of
 from shoestring.core.errors import Mistake, OverBudget
 from tests.compression.models import batches, called, loss, vectors, words
@@ -207,7 +207,7 @@ def test_a_single_sample_is_too_few() -> None:
 
 def test_what_is_nearest_is_told_though_it_answers_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two bits for every weight can break a model altogether; its size is still what could be reached."""
-    monkeypatch.setattr("shoestring.compression.study.outputs", lambda model, forward, given, measures: [
+    monkeypatch.setattr("shoestring.compression.calibration.calibration.outputs", lambda model, forward, given, measures: [
         {name: value * torch.inf if forms_of(model) else value for name, value in one.items()}
         for one in outputs(model, forward, given, measures)])
     job = job_for(lambda: nn.Linear(64, 64), vectors(64))

@@ -9,13 +9,13 @@ from torch import Tensor, nn
 
 import shoestring
 from shoestring import Job
-from shoestring.compression.distil import heal
-from shoestring.compression.distil.losses import parsed
+from shoestring.compression.calibration.hidden_states import State, common_states, objective, pairs
+from shoestring.compression.distillation import heal
+from shoestring.compression.distillation.losses import parsed
 from shoestring.compression.healing import healed
-from shoestring.compression.session import Asked, begun
-from shoestring.compression.source import Source, prepared
-from shoestring.compression.states import State, common_states, objective, pairs
-from shoestring.compression.structure.edits import Drop, as_json, edited
+from shoestring.compression.pruning.cuts import Drop, as_json, edited
+from shoestring.compression.session import CompressOptions, begun
+from shoestring.compression.source import ModelSource, prepared
 from shoestring.core.budget import Budget
 from tests.compression.models import batches, called, loss, vectors
 
@@ -74,7 +74,7 @@ def test_an_objective_can_be_read_whatever_the_states_are(variance: float) -> No
 
 def test_a_model_of_half_its_layers_heals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heal, "steps_in", lambda job, seconds, clock: STEPS)
-    source = Source(JOB, prepared(deep()), {"job": None, "edits": [], "decoded": False}, (), "deep")
-    session = begun(source, Asked(Budget(), use=("Prune(layers=0.5)",), unseen=64))
+    source = ModelSource(JOB, prepared(deep()), {"job": None, "edits": [], "decoded": False}, (), "deep")
+    session = begun(source, CompressOptions(Budget(), use=("Prune(layers=0.5)",), unseen=64))
     found = healed(session, "3s", tmp_path / "healing", shoestring.train).healed
     assert 1 - found.after < 0.5 * (1 - found.before)

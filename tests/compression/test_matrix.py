@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from shoestring.compression.answers import named_tensors
+from shoestring.compression.calibration.answers import named_tensors
+from shoestring.compression.calibration.calibration import same
 from shoestring.compression.catalogue import CATALOGUE, clash
+from shoestring.compression.formats.pack import PackedModel
 from shoestring.compression.onnx.export import exported
-from shoestring.compression.pack import Packed
 from shoestring.compression.room import plain_cost, planned
-from shoestring.compression.session import Asked, Session
-from shoestring.compression.source import Samples, Source, prepared, samples_of
-from shoestring.compression.study import same
+from shoestring.compression.session import CompressOptions, CompressSession
+from shoestring.compression.source import CalibrationSamples, ModelSource, prepared, samples_of
 from shoestring.compression.technique import CompressTechnique, ModelCost
 from shoestring.core.budget import Budget
 from shoestring.core.errors import Mistake
@@ -51,9 +51,9 @@ FIRST = [some[0] for some in SETTINGS.values()]
 
 
 @cache
-def studied(name: str) -> tuple[Source, Samples, ModelCost]:
+def studied(name: str) -> tuple[ModelSource, CalibrationSamples, ModelCost]:
     job = job_of(name)
-    source = Source(job, prepared(job.model()), {"job": None, "edits": [], "decoded": False}, (), name)
+    source = ModelSource(job, prepared(job.model()), {"job": None, "edits": [], "decoded": False}, (), name)
     given = samples_of(job, 64)
     return source, given, plain_cost(source, given, Budget(), "cosine")
 
@@ -71,7 +71,7 @@ def tried(name: str, use: tuple[str, ...], folder: Path) -> None:
     except Mistake as error:   # what is left after a cut may be too small for the other one
         assert len(use) > 1 and any(one.startswith(("Prune", "Factorize")) for one in use) and re.search(NOTHING, str(error)), use
         return
-    session = Session(source, Asked(Budget(), use=use), given, outcome, cost.clock.plain)
+    session = CompressSession(source, CompressOptions(Budget(), use=use), given, outcome, cost.clock.plain)
     measured = session.packed(folder)
     assert measured.size == session.plan.cost.known["size_bytes"] == sum(
         (folder / one).stat().st_size for one in ("model.safetensors", "manifest.json"))
@@ -81,15 +81,15 @@ def tried(name: str, use: tuple[str, ...], folder: Path) -> None:
         with torch.no_grad():
             assert same(*(dict(named_tensors(called(one, batch))) for one in (first, again)))
     assert all(torch.equal(value, before[key]) for key, value in source.model.state_dict().items()), "the original stays as it is"
-    assert Packed(folder).stored.keys() == outcome.chosen.allocation.keys()
+    assert PackedModel(folder).stored.keys() == outcome.chosen.allocation.keys()
 
 
-def unsaved_buffers(session: Session) -> list[torch.Tensor]:
+def unsaved_buffers(session: CompressSession) -> list[torch.Tensor]:
     """What a model keeps beside its weights."""
-    from shoestring.compression.forms.form import Form
+    from shoestring.compression.formats.format import WeightFormat
 
     model = session.plan.made().model
-    packed = {id(one) for module in model.modules() if isinstance(module, Form) for one in module.buffers()}
+    packed = {id(one) for module in model.modules() if isinstance(module, WeightFormat) for one in module.buffers()}
     return [one for one in model.buffers() if id(one) not in packed]
 
 

@@ -13,8 +13,8 @@ from torch.nn import functional
 
 import shoestring
 from shoestring import Job
-from shoestring.compression.fidelity import AT_ONCE, OutputMeasure, damages, fidelity, finite, vector_damages
-from shoestring.compression.probe import as_one
+from shoestring.compression.calibration.fidelity import AT_ONCE, OutputMeasure, damages, fidelity, finite, vector_damages
+from shoestring.compression.calibration.probe import as_one
 
 
 def data(seed: int, count: int) -> list[Any]:

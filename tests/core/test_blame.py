@@ -19,21 +19,21 @@ from torch.utils.data import Subset, TensorDataset
 
 from shoestring import Job
 from shoestring.core.blame import CHANGERS, REPLAYS, ROOT, SEAMS
-from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.data.feed import Feed
 from shoestring.measure.fake import Stage
 from shoestring.measure.holdings import Holders
 from shoestring.measure.tracker import Tracker, watched
-from shoestring.memory import accumulate, step_in_backward
-from shoestring.memory.accumulate import Accumulate
-from shoestring.memory.checkpoint import Checkpoint
-from shoestring.memory.fused import Fused
-from shoestring.memory.step_in_backward import StepInBackward
-from shoestring.planning.evidence.rehearse import prepared, tracked_steps
-from shoestring.planning.evidence.tasks import specs_of
 from shoestring.processes.messages import Answer, Cause, Failure
-from shoestring.processes.tasks import TrainTask
 from shoestring.processes.worker import last_message
+from shoestring.training.evidence.rehearse import prepared, tracked_steps
+from shoestring.training.evidence.tasks import specs_of
+from shoestring.training.execution.tasks import TrainTask
+from shoestring.training.memory import accumulate, step_in_backward
+from shoestring.training.memory.accumulate import Accumulate
+from shoestring.training.memory.checkpoint import Checkpoint
+from shoestring.training.memory.fused import FusedOptimizer
+from shoestring.training.memory.step_in_backward import StepInBackward
+from shoestring.training.technique import TrainingTechnique as Technique
 from tests.models import seeded
 
 HERE = Path(__file__).name
@@ -89,7 +89,7 @@ def cause(last: Any) -> Cause | None:
 
 
 def steps_of(run: Any, batches: Any) -> Any:
-    from shoestring.loop import steps
+    from shoestring.training.loop import steps
 
     return steps(run, batches)
 
@@ -144,15 +144,15 @@ def complex_weights() -> nn.Module:
 def test_a_failure_of_our_engines_is_a_fault_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accumulate, "scaled", partial(torch.cat, dim=0))   # called with what it can't take, in our line
     last = failing(plain(), (Accumulate(2),))
-    assert cause(last) is Cause.FAULT and last.text.startswith("a fault of shoestring in memory/accumulate.py line"), last.text
+    assert cause(last) is Cause.FAULT and last.text.startswith("a fault of shoestring in training/memory/accumulate.py line"), last.text
     assert "report" in last.text and "without Accumulate" in last.text and "Traceback" in last.trace
 
 
 def test_a_users_optimizer_that_we_changed_is_ours() -> None:
     made = plain(model=complex_weights)
     assert isinstance(failing(made), Answer)
-    last = failing(made, (Fused(),))
-    assert cause(last) is Cause.FAULT and "core/run.py" in last.text and "without Fused" in last.text, last.text
+    last = failing(made, (FusedOptimizer(),))
+    assert cause(last) is Cause.FAULT and "core/run.py" in last.text and "without FusedOptimizer" in last.text, last.text
 
 
 def test_an_assertion_of_ours_is_a_broken_promise(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +162,7 @@ def test_an_assertion_of_ours_is_a_broken_promise(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(step_in_backward, "only", held["only"])
     last = failing(plain(), (StepInBackward(),))
     assert cause(last) is Cause.FAULT
-    assert last.text.startswith("a promise of shoestring's own code was broken in memory/step_in_backward.py")
+    assert last.text.startswith("a promise of shoestring's own code was broken in training/memory/step_in_backward.py")
 
 
 def test_what_the_machine_refuses_us_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:

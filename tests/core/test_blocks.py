@@ -5,9 +5,9 @@ import numpy as np
 
 from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import Block, Blocks, Ledger
-from shoestring.core.ledger_parts import Standing, Update, Workers
-from shoestring.planning.catalogue import CATALOGUE
-from shoestring.planning.training_room import combinations
+from shoestring.core.ledger_parts import StandingBytes, UpdateCost, Workers
+from shoestring.training.catalogue import CATALOGUE
+from shoestring.training.room import combinations
 
 ROWS = tuple(Block(f"block {number}", kept=0.1 * number + 3, output=1.0, rise=4.7, spike=2.3, gradient=0.7 * number, forward=0.1 * number,
                    backward=0.3) for number in range(9))
@@ -21,7 +21,7 @@ def test_changed_columns_are_the_rows_with_these_numbers() -> None:
 
 
 def test_sums_and_the_timeline_have_the_bits_of_going_through_the_rows() -> None:
-    ledger = Ledger(ROWS, standing=Standing(parameters=0.3), update=Update(rise=0.2), in_flight=3.0)
+    ledger = Ledger(ROWS, standing=StandingBytes(parameters=0.3), update=UpdateCost(rise=0.2), in_flight=3.0)
     assert ledger.columns.total("forward", "backward") == sum(row.forward + row.backward for row in ROWS)
     alive, tops = 0.3 + 2.0 * sum(row.kept for row in ROWS), []
     for row in ROWS:

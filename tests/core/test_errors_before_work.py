@@ -8,11 +8,11 @@ from torch import nn
 import shoestring
 from shoestring import Job, Mistake
 from shoestring.core.technique import parsed
-from shoestring.planning.catalogue import CATALOGUE
+from shoestring.training.catalogue import CATALOGUE
 
 
 @pytest.mark.parametrize("written", [
-    "Checkpoint(every=1, groups=2)", "Accumulate(pieces=0)", "Spill(to='/no/such/place')", "Allocator(kind='fast')",
+    "Checkpoint(every=1, groups=2)", "Accumulate(pieces=0)", "OffloadActivations(to='/no/such/place')", "Allocator(kind='fast')",
     "Precision(dtype='int4')", "Precision(dtype='fp16', weights='bf16')", "Checkpoint(schedule='(2,1)')", "Accumulate()",
     "__import__('os')", "Checkpoint(2)",
 ])

@@ -13,13 +13,13 @@ import shoestring
 from shoestring import Job
 from shoestring.core.batch import leaves, mapped
 from shoestring.core.foreign import attributes_of, container_kind, copied_module, items_of
-from shoestring.core.training import TrainingTechnique
-from shoestring.memory.block_state import BlockState, put_back
-from shoestring.memory.checkpoint import Checkpoint
-from shoestring.memory.spill import Spill
-from shoestring.memory.step_in_backward import StepInBackward
-from shoestring.memory.stream import Stream
-from shoestring.planning.evidence.rehearse import prepared
+from shoestring.training.evidence.rehearse import prepared
+from shoestring.training.memory.block_state import BlockState, put_back
+from shoestring.training.memory.checkpoint import Checkpoint
+from shoestring.training.memory.offload_activations import OffloadActivations
+from shoestring.training.memory.offload_model import OffloadModel
+from shoestring.training.memory.step_in_backward import StepInBackward
+from shoestring.training.technique import TrainingTechnique
 
 ASKED = ("__len__", "__iter__", "__getitem__", "__contains__", "__eq__", "__ne__", "__lt__", "__bool__", "__hash__", "__repr__", "__str__",
          "__call__", "__copy__", "__deepcopy__", "__reduce__", "__reduce_ex__", "__getstate__", "__sizeof__", "__dir__", "__getattr__",
@@ -75,7 +75,7 @@ def test_a_model_with_any_object_is_planned_trained_and_validated(make: Callable
     assert len(list(shoestring.train(job, outcome))) == 2
     model = job.model()
     assert shoestring.plan(job, model=model).chosen.peak_bytes, "a copy of this very model"
-    techniques: list[TrainingTechnique] = [Checkpoint(every=1), Spill(), StepInBackward()]
+    techniques: list[TrainingTechnique] = [Checkpoint(every=1), OffloadActivations(), StepInBackward()]
     for technique in techniques:
         assert shoestring.verify(job, (technique,), 2).same_bits, technique
 
@@ -83,7 +83,7 @@ def test_a_model_with_any_object_is_planned_trained_and_validated(make: Callable
 @pytest.mark.parametrize("make", HOSTILE, ids=lambda one: one.__name__)
 def test_stream_computes_blocks_again_that_keep_any_object(make: Callable[[], Any]) -> None:
     job = hostile_job(make)
-    run = prepared(job, (Stream(),), job.model())
+    run = prepared(job, (OffloadModel(),), job.model())
     run.gradients(run, job.data()[0])
 
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from shoestring.core.coordinates import coordinates
 from shoestring.core.link import Link
 from shoestring.core.mesh import Mesh, imagined_mesh, lines, on_one_axis, rank_at
-from shoestring.core.training import axes_not_united
-from shoestring.parallel.average import Average
-from shoestring.parallel.shard import Shard
+from shoestring.training.data_parallel.data_parallel import DataParallel
+from shoestring.training.data_parallel.shard import Shard
+from shoestring.training.technique import axes_not_united
 
 SIZES = st.dictionaries(st.sampled_from(["data", "stage", "tensor"]), st.integers(1, 4), min_size=1)
 
@@ -75,6 +75,6 @@ def test_ranks_count_along_the_last_axis_first() -> None:
 
 
 def test_every_axis_with_several_workers_needs_exactly_one_technique() -> None:
-    assert axes_not_united([], {"data": 1}) == [] == axes_not_united([Average()], {"data": 4, "stage": 1})
-    assert axes_not_united([], {"data": 2}) == ["data"] == axes_not_united([Average(), Shard()], {"data": 2})
-    assert axes_not_united([Average()], {"data": 2, "stage": 2}) == ["stage"]
+    assert axes_not_united([], {"data": 1}) == [] == axes_not_united([DataParallel()], {"data": 4, "stage": 1})
+    assert axes_not_united([], {"data": 2}) == ["data"] == axes_not_united([DataParallel(), Shard()], {"data": 2})
+    assert axes_not_united([DataParallel()], {"data": 2, "stage": 2}) == ["stage"]

@@ -14,8 +14,8 @@ import shoestring
 from shoestring import Job, Mistake, decay_groups
 from shoestring.core.hardware import Hardware
 from shoestring.core.optimizer import made_optimizer
-from shoestring.planning.evidence.sample import sampled
-from shoestring.planning.planner import Planner
+from shoestring.training.evidence.sample import sampled
+from shoestring.training.planner import Planner
 from tests.interrupted import trained
 
 SGD = partial(torch.optim.SGD, lr=0.1)

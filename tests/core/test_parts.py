@@ -10,10 +10,10 @@ from shoestring.core.errors import Mistake
 from shoestring.core.ledger import Ledger
 from shoestring.core.link import Link
 from shoestring.core.mesh import on_one_axis
-from shoestring.core.run import Part, Run
-from shoestring.core.training import TrainingTechnique
-from shoestring.parallel.compress_gradients import CompressGradients
-from shoestring.planning.evidence.rehearse import prepared
+from shoestring.core.run import Run, RunState
+from shoestring.training.data_parallel.compress_gradients import CompressGradients
+from shoestring.training.evidence.rehearse import prepared
+from shoestring.training.technique import TrainingTechnique
 from tests.models import job, seeded
 
 
@@ -50,5 +50,5 @@ def test_state_of_a_class_that_does_not_say_what_it_can_do_is_refused_by_name() 
 def test_thin_matrices_that_wait_for_their_buckets_are_not_taken_for_state_on_disk() -> None:
     made = replace(job("chain"), mesh=on_one_axis(Link(0, 2)))
     run = prepared(made, (CompressGradients("powersgd"),), seeded(made))
-    assert all(isinstance(part, Part) for part in run.state.values())
+    assert all(isinstance(part, RunState) for part in run.state.values())
     assert not any(part.on_disk for part in run.state.values())

@@ -17,10 +17,10 @@ from shoestring import Job, Mistake, PerEpoch
 from shoestring.core.link import Link
 from shoestring.core.mesh import on_one_axis
 from shoestring.data.feed import shortened
-from shoestring.parallel.asynchronous import Asynchronous
-from shoestring.planning.evidence.rehearse import rehearse
-from shoestring.processes.training import train
 from shoestring.runs.event import Stepped
+from shoestring.training.data_parallel.asynchronous import Asynchronous
+from shoestring.training.evidence.rehearse import rehearse
+from shoestring.training.execution.training import train
 from tests.interrupted import trained
 from tests.tasks import train_task
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 import pytest
 
 from shoestring.core.codec import Unreadable, from_json, to_json
-from shoestring.core.staging import OwnTimes, Staging, StepTimes, Work, together
-from shoestring.parallel.schedule import Action, Kind, Span, bubble, idle_share, orders, timed
-from shoestring.parallel.step_clock import KEPT, StepClock
-from shoestring.runs.event import Adopted, Begun, Timed
+from shoestring.core.staging import OwnTimes, Staging, Work, WorkerTimes, together
+from shoestring.runs.event import Adopted, Begun, StageTimes
 from shoestring.runs.events import event_of, record_of
 from shoestring.runs.history import History
+from shoestring.training.pipeline.schedule import Action, ActionSpan, Kind, bubble, idle_share, orders, timed
+from shoestring.training.pipeline.step_clock import KEPT, StepClock
 
 
 def seconds(action: Action) -> float:
@@ -23,7 +23,7 @@ def line_of(schedule: str = "1f1b", stages: int = 2, pieces: int = 4, steps: int
         much = 10.0 if step < slow else 1.0
         spans = timed(orders(schedule, stages, pieces), lambda action, much=much: seconds(action) * (much if action.chunk else 1.0))
         for clock, own in zip(clocks, spans, strict=True):
-            clock.note([Span(one.action, 100 + one.begin, 100 + one.end) for one in own])
+            clock.note([ActionSpan(one.action, 100 + one.begin, 100 + one.end) for one in own])
     return [clock.times for clock in clocks]
 
 
@@ -31,7 +31,7 @@ def line_of(schedule: str = "1f1b", stages: int = 2, pieces: int = 4, steps: int
 def test_the_measured_share_is_that_of_the_picture_and_of_the_formula(schedule: str) -> None:
     found = together(line_of(schedule))
     assert found is not None
-    drawn = tuple(tuple(Span(Action(Kind(one.kind), one.piece, one.chunk), one.begin, one.end) for one in own) for own in found.timeline)
+    drawn = tuple(tuple(ActionSpan(Action(Kind(one.kind), one.piece, one.chunk), one.begin, one.end) for one in own) for own in found.timeline)
     assert found.idle == pytest.approx(idle_share(drawn)) == pytest.approx(bubble(schedule, 2, 4))
     assert min(work.begin for own in found.timeline for work in own) == 0.0, "a picture begins at zero"
 
@@ -46,12 +46,12 @@ def test_the_first_two_steps_which_are_tracked_do_not_count() -> None:
 def test_a_long_training_keeps_few_steps() -> None:
     clock = StepClock(same_machine=True)
     for number in range(KEPT + 7):
-        clock.note([Span(Action(Kind.FORWARD, 0, 0), number, number + 0.5)])
+        clock.note([ActionSpan(Action(Kind.FORWARD, 0, 0), number, number + 0.5)])
     assert len(clock.times.steps) == KEPT and clock.times.before == 7
 
 
 def test_workers_that_never_meet_are_idle_within_times_of_their_own() -> None:
-    ahead, behind = (OwnTimes((Work("F", 7, chunk, begin, begin + 1),), (StepTimes(begin, begin + 4, 3.0),) * 3, drains=False)
+    ahead, behind = (OwnTimes((Work("F", 7, chunk, begin, begin + 1),), (WorkerTimes(begin, begin + 4, 3.0),) * 3, drains=False)
                      for chunk, begin in ((0, 0.0), (1, 50.0)))
     found = together([ahead, behind])
     assert found is not None and found.idle == 0.25, "the 50 seconds between them are no idle time"
@@ -65,20 +65,20 @@ def test_a_worker_that_did_nothing_has_no_picture() -> None:
 def test_what_was_measured_is_an_event_that_is_read_back() -> None:
     found = together(line_of())
     assert found is not None
-    event = Timed(5, found.idle, found.steps, found.timeline, (7, 9), time=1.0)
+    event = StageTimes(5, found.idle, found.steps, found.timeline, (7, 9), time=1.0)
     assert event_of(record_of(event)) == event
     for wrong in (["F", 0, 0, 1.0], ["F", "0", 0, 1.0, 2.0], "F0012", 3):
         with pytest.raises(Unreadable):
             Work.from_json(wrong)
         assert event_of(record_of(event) | {"timeline": [[wrong]]}) is None
-    assert from_json(Timed, to_json(event)) == event
+    assert from_json(StageTimes, to_json(event)) == event
 
 
 def test_the_last_picture_counts_until_another_plan_is_taken() -> None:
     history = History()
-    for event in (Begun(steps=9, step=0), Timed(5, 0.2, 3), Timed(9, 0.3, 7)):
+    for event in (Begun(steps=9, step=0), StageTimes(5, 0.2, 3), StageTimes(9, 0.3, 7)):
         history.add(event)
-    assert history.timed == Timed(9, 0.3, 7) and not any(isinstance(one, Timed) for one in history.others)
+    assert history.timed == StageTimes(9, 0.3, 7) and not any(isinstance(one, StageTimes) for one in history.others)
     history.add(Adopted(("another plan",)))
     assert history.timed is None
 

@@ -12,22 +12,22 @@ import shoestring
 from shoestring import Job, Mistake
 from shoestring.core.hardware import Hardware
 from shoestring.core.run import plain_run
-from shoestring.core.stepping import Division, Stepping
-from shoestring.core.training import TrainingTechnique
+from shoestring.core.stepping import StepDivision, Stepping
 from shoestring.measure.blocks import blocks
-from shoestring.memory.offload import OffloadOptimizer
-from shoestring.memory.step_in_backward import StepInBackward
-from shoestring.memory.stream import Stream
-from shoestring.optimizers import Lamb, Lars
-from shoestring.parallel.pipeline import Pipeline
-from shoestring.parallel.shard import Shard
-from shoestring.parallel.tensor import TensorParallel
-from shoestring.planning.evidence.rehearse import prepared
-from shoestring.planning.planner import Planner
+from shoestring.training.data_parallel.shard import Shard
+from shoestring.training.evidence.rehearse import prepared
+from shoestring.training.memory.offload_model import OffloadModel
+from shoestring.training.memory.offload_optimizer import OffloadOptimizer
+from shoestring.training.memory.step_in_backward import StepInBackward
+from shoestring.training.optimizers import Lamb, Lars
+from shoestring.training.pipeline.pipeline import Pipeline
+from shoestring.training.planner import Planner
+from shoestring.training.technique import TrainingTechnique
+from shoestring.training.tensor.tensor_parallel import TensorParallel
 
-NONE: set[Division] = set()
-ALL = set(Division)
-COUPLED = {Division.IN_TURNS, Division.APART, Division.IN_PARTS}
+NONE: set[StepDivision] = set()
+ALL = set(StepDivision)
+COUPLED = {StepDivision.IN_TURNS, StepDivision.APART, StepDivision.IN_PARTS}
 LATE = 300
 
 
@@ -220,20 +220,20 @@ def stepping(optimizer: Callable[..., optim.Optimizer], bias: bool = True) -> St
     (GlobalNorm, COUPLED), (GlobalMax, COUPLED), (Clipping, COUPLED), (CoupledLater, COUPLED), (LateByState, COUPLED), (keyed, COUPLED),
     (large_ones, COUPLED), (ByOrder, COUPLED), (SharedState, COUPLED), (SkipsNan, COUPLED), (GlobalNormSgd, COUPLED), (wrapped, COUPLED),
     (Noisy, ALL), (Global, ALL),
-    (Counting, {Division.IN_TURNS, Division.IN_PARTS}),
-    (Plain, {Division.IN_PARTS}), (ByWeight, {Division.IN_PARTS}), (NormedAdam, {Division.IN_PARTS}), (Lamb, {Division.IN_PARTS}),
-    (lambda parameters: Lars(parameters, lr=0.1), {Division.IN_PARTS}), (optim.Adafactor, {Division.IN_PARTS}),
+    (Counting, {StepDivision.IN_TURNS, StepDivision.IN_PARTS}),
+    (Plain, {StepDivision.IN_PARTS}), (ByWeight, {StepDivision.IN_PARTS}), (NormedAdam, {StepDivision.IN_PARTS}), (Lamb, {StepDivision.IN_PARTS}),
+    (lambda parameters: Lars(parameters, lr=0.1), {StepDivision.IN_PARTS}), (optim.Adafactor, {StepDivision.IN_PARTS}),
     (optim.AdamW, NONE), (lambda parameters: OwnSgd(parameters, lr=0.1, momentum=0.9), NONE),
 ], ids=lambda one: getattr(one, "__name__", None))
-def test_a_step_that_can_t_be_divided_is_recognised_by_what_it_does(optimizer: Callable[..., Any], refused: set[Division]) -> None:
+def test_a_step_that_can_t_be_divided_is_recognised_by_what_it_does(optimizer: Callable[..., Any], refused: set[StepDivision]) -> None:
     found = stepping(optimizer)
     assert set(found.reasons) == refused
     assert all(found.reasons.values()) and len(found.traits) == len(refused)
 
 
 def test_optimizers_of_matrices_and_of_sparse_gradients_are_tried_on_such() -> None:
-    assert set(stepping(muon, bias=False).reasons) == {Division.IN_PARTS}
-    assert set(stepping(lambda parameters: optim.SparseAdam(list(parameters)), bias=False).reasons) == {Division.IN_PARTS}
+    assert set(stepping(muon, bias=False).reasons) == {StepDivision.IN_PARTS}
+    assert set(stepping(lambda parameters: optim.SparseAdam(list(parameters)), bias=False).reasons) == {StepDivision.IN_PARTS}
 
 
 def test_an_optimizer_that_can_t_be_tried_is_not_taken_to_be_harmless() -> None:
@@ -242,7 +242,7 @@ def test_an_optimizer_that_can_t_be_tried_is_not_taken_to_be_harmless() -> None:
             raise RuntimeError("only weights of a real model")
 
     found = stepping(Fails)
-    assert set(found.reasons) == ALL and "only weights of a real model" in found.why_not(Division.APART)
+    assert set(found.reasons) == ALL and "only weights of a real model" in found.why_not(StepDivision.APART)
 
 
 def test_trying_leaves_the_job_s_weights_and_the_generators_alone() -> None:
@@ -254,7 +254,7 @@ def test_trying_leaves_the_job_s_weights_and_the_generators_alone() -> None:
     assert not run.optimizer.state and all(one.grad is None for one in made.parameters())
 
 
-DIVIDING = [StepInBackward(), Stream(), OffloadOptimizer(), Pipeline(2), Shard(), TensorParallel(2)]
+DIVIDING = [StepInBackward(), OffloadModel(), OffloadOptimizer(), Pipeline(2), Shard(), TensorParallel(2)]
 
 
 @pytest.mark.parametrize("technique", DIVIDING, ids=str)

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 import shoestring
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
-from shoestring.validation import held_out, once_through
+from shoestring.training.validation import held_out, once_through
 
 SAMPLES = [(torch.full((3,), float(number)), number % 2) for number in range(8)]
 

@@ -47,7 +47,7 @@ class Letters(Dataset[Any]):
         return {"text": number, "author": ["ada", "bob", "cleo"][number % 3 if number < 6 else 0]}
 
 
-class Stream(IterableDataset[int]):
+class OffloadModel(IterableDataset[int]):
     def __iter__(self) -> Any:
         return iter([1, 2])
 
@@ -168,7 +168,7 @@ def test_a_column_is_read_without_fetching_samples_where_the_data_have_it() -> N
     (lambda: clients_of(job(clients=ByColumn(1)), 11, 0), "--clients 11, and the job has 10"),
     (lambda: clients_of(job(clients=Iid(), data=lambda: iter([1])), None, 0), "a list_iterator.*map-style"),
     (lambda: clients_of(job(clients=Iid(), data=lambda: [(1, 2)]), None, 0), "are a list.*map-style"),
-    (lambda: clients_of(job(clients=Iid(), data=Stream), None, 0), "Stream.*map-style"),
+    (lambda: clients_of(job(clients=Iid(), data=OffloadModel), None, 0), "OffloadModel.*map-style"),
     (lambda: clients_of(job(clients=Iid(), data=lambda: labelled(0)), None, 0), "no samples"),
 ])
 def test_what_cant_be_divided_is_refused_with_the_reason(make: Callable[[], Any], words: str) -> None:

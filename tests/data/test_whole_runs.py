@@ -13,9 +13,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import shoestring
-from shoestring.course import DATA_ENDED
 from shoestring.runs import event
 from shoestring.runs.report import report_of
+from shoestring.training.progress import DATA_ENDED
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
 
@@ -45,7 +45,7 @@ def job(steps: int = 8, workers: int = 0, ends: bool = False) -> Job:
 
 def command(tmp_path: Path, *words: str) -> Any:
     (tmp_path / "my.py").write_text(JOB)
-    return subprocess.run([sys.executable, "-m", "shoestring", "train", "my.py", "--memory", "2GiB", "--use", "Fused", "--json", *words],
+    return subprocess.run([sys.executable, "-m", "shoestring", "train", "my.py", "--memory", "2GiB", "--use", "FusedOptimizer", "--json", *words],
                           capture_output=True, text=True, cwd=tmp_path)
 
 

@@ -10,8 +10,8 @@ import pytest
 
 import shoestring
 from shoestring.core.called import guarded
-from shoestring.federated.behaviour.flipped import check_class
 from shoestring.federated.device_errors import UnusableRecords, kind_of, withheld
+from shoestring.federated.techniques.behaviour.flipped import check_class
 from tests.federated.toys import toy_job
 from tests.waiting import HUNG
 

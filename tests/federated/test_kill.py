@@ -20,7 +20,7 @@ import shoestring
 from shoestring.privacy.account import epsilon_of, spent
 from shoestring.privacy.spending import NAME, Spending
 from shoestring.runs.cadence import Cadence
-from shoestring.runs.event import Event, Rounded, Saved, Stepped, Warned
+from shoestring.runs.event import Event, RoundFinished, Saved, Stepped, Warned
 from shoestring.runs.report import report_of
 from shoestring.show.page import page
 from tests.federated import toys
@@ -40,7 +40,7 @@ PRIVATE = {"epsilon": 8.0, "delta": 1e-2}
 CASES: dict[str, dict[str, Any]] = {
     "plain": {}, "private, from a seed": PRIVATE | {"insecure_seed": 7},
     "state on devices": {"use": ["Scaffold()"]}, "state on the server": {"use": ["FedAdam()"]},
-    "asynchronous": {"use": ["FedBuff(buffer=3, concurrency=6)"]}, "feedback": {"use": ["TopK(share=0.2)", "Quantize()"]},
+    "asynchronous": {"use": ["FedBuff(buffer=3, concurrency=6)"]}, "feedback": {"use": ["TopK(share=0.2)", "QuantizeUpdates()"]},
     "statistics on the server": {"norm": True, "statistics": "averaged"}, "statistics on devices": {"norm": True, "statistics": "local"},
     "statistics beside state": {"norm": True, "statistics": "local", "use": ["Ditto()"]},
 }
@@ -74,7 +74,7 @@ def killed(file: Path, folder: Path, at: Callable[[Event], bool], **asked: Any) 
 @pytest.mark.parametrize("case", CASES)
 def test_a_killed_run_ends_with_the_same_bits(case: str, file: Path, tmp_path: Path) -> None:
     whole = run(file, tmp_path / "whole", **CASES[case])
-    for number, kind in ((1, Stepped), (2, Rounded), (3, Saved)):   # in three rounds, at three moments, one after the other
+    for number, kind in ((1, Stepped), (2, RoundFinished), (3, Saved)):   # in three rounds, at three moments, one after the other
         def at(event: Event, number: int = number, kind: type[Event] = kind) -> bool:
             return isinstance(event, kind) and getattr(event, "step", 0) == number
 
@@ -118,7 +118,7 @@ def test_the_same_command_on_other_records_is_another_release_or_none(file: Path
     folder, number = tmp_path / "run", 5
 
     def killed_at_1(event: Event) -> bool:
-        return isinstance(event, Rounded) and event.step == 1
+        return isinstance(event, RoundFinished) and event.step == 1
 
     assert killed(file, folder, killed_at_1, **PRIVATE)
     first = ledger(folder).entries
@@ -126,7 +126,7 @@ def test_the_same_command_on_other_records_is_another_release_or_none(file: Path
     released = weights.read_bytes()
     records = toys.records
     monkeypatch.setattr(toys, "records", lambda one, count=None: records(one + 100 * (one == number), count))
-    assert killed(file, folder, lambda event: isinstance(event, Rounded) and event.step == 2, **PRIVATE)
+    assert killed(file, folder, lambda event: isinstance(event, RoundFinished) and event.step == 2, **PRIVATE)
     assert ledger(folder).entries[:1] == first and [one.round for one in ledger(folder).entries] == [0, 1]
     assert weights.read_bytes() == released
     shutil.rmtree(folder / "checkpoints")

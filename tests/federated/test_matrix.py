@@ -22,8 +22,8 @@ from shoestring.planning.choose import asked_for
 from tests.federated.toys import toy
 
 WORK = ("", "FedSGD()", "FedProx(mu=0.1)", "Scaffold()", "FedPer()", "Ditto()", "FineTune()")
-SEND = ("", "TopK(share=0.2)", "TopK(share=0.2) + Quantize()", "Sketch(share=0.3)", "Quantize(bits=4)",
-        "Rotate() + Quantize()", "QuantizeDown()",
+SEND = ("", "TopK(share=0.2)", "TopK(share=0.2) + QuantizeUpdates()", "Sketch(share=0.3)", "QuantizeUpdates(bits=4)",
+        "Rotate() + QuantizeUpdates()", "QuantizeDown()",
         "TopK(share=0.1) + QuantizeDown(bits=4)")
 COMBINE = ("", "QFedAvg()", "CoordinateMedian()", "TrimmedMean(share=0.2)", "Krum(malicious=1)", "MultiKrum(malicious=1)",
            "NormBound(norm=0.5)", "FedAvgM()", "FedAdam()", "FedYogi()", "FedAdagrad()", "FedBuff(buffer=3, concurrency=6)")

@@ -15,18 +15,18 @@ from shoestring.core.job import Job
 from shoestring.core.local import Local
 from shoestring.core.technique import in_order, parsed
 from shoestring.federated.catalogue import CATALOGUE
-from shoestring.federated.evidence import Evidence, mean_square
-from shoestring.federated.prepare import Asked, Prepared, parts_of, plain_cost, prepared
+from shoestring.federated.evidence import UpdateEvidence, mean_square
+from shoestring.federated.prepare import FederateOptions, Prepared, parts_of, plain_cost, prepared
 from shoestring.federated.room import FederatedRoom, planned
 from shoestring.federated.round import play
-from shoestring.federated.send.quantize import Quantize
-from shoestring.federated.send.top_k import SHARES, TopK
 from shoestring.federated.technique import RoundCost
+from shoestring.federated.techniques.send.quantize import QuantizeUpdates
+from shoestring.federated.techniques.send.top_k import SHARES, TopK
 from shoestring.planning.choose import Chooser, asked_for
 
 FACTOR = 1.5   # between predicted and measured, as docs/federated.md states
-CODECS = ("TopK(share=0.1)", "TopK(share=0.01)", "Quantize(bits=4)", "Quantize(bits=2)", "TopK(share=0.05) + Quantize(bits=4)",
-          "Rotate() + Quantize(bits=4)", "Sketch(share=0.3)", "Clip(norm=0.2)")
+CODECS = ("TopK(share=0.1)", "TopK(share=0.01)", "QuantizeUpdates(bits=4)", "QuantizeUpdates(bits=2)", "TopK(share=0.05) + QuantizeUpdates(bits=4)",
+          "Rotate() + QuantizeUpdates(bits=4)", "Sketch(share=0.3)", "Clip(norm=0.2)")
 WIDTH, CLASSES, DEVICES, RECORDS = 12, 10, 30, 30
 
 
@@ -46,7 +46,7 @@ def given(alike: bool, per_round: int, width: int = 24) -> tuple[Prepared, Round
     """A federation, its plain cost, and the exact update of its first round."""
     job = Job(model=lambda: nn.Sequential(nn.Linear(WIDTH, width), nn.ReLU(), nn.Linear(width, CLASSES)), data=list,
               clients=lambda: clients(alike), local=Local(epochs=2, batch=10, lr=0.05), seed=1)
-    found = prepared(job, Asked(per_round=per_round, rounds=2, processes=1))
+    found = prepared(job, FederateOptions(per_round=per_round, rounds=2, processes=1))
     return found, plain_cost(found), update(found, "")
 
 
@@ -73,7 +73,7 @@ def test_the_predicted_error_is_the_measured_one(alike: bool, per_round: int, wr
 
 
 def test_devices_that_disagree_make_the_same_codec_worse() -> None:
-    one, other = (asked_for(in_order([parsed("Quantize(bits=4)", CATALOGUE)]), given(alike, 8)[1]).cost.error for alike in (True, False))
+    one, other = (asked_for(in_order([parsed("QuantizeUpdates(bits=4)", CATALOGUE)]), given(alike, 8)[1]).cost.error for alike in (True, False))
     assert other > 5 * one
 
 
@@ -90,7 +90,7 @@ def test_the_square_of_a_mean_is_estimated_from_fewer_devices() -> None:
 def test_weights_by_samples_are_those_of_the_mean() -> None:
     rows, counts = torch.randn(4, 9, generator=torch.Generator().manual_seed(3)), torch.tensor([1.0, 2.0, 3.0, 10.0])
     exact = float((counts @ rows / counts.sum()).double().square().sum())
-    assert Evidence.of(rows, 0.0, counts).square(4) == pytest.approx(exact, rel=1e-5)
+    assert UpdateEvidence.of(rows, 0.0, counts).square(4) == pytest.approx(exact, rel=1e-5)
 
 
 @pytest.mark.parametrize("bytes_up", [60, 90, 150])
@@ -98,7 +98,7 @@ def test_a_small_byte_budget_is_used(bytes_up: int) -> None:
     found, cost, _ = given(True, 8, width=6)
     chosen = planned(found, Budget(up=bytes_up)).chosen.numbers()
     assert 0.95 * bytes_up <= chosen["up_bytes"] <= bytes_up
-    after: tuple[tuple[Quantize, ...], ...] = ((), (Quantize(8),), (Quantize(4),), (Quantize(2),))
+    after: tuple[tuple[QuantizeUpdates, ...], ...] = ((), (QuantizeUpdates(8),), (QuantizeUpdates(4),), (QuantizeUpdates(2),))
     usual = [asked_for(in_order([TopK(share), *more]), cost).cost for share in SHARES for more in after]
     assert all(chosen["error"] < 0.9 * one.error for one in usual if one.up <= bytes_up), "shares between the usual ones are better"
 

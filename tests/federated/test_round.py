@@ -10,8 +10,8 @@ from torch import nn
 from shoestring.core.errors import Mistake
 from shoestring.federated.layout import layout_of
 from shoestring.federated.plain import mean
-from shoestring.federated.prepare import Asked, prepared
-from shoestring.federated.round import Server, Updates, play, wrong_with
+from shoestring.federated.prepare import FederateOptions, prepared
+from shoestring.federated.round import ServerState, Updates, play, wrong_with
 from shoestring.federated.seeds import generator_of, seed_of
 from tests.federated.toys import toy, toy_job
 
@@ -28,7 +28,7 @@ def test_the_plain_round_is_federated_averaging() -> None:
     rows = torch.randn(5, 7, generator=generator_of("rows"), dtype=torch.float32)
     whole = updates(rows)
     expected = (whole.counts[:, None] * rows).sum(0) / whole.counts.sum()
-    server = Server(0, 0, torch.zeros(7))
+    server = ServerState(0, 0, torch.zeros(7))
     for parts in ([whole], [whole.some([0, 1]), whole.some([2]), whole.some([3, 4])]):
         assert torch.allclose(mean(server, parts).update.double(), expected, atol=1e-6)
     assert torch.equal(mean(server, []).update, torch.zeros(7)), "nobody came: nothing moves"
@@ -56,15 +56,15 @@ def test_what_can_not_be_used_is_said_of_each() -> None:
 def test_a_device_is_chosen_at_most_once_and_the_choice_follows_from_the_seed() -> None:
     given = toy()
     for number in range(20):
-        server = Server(1, number, given.row)
+        server = ServerState(1, number, given.row)
         names = given.plain.choose(server, given.population)[0].names
         assert len(set(names)) == 6 and given.plain.choose(server, given.population)[0].names == names
-    assert len({given.plain.choose(Server(1, number, given.row), given.population)[0].names for number in range(20)}) > 10
+    assert len({given.plain.choose(ServerState(1, number, given.row), given.population)[0].names for number in range(20)}) > 10
 
 
 def test_more_a_round_than_clients_is_refused_with_both_numbers() -> None:
     with pytest.raises(Mistake, match="--per-round 13 and there are 12 clients"):
-        prepared(toy_job(), Asked(per_round=13))
+        prepared(toy_job(), FederateOptions(per_round=13))
 
 
 def test_a_row_has_weights_first_and_statistics_after_them_and_nothing_frozen() -> None:

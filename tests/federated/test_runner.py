@@ -13,10 +13,10 @@ from torch.utils.data import TensorDataset
 
 import shoestring
 from shoestring.core.local import Local
-from shoestring.federated.advance.momentum import FedAvgM
-from shoestring.federated.behaviour.malicious import Malicious
 from shoestring.federated.round import play
-from shoestring.runs.event import Event, Rounded, Validated, Warned
+from shoestring.federated.techniques.advance.momentum import FedAvgM
+from shoestring.federated.techniques.behaviour.malicious import Malicious
+from shoestring.runs.event import Event, RoundFinished, Validated, Warned
 from shoestring.runs.report import report_of
 from tests.federated.test_kill import JOB
 from tests.federated.toys import records, toy, toy_job
@@ -44,20 +44,20 @@ def test_the_global_model_is_validated_where_the_job_holds_something_out() -> No
 
 def test_rounds_that_a_robust_rule_makes_nothing_of_are_told() -> None:
     _, events = told(use=["Krum(malicious=1)", "DropOut(rate=0.6)"])
-    few = [one.step for one in events if isinstance(one, Rounded) and one.participants < 5]
+    few = [one.step for one in events if isinstance(one, RoundFinished) and one.participants < 5]
     warned = [one.text for one in events if isinstance(one, Warned) and "moved no weights: too few devices answered for Krum" in one.text]
     assert few and len(warned) == len(few)
 
 
 def test_asynchronous_rounds_tell_their_simulated_time() -> None:
     _, events = told(use=["FedBuff(buffer=3, concurrency=6)"])
-    times = [one.simulated for one in events if isinstance(one, Rounded)]
+    times = [one.simulated for one in events if isinstance(one, RoundFinished)]
     assert all(one is not None and one > 0 for one in times)
 
 
 def test_a_round_in_which_nobody_answers_moves_nothing_and_is_told() -> None:
     _, events = told(use=["DropOut(rate=0.99)"], rounds=2)
-    rounds = [one for one in events if isinstance(one, Rounded)]
+    rounds = [one for one in events if isinstance(one, RoundFinished)]
     empty = [one for one in rounds if not one.participants]
     assert empty and all(one.missing == 6 for one in empty)
     assert sum("nobody's update" in one.text for one in events if isinstance(one, Warned)) == len(empty)
@@ -142,7 +142,7 @@ def test_clients_that_fail_are_named_and_counted_and_the_federation_goes_on_roun
     odd = [(torch.zeros(2), torch.tensor(0))] * 6
     job = toy_job(clients=lambda: {"odd": odd, **{f"d{number}": records(number) for number in range(3)}})
     done, events = told(job=job, rounds=8, per_round=1)
-    rounds = [one for one in events if isinstance(one, Rounded)]
+    rounds = [one for one in events if isinstance(one, RoundFinished)]
     failed = [one for one in rounds if one.rejected]
     assert 0 < len(failed) < 8 and {name for one in failed for name, _ in one.rejected} == {"odd"}
     assert done.report["rejected"] == [int(bool(one.rejected)) for one in rounds]

@@ -16,11 +16,11 @@ from shoestring.federated.catalogue import CATALOGUE
 from shoestring.federated.combined_statistics import median_statistics, wrong_statistics
 from shoestring.federated.layout import layout_of
 from shoestring.federated.prepare import Prepared, parts_of, plain_cost
-from shoestring.federated.private.sampling import alike
 from shoestring.federated.room import FederatedRoom, planned
-from shoestring.federated.round import Played, Server, Updates, play
+from shoestring.federated.round import Played, ServerState, Updates, play
 from shoestring.federated.statistics import KEPT
 from shoestring.federated.technique import FederatedTechnique
+from shoestring.federated.techniques.private.sampling import alike
 from shoestring.planning.choose import asked_for
 from tests.federated.test_matrix import ONCE_EACH
 from tests.federated.toys import CLASSES, WIDTH, toy, toy_job
@@ -63,11 +63,11 @@ def played(given: Prepared, written: str = "", rounds: int = 2) -> tuple[list[Pl
         devices.close()
 
 
-def statistics(server: Server, given: Prepared) -> dict[str, torch.Tensor]:
+def statistics(server: ServerState, given: Prepared) -> dict[str, torch.Tensor]:
     return given.layout.statistics.views(server.statistics)
 
 
-@pytest.mark.parametrize("written", ["", *ONCE_EACH, "Rotate() + Quantize(bits=4)", "TopK(share=0.2) + Quantize()"])
+@pytest.mark.parametrize("written", ["", *ONCE_EACH, "Rotate() + QuantizeUpdates(bits=4)", "TopK(share=0.2) + QuantizeUpdates()"])
 @pytest.mark.parametrize("rule", ["averaged", "local"])
 def test_every_technique_with_statistics_is_predicted_to_the_byte_and_has_no_negative_variance(written: str, rule: str) -> None:
     if "Noise" in written:

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from shoestring.core.exactness import Exactness
 from shoestring.core.local import Local
-from shoestring.federated.cohort import recorded
-from shoestring.federated.prepare import Asked, Prepared, prepared
+from shoestring.federated.prepare import FederateOptions, Prepared, prepared
 from shoestring.federated.room import FederatedPlan
+from shoestring.federated.simulation.cohort import recorded
 from shoestring.federated.verify import MOST, ROUNDS, rounds_of, verified
-from tests.federated.cohort.test_awkward import clients, job_of
+from tests.federated.simulation.cohort.test_awkward import clients, job_of
 from tests.federated.toys import toy
 
 PLAIN = FederatedPlan((), Exactness.BITS, {})
@@ -22,7 +22,7 @@ PLAIN = FederatedPlan((), Exactness.BITS, {})
 
 def stacked(**local: Any) -> Prepared:
     job = job_of({"clients": clients((18,) * 8), "local": Local(**{"batch": 6, "epochs": 2, "lr": 0.05, **local})})
-    return prepared(job, Asked(per_round=8, rounds=1, processes=2))
+    return prepared(job, FederateOptions(per_round=8, rounds=1, processes=2))
 
 
 def test_there_are_rounds_enough_for_recordings_in_every_process() -> None:
@@ -45,18 +45,18 @@ def test_a_recording_that_gives_other_numbers_is_not_kept(monkeypatch: pytest.Mo
         losses, gradients = kept(self, *tensors)
         return losses, [None if one is None else one * 1.01 for one in gradients]
 
-    kept = recorded.Recording.__call__
-    monkeypatch.setattr(recorded.Recording, "__call__", wrong)
+    kept = recorded.RecordedGradients.__call__
+    monkeypatch.setattr(recorded.RecordedGradients, "__call__", wrong)
     monkeypatch.setattr(recorded, "same_bits", lambda found, right: True)
-    monkeypatch.setattr("shoestring.federated.cohort.engine.is_checked", lambda round: False)
+    monkeypatch.setattr("shoestring.federated.simulation.cohort.engine.is_checked", lambda round: False)
     found = verified(stacked(), PLAIN)
     assert not found.kept and found.verdicts[0].kept is False and found.rounds * 12 > after
     assert torch.isfinite(torch.tensor(found.verdicts[0].difference))
 
 
 def test_a_way_that_turns_out_wrong_while_it_is_verified_is_told() -> None:
-    from tests.federated.cohort.test_comparison import job
+    from tests.federated.simulation.cohort.test_comparison import job
 
-    given = prepared(job(), Asked(per_round=8, rounds=1, processes=1))
+    given = prepared(job(), FederateOptions(per_round=8, rounds=1, processes=1))
     found = verified(replace(given, processes=1), PLAIN)
     assert found.kept and "one after the other" in found.verdicts[0].what and "batch of 5" in found.verdicts[0].what

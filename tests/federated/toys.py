@@ -9,8 +9,8 @@ from torch import nn
 
 from shoestring.core.job import Job
 from shoestring.core.local import Local
-from shoestring.federated.cohort import How
-from shoestring.federated.prepare import Asked, Prepared, prepared
+from shoestring.federated.prepare import FederateOptions, Prepared, prepared
+from shoestring.federated.simulation.cohort import How
 
 WIDTH, CLASSES = 6, 3
 ONE_BY_ONE = How("sequential", 1, "one after the other")
@@ -36,4 +36,4 @@ def toy_job(devices: int = 12, **changes: Any) -> Job:
 
 def toy(job: Job | None = None, how: How | None = ONE_BY_ONE, per_round: int = 6, rounds: int = 3, processes: int = 1,
         **asked: Any) -> Prepared:
-    return prepared(job or toy_job(), Asked(per_round=per_round, rounds=rounds, processes=processes, **asked), how=how)
+    return prepared(job or toy_job(), FederateOptions(per_round=per_round, rounds=rounds, processes=processes, **asked), how=how)

@@ -17,9 +17,10 @@ from shoestring.core.hardware import Hardware, for_group
 from shoestring.core.seal import sealed
 from shoestring.measure import instructions, probe
 from shoestring.measure.cache import cache_folder, value_of
-from shoestring.measure.tracker import Event, Log, Moment
-from shoestring.planning import duration, earlier, kept
-from shoestring.planning.evidence.tasks import TrialResult
+from shoestring.measure.tracker import Log, Moment, StorageEvent
+from shoestring.planning import answers as kept
+from shoestring.training.evidence import duration, earlier
+from shoestring.training.evidence.tasks import TrialResult
 from tests.mutations import JSON, changed
 
 RATES = [[1e-9, 1e-6, 1024], [2e-9, 1e-6, 0]]
@@ -30,11 +31,11 @@ WHOLE: dict[str, dict[str, Any]] = {
                  "busy": 0.1},
     "dtypes": {"machine": "this", "outcomes": {cap: dict.fromkeys(instructions.TRIALS, "x") for cap in ("", "AVX2")}},
     "seconds": {"seconds": {"a": 3.0, "b": 4}},
-    "choice": {"techniques": [{"name": "Checkpoint", "knobs": {"every": 2}}, {"name": "Fused", "knobs": {}}]},
+    "choice": {"techniques": [{"name": "Checkpoint", "knobs": {"every": 2}}, {"name": "FusedOptimizer", "knobs": {}}]},
     "evidence": {"version": kept.VERSION, "when": 1e9, "speed": 1e11, "files": {__file__: "0" * 64}, "answers": ""},
 }
 LOG = json.loads(json.dumps(Log(
-    events=[Event(1, 64), Event(1, -64)], marks=[(0, Moment("forward", "0"))], roles={1: "parameters"}, outputs={"0": [1]}, workspaces={1},
+    events=[StorageEvent(1, 64), StorageEvent(1, -64)], marks=[(0, Moment("forward", "0"))], roles={1: "parameters"}, outputs={"0": [1]}, workspaces={1},
     flops=Counter({Moment("forward", "0"): 9}), moved=[1], sent=[2], blocks=["0"], traits={"complex weights"}).as_json()))
 
 
@@ -65,7 +66,7 @@ def use_choice(place: Path) -> None:
 
 def use_evidence(place: Path) -> None:
     found = kept.opened({"job": 1}, 1e11)
-    assert found.answer({"log": 1}, Log, lambda: Log(events=[Event(1, 2)])) is not None
+    assert found.answer({"log": 1}, Log, lambda: Log(events=[StorageEvent(1, 2)])) is not None
     found.save()
 
 
@@ -117,7 +118,7 @@ def test_an_answer_of_any_shape_is_used_or_found_out_again(data: st.DataObject, 
     place = kept.opened({"job": 2}, 1e11).place
     place.parent.mkdir(parents=True, exist_ok=True)
     place.write_bytes(sealed(WHOLE["evidence"] | {"files": {}, "answers": packed}))
-    found = kept.opened({"job": 2}, 1e11).answer(question, Log, lambda: Log(events=[Event(1, 2)]))
+    found = kept.opened({"job": 2}, 1e11).answer(question, Log, lambda: Log(events=[StorageEvent(1, 2)]))
     assert Log.from_json(found.as_json()) == found and all(type(size) is int for _, size in found.events)
     trial = kept.opened({"job": 2}, 1e11).answer(question, TrialResult, lambda: TrialResult(1, 1.0, 4))
     assert trial.process_bytes + trial.step_seconds > -1e300

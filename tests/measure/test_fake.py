@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from shoestring.core.private import tree_leaves
 from shoestring.measure.fake import Stage
-from shoestring.measure.tracker import Event, Tracker
+from shoestring.measure.tracker import StorageEvent, Tracker
 
 Call = Callable[[Tensor], Tensor]
 
@@ -133,7 +133,7 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }
 
 
-def events_of_backward(layer: nn.Module, x: Tensor, wanted: tuple[bool, ...], stage: Stage | None) -> list[Event]:
+def events_of_backward(layer: nn.Module, x: Tensor, wanted: tuple[bool, ...], stage: Stage | None) -> list[StorageEvent]:
     for one, want in zip((x, *layer.parameters()), wanted, strict=True):
         one.requires_grad_(want)
     tracker = Tracker(stage)

@@ -18,11 +18,11 @@ from shoestring.core import random_state
 from shoestring.jobfile import loaded_job
 from shoestring.measure.holdings import tensors_in
 from shoestring.measure.timeline import peak
-from shoestring.memory.accumulate import Accumulate
-from shoestring.memory.checkpoint import Checkpoint
-from shoestring.planning.evidence.rehearse import rehearse, tracked
-from shoestring.processes import training
-from shoestring.processes.tasks import TrainTask
+from shoestring.training.evidence.rehearse import rehearse, tracked
+from shoestring.training.execution import training
+from shoestring.training.execution.tasks import TrainTask
+from shoestring.training.memory.accumulate import Accumulate
+from shoestring.training.memory.checkpoint import Checkpoint
 from tests.allocator import account
 from tests.models import seeded
 

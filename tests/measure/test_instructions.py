@@ -19,10 +19,10 @@ from shoestring.core.errors import Mistake
 from shoestring.core.hardware import Hardware
 from shoestring.measure import instructions, probe
 from shoestring.measure.instructions import CAPS, VARIABLE, cap, cap_this_process, deadly, forked, tried, working_dtypes
-from shoestring.memory.precision import Precision
-from shoestring.planning.evidence.rehearse import rehearse
-from shoestring.planning.planner import Planner
-from shoestring.processes.verified import worker_environment
+from shoestring.training.evidence.rehearse import rehearse
+from shoestring.training.execution.verification import worker_environment
+from shoestring.training.memory.precision import Precision
+from shoestring.training.planner import Planner
 from tests.models import job, seeded
 
 DIES = "the process died with SIGILL"
@@ -222,6 +222,6 @@ def test_a_session_of_tests_runs_under_the_cap(tmp_path: Path) -> None:
     (tmp_path / "sick.py").write_text(PLUGIN)
     environment = {name: value for name, value in os.environ.items() if name != VARIABLE} | {
         "HOME": str(tmp_path), "PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(__file__).parents[2]}"}
-    words = ["--collect-only", "-p", "sick", "-p", "no:cacheprovider", str(Path(__file__).parents[1] / "memory" / "test_precision.py")]
+    words = ["--collect-only", "-p", "sick", "-p", "no:cacheprovider", str(Path(__file__).parents[1] / "training" / "memory" / "test_precision.py")]
     done = subprocess.run([sys.executable, "-m", "pytest", *words], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -13,15 +13,27 @@ import pytest
 from shoestring.core.hardware import Hardware
 from shoestring.measure import probe
 from shoestring.measure.cache import read_kept, write_kept
-from shoestring.measure.probe import MORE_ROUNDS, QUIET, ROUNDS, Round, best_of, busy_share, doubt, kept_hardware, remember, rounds, settled
+from shoestring.measure.probe import (
+    MORE_ROUNDS,
+    QUIET,
+    ROUNDS,
+    ProbeRound,
+    best_of,
+    busy_share,
+    doubt,
+    kept_hardware,
+    remember,
+    rounds,
+    settled,
+)
 
-QUIETLY = Round(0.05, flops=2e11, disk=2e9, direct=4e9, moving=5e-11, small=(3e-10, 1e-10), huge=(2e-10, 1e-10))
-BUSILY = Round(0.9, flops=4e10, disk=1e9, direct=1e9, moving=9e-11, small=(5e-10, 2e-10), huge=(46e-10, 2e-10))
+QUIETLY = ProbeRound(0.05, flops=2e11, disk=2e9, direct=4e9, moving=5e-11, small=(3e-10, 1e-10), huge=(2e-10, 1e-10))
+BUSILY = ProbeRound(0.9, flops=4e10, disk=1e9, direct=1e9, moving=9e-11, small=(5e-10, 2e-10), huge=(46e-10, 2e-10))
 KEPT = Hardware(device=probe.device_here(), flops=1e11, disk=1e9, direct=1e9, moving=5e-11, fault=2e-10, huge_fault=1e-10, when=1000.0,
                 tries=3, busy=0.05)
 
 
-def counted(given: Sequence[Round]) -> list[Round]:
+def counted(given: Sequence[ProbeRound]) -> list[ProbeRound]:
     """The rounds that are measured on a machine that would give these one after the other."""
     each = iter([*given, *[given[-1]] * 99])
     return rounds("cpu", lambda device: next(each), pause=0.0)

@@ -6,9 +6,9 @@ import torch
 
 from shoestring.core.hardware import Hardware
 from shoestring.measure.timeline import peak
-from shoestring.measure.tracker import Event, Log, Moment, Tracker
-from shoestring.planning.evidence.rehearse import rehearse
-from shoestring.planning.evidence.step import plain_ledger
+from shoestring.measure.tracker import Log, Moment, StorageEvent, Tracker
+from shoestring.training.evidence.rehearse import rehearse
+from shoestring.training.evidence.step import plain_ledger
 from tests.models import job
 
 
@@ -24,7 +24,7 @@ def test_views_and_in_place_results_count_once_and_death_is_noticed() -> None:
 
 
 def test_the_peak_says_when_and_of_what() -> None:
-    log = Log([Event(1, 100), Event(2, 50), Event(2, -50), Event(3, 30)],
+    log = Log([StorageEvent(1, 100), StorageEvent(2, 50), StorageEvent(2, -50), StorageEvent(3, 30)],
               [(1, Moment("forward", "a")), (2, Moment("backward", "a"))], {1: "parameters"})
     found = peak(log)
     assert (found.bytes, found.moment, dict(found.parts)) == (150, Moment("forward", "a"), {"parameters": 100, "activations": 50})

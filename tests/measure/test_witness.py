@@ -8,20 +8,20 @@ import torch
 from torch import Tensor, nn
 
 from shoestring import Job
-from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.measure.tracker import Log, Tracker
-from shoestring.memory.accumulate import Accumulate
-from shoestring.memory.checkpoint import Checkpoint
-from shoestring.memory.fused import Fused
-from shoestring.memory.spill import Spill
-from shoestring.memory.step_in_backward import StepInBackward
-from shoestring.planning.evidence.rehearse import tracked
+from shoestring.training.evidence.rehearse import tracked
+from shoestring.training.memory.accumulate import Accumulate
+from shoestring.training.memory.checkpoint import Checkpoint
+from shoestring.training.memory.fused import FusedOptimizer
+from shoestring.training.memory.offload_activations import OffloadActivations
+from shoestring.training.memory.step_in_backward import StepInBackward
+from shoestring.training.technique import TrainingTechnique as Technique
 from tests.allocator import Account, account
 from tests.awkward import AWKWARD
 from tests.models import MODELS, job, seeded
 
 PLANS: tuple[tuple[Technique, ...], ...] = (
-    (), (Checkpoint(every=1),), (Accumulate(2), Checkpoint(groups=-1), Fused()), (Spill(), Fused()),
+    (), (Checkpoint(every=1),), (Accumulate(2), Checkpoint(groups=-1), FusedOptimizer()), (OffloadActivations(), FusedOptimizer()),
     (Checkpoint(every=2), StepInBackward()),
 )
 PLAIN = ("a sparse matrix", "sparse gradients", "complex weights", "packed sequences", "tied weights", "an autograd function of its own",

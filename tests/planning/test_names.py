@@ -7,9 +7,9 @@ import pytest
 
 from shoestring.core.errors import Mistake
 from shoestring.core.technique import parsed, text
-from shoestring.planning.catalogue import CATALOGUE
 from shoestring.planning.names import check_written, knobs_of, technique_files
-from tests.planning.test_promises import ledger
+from shoestring.training.catalogue import CATALOGUE
+from tests.training.test_promises import ledger
 
 
 def test_names_and_knobs_are_those_of_the_catalogue() -> None:
@@ -23,7 +23,7 @@ def test_every_technique_worth_trying_can_be_written() -> None:
             check_written(text(one))
 
 
-@pytest.mark.parametrize("written", ["Checkpont(every=2)", "Checkpoint(evry=2)", "Fused(fast=True)", "Checkpoint(every=2", "Checkpoint(2)",
+@pytest.mark.parametrize("written", ["Checkpont(every=2)", "Checkpoint(evry=2)", "FusedOptimizer(fast=True)", "Checkpoint(every=2", "Checkpoint(2)",
                                      "Checkpoint(every=two)", "", "3", "Checkpoint().cost", "nothing"])
 def test_a_mistake_is_told_of_in_the_same_words_without_importing_it(written: str) -> None:
     said = []

@@ -13,14 +13,14 @@ import pytest
 
 from shoestring.core.errors import Mistake
 from shoestring.privacy.account import QUICK, SampledGaussian, epsilon_of, spent
-from shoestring.privacy.spending import NAME, WIDTH, Entry, Spending, line_of
+from shoestring.privacy.spending import NAME, WIDTH, ReleasedRound, Spending, line_of
 
 pytest.importorskip("dp_accounting")
-WEAK = Entry("a" * 16, 0, "0" * 16, 8.0, 0.1, 1e-5)
+WEAK = ReleasedRound("a" * 16, 0, "0" * 16, 8.0, 0.1, 1e-5)
 STRONG = replace(WEAK, multiplier=4.0)   # it spends more
 
 
-def ledger(folder: Path, *entries: Entry) -> Path:
+def ledger(folder: Path, *entries: ReleasedRound) -> Path:
     spending = Spending(folder / NAME, WEAK.run)
     for one in entries:
         assert spending.spend(one)
@@ -31,7 +31,7 @@ def opened(folder: Path, done: int = 0, lines: int = 0) -> Spending:
     return Spending(folder / NAME, WEAK.run, done, lines)
 
 
-def rounds(count: int, kind: Entry = WEAK, start: int = 0) -> list[Entry]:
+def rounds(count: int, kind: ReleasedRound = WEAK, start: int = 0) -> list[ReleasedRound]:
     return [replace(kind, round=number) for number in range(start, start + count)]
 
 
@@ -247,5 +247,5 @@ def test_what_spend_returned_from_is_there_after_a_kill(tmp_path: Path) -> None:
 
 
 def test_the_longest_entry_fits_on_a_line() -> None:
-    longest = Entry("a" * 16, 10**9, "b" * 16, 123500.0, 0.12345678901234568, 1.2345678901234567e-10, 12.345678901234567, False)
+    longest = ReleasedRound("a" * 16, 10**9, "b" * 16, 123500.0, 0.12345678901234568, 1.2345678901234567e-10, 12.345678901234567, False)
     assert len(line_of(10**9, longest)) == WIDTH

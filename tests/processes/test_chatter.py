@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from shoestring.core.errors import Crashed, Mistake
-from shoestring.planning.evidence.tasks import AnchorTask
 from shoestring.processes.chatter import overheard
 from shoestring.processes.launch import run_worker
+from shoestring.training.evidence.tasks import AnchorTask
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
 

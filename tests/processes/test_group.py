@@ -23,9 +23,9 @@ from shoestring.processes.group.rendezvous import Rendezvous
 from shoestring.processes.group.worker import says_peer_lost, wait_for_all
 from shoestring.processes.messages import OutOfMemory
 from shoestring.processes.nodes import Nodes, parsed_nodes, surrounding_nodes
-from shoestring.processes.tasks import TrainTask
 from shoestring.runs.event import Died, Event, Stepped
 from shoestring.runs.folder import holder
+from shoestring.training.execution.tasks import TrainTask
 from tests.records import records, steps_in
 from tests.tasks import train_task
 from tests.waiting import HUNG, PASS_GATE, Gates, free_port, until, until_gone
@@ -65,7 +65,7 @@ def job(steps: int = 24, hold: str = "", fault: str = "") -> Job:
         import nothing_of_that_name
     return Job(model=lambda: Net(fault), data=lambda: data(hold), steps=steps)
 """
-PLAN = {"chosen": {"techniques": [{"name": "Average", "knobs": {"linear": False, "warmup": 0}}], "peak_bytes": 1 << 20,
+PLAN = {"chosen": {"techniques": [{"name": "DataParallel", "knobs": {"linear": False, "warmup": 0}}], "peak_bytes": 1 << 20,
                    "process_bytes": 1 << 29, "step_seconds": 0.01, "exact": True}}
 
 

@@ -23,7 +23,7 @@ from collections import Counter
 import torch
 from torch import nn
 from shoestring import Job
-from shoestring.parallel.sharding import ShardedTensor
+from shoestring.training.data_parallel.sharding import ShardedTensor
 
 class Net(nn.Module):
     def __init__(self, at):
@@ -93,7 +93,7 @@ MOMENTS = {   # as the worker says them, and the step that the group then goes o
     "synced checkpoints with step-00000008": 8,
 }
 FIRST, MIDDLE, ASKED, GATHERED, WRITTEN, RENAMED = MOMENTS
-MATRIX = [(use, rank, moment) for use, saving in (("Average()", ASKED), ("Shard(stage=3)", GATHERED)) for rank in range(3)
+MATRIX = [(use, rank, moment) for use, saving in (("DataParallel()", ASKED), ("Shard(stage=3)", GATHERED)) for rank in range(3)
           for moment in (FIRST, MIDDLE, saving, *((WRITTEN, RENAMED) if rank == 0 else ()))]   # the first worker writes
 MATRIX += [(use, 1, MIDDLE) for use in ("CompressGradients(kind='int8')", "CompressGradients(kind='topk')")]   # what each keeps back
 

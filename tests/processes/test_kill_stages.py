@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from shoestring.core.technique import described
-from shoestring.parallel.pipeline import Pipeline
 from shoestring.processes.group.launch import run_group
 from shoestring.runs.event import Event
+from shoestring.training.pipeline.pipeline import Pipeline
 from tests.commands.test_cli import answer
 from tests.processes import test_kill_matrix as matrix
 from tests.processes.test_group import LifeClock, suspended_at
@@ -64,10 +64,10 @@ class Net(nn.Module):
 """
 before, rest = matrix.JOB.split("class Net(nn.Module):")
 JOB = (before + NET + "\ndef watched" + rest.partition("def watched")[2]).replace(
-    "shoestring.parallel.sharding import ShardedTensor", "shoestring.parallel.staged_state import StagedTensor").replace(
+    "shoestring.training.data_parallel.sharding import ShardedTensor", "shoestring.training.pipeline.stage_state import StagedTensor").replace(
     "ShardedTensor", "StagedTensor").replace("torch.randn(12, 32)", "torch.randn(32, 32)")   # two copies, four pieces: several in each
 FIRST, MIDDLE, ASKED, GATHERED, WRITTEN, RENAMED = matrix.MOMENTS
-TWO, FOUR = "Pipeline(stages=2, pieces=4)", "Pipeline(stages=2, pieces=4) Average()"
+TWO, FOUR = "Pipeline(stages=2, pieces=4)", "Pipeline(stages=2, pieces=4) DataParallel()"
 SHORT = "Pipeline(stages=2, pieces=4) CompressGradients()"   # what every worker keeps back is its own
 QUICK = [(TWO, 1, MIDDLE), (TWO, 0, GATHERED), (SHORT, 3, MIDDLE)]
 HALVES = "Pipeline(stages=2, pieces=4, schedule='zero-bubble')"

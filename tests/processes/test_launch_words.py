@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shoestring.core.errors import Crashed
-from shoestring.processes.launch import Stopped, ended_silently, ending_text, stands
+from shoestring.processes.launch import StoppingWorker, ended_silently, ending_text, stands
 from shoestring.processes.signals import stopping_gently
 from tests.tasks import train_task
 
@@ -33,7 +33,7 @@ class Child:
     (True, signal.SIGHUP, signal.SIGHUP), (False, signal.SIGHUP, signal.SIGTERM)])
 def test_a_signal_reaches_a_worker_as_that_once_it_listens(listens: bool, number: int, passed: int) -> None:
     child, asked = Child(), list[int]()
-    worker = Stopped(child)   # type: ignore[arg-type]
+    worker = StoppingWorker(child)   # type: ignore[arg-type]
     worker.listens = listens
     with stopping_gently(worker, asked, lambda: None):
         signal.raise_signal(number)

@@ -28,7 +28,7 @@ def data():
 def job(steps: int = 200) -> Job:
     return Job(model=lambda: nn.Linear(16, 4), data=data, steps=steps)
 """
-PLAN = {"chosen": {"techniques": [{"name": "Average", "knobs": {}}], "peak_bytes": 1 << 20, "process_bytes": 1 << 29, "step_seconds": 0.1,
+PLAN = {"chosen": {"techniques": [{"name": "DataParallel", "knobs": {}}], "peak_bytes": 1 << 20, "process_bytes": 1 << 29, "step_seconds": 0.1,
                    "exact": True, "world": 2}}
 PATIENCE = 6   # seconds
 

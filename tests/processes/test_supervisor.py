@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from shoestring.core.errors import Crashed, Mistake
-from shoestring.planning.evidence.tasks import Task, TrialTask
 from shoestring.processes.group.channel import PEER_LOST
 from shoestring.processes.group.decision import TRIES, Decision, Setback, decided
 from shoestring.processes.group.round import read_round
@@ -21,16 +20,17 @@ from shoestring.processes.messages import (
     Cause,
     Failure,
     Happened,
-    Joined,
     Message,
     OutOfMemory,
-    PeerLost,
+    PeerLostMessage,
     StopAsked,
     WorkerDied,
+    WorkerJoined,
     happened,
 )
 from shoestring.processes.nodes import Nodes
 from shoestring.runs.event import Begun, Died, Reformed, Saved, Stepped, Warned
+from shoestring.training.evidence.tasks import Task, TrialTask
 from tests.tasks import train_task
 
 KILLED = WorkerDied(1, *exit_reason(-signal.SIGKILL))
@@ -154,7 +154,7 @@ def test_memory_that_the_kernel_took_is_named(tmp_path: Path, monkeypatch: pytes
 def test_workers_that_only_lost_each_other_are_no_deaths(tmp_path: Path) -> None:
     with group(tmp_path) as made:
         made.goes_to(2)
-        made.hears(0, PeerLost("Timed out waiting 4000ms for recv operation to complete"))
+        made.hears(0, PeerLostMessage("Timed out waiting 4000ms for recv operation to complete"))
         assert made.supervisor.missing({0: PEER_LOST, 1: None}) == []
         made.dies()
         warned = made.events[-1]
@@ -163,7 +163,7 @@ def test_workers_that_only_lost_each_other_are_no_deaths(tmp_path: Path) -> None
 
 
 def test_a_trial_whose_workers_waited_in_vain_is_not_repeated(tmp_path: Path) -> None:
-    waited = PeerLost("stage 0 waited for the gradient of what body.1 gives on, from stage 1: it did not come", deadline=True)
+    waited = PeerLostMessage("stage 0 waited for the gradient of what body.1 gives on, from stage 1: it did not come", deadline=True)
     with group(tmp_path, task=TrialTask(file=str(tmp_path / "job.py"), together=True)) as made:
         made.hears(0, waited)
         with pytest.raises(Crashed, match=r"lost each other \(stage 0 waited for the gradient .*\): each waited for another, and would"):
@@ -176,7 +176,7 @@ def test_a_trial_whose_workers_waited_in_vain_is_not_repeated(tmp_path: Path) ->
 
 def test_a_silent_worker_is_missed_later_while_it_still_imports(tmp_path: Path) -> None:
     with group(tmp_path) as made:
-        made.hears(1, Joined())
+        made.hears(1, WorkerJoined())
         for rank, seconds in ((0, 31.0), (1, 31.0)):
             made.supervisor.heard[rank] -= seconds
         found = made.supervisor.missing({0: None, 1: None})

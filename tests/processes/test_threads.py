@@ -13,12 +13,12 @@ import torch
 from shoestring.commands import run_plan
 from shoestring.core.errors import Mistake
 from shoestring.core.hardware import Hardware
-from shoestring.processes import job_planning
 from shoestring.processes.group.launch import group_environment, threads
 from shoestring.processes.group.rendezvous import Rendezvous
 from shoestring.processes.nodes import Nodes
 from shoestring.runs.folder import Folder
 from shoestring.runs.request import Request
+from shoestring.training.execution import job_planning
 
 
 @pytest.mark.parametrize(("count", "devices", "each"), [(6, 2, "3"), (6, 4, "1"), (1, 3, "1"), (8, 1, "8")])

@@ -16,16 +16,16 @@ from shoestring.core.technique import built
 from shoestring.jobfile import loaded_job
 from shoestring.measure.timeline import peak
 from shoestring.measure.tracker import VALIDATE
-from shoestring.planning.catalogue import CATALOGUE
-from shoestring.planning.evidence.rehearse import rehearse
 from shoestring.processes.launch import run_worker
-from shoestring.processes.tasks import TrainTask
 from shoestring.runs.checkpoints import BEST, damage, saved
 from shoestring.runs.event import Begun, Event, Saved, Stepped, Validated, Warned
 from shoestring.runs.export import best_weights, export_steps, export_weights
 from shoestring.runs.folder import Folder
 from shoestring.runs.report import report_of
 from shoestring.runs.tensors import TensorFile
+from shoestring.training.catalogue import CATALOGUE
+from shoestring.training.evidence.rehearse import rehearse
+from shoestring.training.execution.tasks import TrainTask
 from tests.tasks import train_task
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
@@ -57,7 +57,7 @@ def job(goal: str = "max loss", patience: int = 2, flag: str = "", every: str = 
                optimizer=lambda p: torch.optim.AdamW(p, lr=4e-3),
                held_out=lambda: batches(1, 3, 512), metrics=metrics(flag), every=every, goal=goal, patience=patience)
 """
-PLANS = {"plain": [], "recomputed": [{"name": "Checkpoint", "knobs": {"every": 2}}], "streamed": [{"name": "Stream", "knobs": {}}]}
+PLANS = {"plain": [], "recomputed": [{"name": "Checkpoint", "knobs": {"every": 2}}], "streamed": [{"name": "OffloadModel", "knobs": {}}]}
 
 
 class Outcome(NamedTuple):

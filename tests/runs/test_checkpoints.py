@@ -23,19 +23,19 @@ from shoestring.core import random_state
 from shoestring.core.errors import Mistake
 from shoestring.core.run import Run
 from shoestring.data.feed import Feed
-from shoestring.loop import steps
-from shoestring.planning.evidence.rehearse import prepared
 from shoestring.runs.cadence import Cadence
-from shoestring.runs.checkpoints import FILES, Checkpoint, damage, draft, newest_good, prune, publish, saved
+from shoestring.runs.checkpoints import FILES, RunCheckpoint, damage, draft, newest_good, prune, publish, saved
 from shoestring.runs.event import Event, Saved, Warned
 from shoestring.runs.packing import packed, unpacked
-from shoestring.runs.recorder import Recorder, Recording
 from shoestring.runs.saver import Saver, Snapshot
-from shoestring.runs.snapshot import restore, snapshot_of
-from shoestring.runs.tensors import TensorFile, Unreadable, write_tensors
+from shoestring.runs.tensors import TensorFile, UnreadableTensors, write_tensors
+from shoestring.training.evidence.rehearse import prepared
+from shoestring.training.execution.recorder import Recorder, RecordingSettings
+from shoestring.training.execution.snapshot import restore, snapshot_of
+from shoestring.training.loop import steps
 
 
-def made(folder: Path, *numbers: int) -> list[Checkpoint]:
+def made(folder: Path, *numbers: int) -> list[RunCheckpoint]:
     return [publish(draft(folder, number, {"w": torch.full((40,), float(number))}, {"step": number, "x": torch.arange(3)}, {}))[0]
             for number in numbers]
 
@@ -76,7 +76,7 @@ def test_what_only_code_could_bring_back_is_refused() -> None:
 
 # Damage
 
-def every_file(checkpoint: Checkpoint) -> Iterator[Path]:
+def every_file(checkpoint: RunCheckpoint) -> Iterator[Path]:
     return (checkpoint.path / name for name in (*FILES, "manifest.json"))
 
 
@@ -125,12 +125,12 @@ def test_a_pickle_in_place_of_weights_is_refused_and_not_run(tmp_path: Path, cap
         for evil in (crafted, (8).to_bytes(8, "little") + crafted):
             (checkpoint.path / name).write_bytes(evil)
             assert damage(checkpoint)
-            with pytest.raises(Unreadable):      # also where somebody made the manifest fit
+            with pytest.raises(UnreadableTensors):      # also where somebody made the manifest fit
                 checkpoint.weights() if name.startswith("weights") else checkpoint.state()
         (checkpoint.path / name).write_bytes(whole)
     torch.save({"w": Malicious()}, tmp_path / "evil.pt")
     (checkpoint.path / "weights.safetensors").write_bytes((tmp_path / "evil.pt").read_bytes())
-    with pytest.raises(Unreadable):
+    with pytest.raises(UnreadableTensors):
         checkpoint.weights()
     assert "code was run" not in capsys.readouterr().out
 
@@ -144,7 +144,7 @@ def test_a_pickle_in_place_of_weights_is_refused_and_not_run(tmp_path: Path, cap
 def test_a_header_that_lies_is_refused(header: Any, tmp_path: Path) -> None:
     text = json.dumps(header).encode()
     (tmp_path / "x").write_bytes(len(text).to_bytes(8, "little") + text + b"\0" * 8)
-    with pytest.raises(Unreadable):
+    with pytest.raises(UnreadableTensors):
         TensorFile(tmp_path / "x")
 
 
@@ -281,7 +281,7 @@ def test_a_damaged_newest_checkpoint_is_told_of_and_kept_aside(tmp_path: Path) -
 
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        recorder = Recorder(Recording(str(tmp_path)), 9, told.append)
+        recorder = Recorder(RecordingSettings(str(tmp_path)), 9, told.append)
         assert recorder.look() and recorder.resume(run, feed) == 1
     finally:
         for number, handler in before.items():

@@ -16,11 +16,11 @@ from shoestring.runs.cadence import Cadence
 from shoestring.runs.event import Adopted, Begun, Event, Failed, Planning, Stepped, Warned
 from shoestring.runs.events import note, read
 from shoestring.runs.request import Request
-from shoestring.runs.resume import Opened, came_to_nothing, forget_attempt, opened, without_a_step
+from shoestring.runs.resume import OpenedRun, came_to_nothing, forget_attempt, opened, without_a_step
 from shoestring.runs.saver import Saver, Snapshot
 
 
-def asked(path: Path, width: int, adopt: bool = False) -> Opened:
+def asked(path: Path, width: int, adopt: bool = False) -> OpenedRun:
     return opened(path / "run", Request(job="/my.py", flags={"width": width}), b"", False, adopt)
 
 

@@ -19,13 +19,8 @@ from shoestring.commands.run_plan import kept_plan, settled_plan
 from shoestring.commands.train import kept_report
 from shoestring.core.errors import Mistake
 from shoestring.core.seal import Damaged, sealed, unsealed
-from shoestring.memory.accumulate import Accumulate
-from shoestring.memory.stream import Stream
-from shoestring.planning.outcome import plan_file
-from shoestring.planning.plan import Plan, load_plan
-from shoestring.processes import training
 from shoestring.processes.named_job import claim_of_run
-from shoestring.runs.checkpoints import Checkpoint, newest_good, saved
+from shoestring.runs.checkpoints import RunCheckpoint, newest_good, saved
 from shoestring.runs.events import NAME, Events, line_of, read
 from shoestring.runs.export import checkpoint_of, export_steps, export_weights
 from shoestring.runs.folder import Folder, Unusable, holder
@@ -33,9 +28,14 @@ from shoestring.runs.history import History
 from shoestring.runs.report import report_of
 from shoestring.runs.request import request_for
 from shoestring.runs.resume import opened
-from shoestring.runs.snapshot import PARTS
 from shoestring.show.page import page
-from shoestring.show.watch.follow import Followed
+from shoestring.show.watch.follow import FollowedRun
+from shoestring.training.execution import training
+from shoestring.training.execution.snapshot import PARTS
+from shoestring.training.memory.accumulate import Accumulate
+from shoestring.training.memory.offload_model import OffloadModel
+from shoestring.training.outcome import plan_file
+from shoestring.training.plan import Plan, load_plan
 from tests.records import records
 from tests.show.made_runs import append, made_run, step_fields
 from tests.tasks import train_task
@@ -98,7 +98,7 @@ class Trained:
         """All that only looks."""
         told = report_of(self.path).as_json()
         page(told)
-        Followed("run", self.path).look(0.0)
+        FollowedRun("run", self.path).look(0.0)
         for kind in ("csv", "json"):
             export_steps(Folder(self.path), kind, out / kind)
             (out / kind).unlink()
@@ -168,7 +168,7 @@ def test_ten_thousand_flipped_bits(trained: Trained, tmp_path: Path) -> None:
 
 
 def test_a_flipped_bit_of_streamed_weights_is_never_exported(tmp_path: Path) -> None:
-    run = Trained(tmp_path, Stream())
+    run = Trained(tmp_path, OffloadModel())
     whole = export_weights(checkpoint_of(Folder(run.path), None), tmp_path / "whole").read_bytes()
     (stream,) = run.path.glob("*.bin")
     data, draw, refused = stream.read_bytes(), random.Random(0), 0
@@ -321,7 +321,7 @@ def test_folding_on_gives_what_folding_all_at_once_gives(tmp_path: Path) -> None
 
 # Checkpoints
 
-def written_again(checkpoint: Checkpoint, name: str, data: bytes) -> None:
+def written_again(checkpoint: RunCheckpoint, name: str, data: bytes) -> None:
     """Change a file of a checkpoint so that all hashes fit."""
     (checkpoint.path / name).write_bytes(data)
     files = json.loads((checkpoint.path / "manifest.json").read_bytes().split(b"\n")[0])["files"]

@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from shoestring.core.technique import described
-from shoestring.core.training import TrainingTechnique as Technique
-from shoestring.parallel.average import Average
-from shoestring.parallel.pipeline import Pipeline
-from shoestring.parallel.shard import Shard
 from shoestring.processes.group.launch import run_group
 from shoestring.processes.launch import run_worker
 from shoestring.runs.export import checkpoint_of, export_weights
 from shoestring.runs.folder import Folder
 from shoestring.runs.tensors import TensorFile
+from shoestring.training.data_parallel.data_parallel import DataParallel
+from shoestring.training.data_parallel.shard import Shard
+from shoestring.training.pipeline.pipeline import Pipeline
+from shoestring.training.technique import TrainingTechnique as Technique
 from tests.tasks import train_task
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
@@ -47,7 +47,7 @@ def losses(folder: Path, techniques: tuple[Technique, ...], workers: int, steps:
     return list(done.losses)
 
 
-@pytest.mark.parametrize("technique", [*(pytest.param(one, marks=pytest.mark.slow) for one in (Average(), Shard(1), Shard(2))), Shard(3)])
+@pytest.mark.parametrize("technique", [*(pytest.param(one, marks=pytest.mark.slow) for one in (DataParallel(), Shard(1), Shard(2))), Shard(3)])
 def test_two_workers_then_one_then_three(technique: Technique, tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(JOB)
     alone = tmp_path / "alone"
@@ -70,7 +70,7 @@ def test_two_stages_then_one_process_then_two_copies_of_two_stages(stages: Pipel
         (folder / "run").mkdir(parents=True)
         (folder / "job.py").write_text(JOB)
     plain = losses(alone, (), 1, 9)
-    found = [loss for techniques, workers, steps in (((stages,), 2, 3), ((), 1, 6), ((stages, Average()), 4, 9))
+    found = [loss for techniques, workers, steps in (((stages,), 2, 3), ((), 1, 6), ((stages, DataParallel()), 4, 9))
              for loss in losses(tmp_path, techniques, workers, steps)]
     assert found == pytest.approx(plain, rel=1e-5) and len(found) == 9
     expected, weights = (TensorFile(export_weights(checkpoint_of(Folder(folder / "run"), None), folder / "weights.safetensors"))

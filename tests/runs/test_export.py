@@ -20,7 +20,7 @@ from tests.waiting import HUNG
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
 
-PLAN = {"chosen": {"techniques": [{"name": "Fused", "knobs": {}}], "peak_bytes": 1 << 20, "process_bytes": 1 << 29, "step_seconds": 0.01,
+PLAN = {"chosen": {"techniques": [{"name": "FusedOptimizer", "knobs": {}}], "peak_bytes": 1 << 20, "process_bytes": 1 << 29, "step_seconds": 0.01,
                    "exact": True}}
 TIED = """
 import torch

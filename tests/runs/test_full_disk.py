@@ -14,7 +14,7 @@ import torch
 
 from shoestring.runs import tensors
 from shoestring.runs.cadence import Cadence
-from shoestring.runs.checkpoints import BEST, Checkpoint, forget_best, make_room, saved
+from shoestring.runs.checkpoints import BEST, RunCheckpoint, forget_best, make_room, saved
 from shoestring.runs.event import Event, Saved, Warned
 from shoestring.runs.saver import Saver, Snapshot
 from tests.records import records, steps_in
@@ -96,7 +96,7 @@ def test_a_damaged_checkpoint_is_not_what_everything_else_makes_room_for(tmp_pat
     for number in range(1, 4):
         save(saver, number)
     (tmp_path / "step-00000003" / "weights.safetensors").write_bytes(b"")
-    assert [make_room(tmp_path, 1), make_room(tmp_path, 1)] == [Checkpoint(tmp_path / "step-00000001"), None]
+    assert [make_room(tmp_path, 1), make_room(tmp_path, 1)] == [RunCheckpoint(tmp_path / "step-00000001"), None]
     assert steps_of(tmp_path) == [2, 3]
 
 

@@ -207,9 +207,9 @@ def test_what_was_taken_is_an_event_of_the_run_and_a_line_of_the_plan(tmp_path: 
         return subprocess.run([sys.executable, "-m", "shoestring", *words], cwd=tmp_path, capture_output=True, text=True, timeout=HUNG)
 
     wanted = "2 weights are those of base.safetensors (base. there, no prefix in the model); new: 2.weight, 2.bias; left in the files: old"
-    planned = command("plan", "job.py", "--use", "Fused()", "--save", "plan.json")
+    planned = command("plan", "job.py", "--use", "FusedOptimizer()", "--save", "plan.json")
     assert f"weights: {wanted}" in planned.stdout, planned.stderr
     assert command("train", "job.py", "--plan", "plan.json", "--run", "a").returncode == 0
     assert [event["text"] for event in records(tmp_path / "a") if event["event"] == "warning"] == [wanted]
-    refused = command("plan", "job.py", "--use", "Fused()", "--head", "nothing")
+    refused = command("plan", "job.py", "--use", "FusedOptimizer()", "--head", "nothing")
     assert refused.returncode == 2 and "write weights=shoestring.Weights(" in refused.stderr

@@ -17,10 +17,10 @@ import pytest
 
 from shoestring.core.errors import Crashed
 from shoestring.processes.launch import run_worker
-from shoestring.processes.tasks import TrainResult, TrainTask, written_task
 from shoestring.runs.checkpoints import newest_good
 from shoestring.runs.event import Begun, Event, Saved, Stepped, Warned
 from shoestring.runs.folder import holder
+from shoestring.training.execution.tasks import TrainResult, TrainTask, written_task
 from tests.records import records, steps_in
 from tests.tasks import train_task
 from tests.waiting import PASS_GATE, Gates, state_of, until
@@ -72,7 +72,7 @@ def job(hold: str = "", steps: int = 24, flag: str = "", saving: str = "") -> Jo
 PLANS = {
     "in memory": [{"name": "Precision", "knobs": {"dtype": "fp16"}}, {"name": "Accumulate", "knobs": {"pieces": 2}},
                   {"name": "Checkpoint", "knobs": {"every": 2}}],
-    "streamed": [{"name": "Stream", "knobs": {}}],
+    "streamed": [{"name": "OffloadModel", "knobs": {}}],
 }
 
 
@@ -179,7 +179,7 @@ def test_suspended_and_woken_it_goes_on(job: Path, tmp_path: Path, undisturbed: 
 
 
 def test_a_worker_whose_launcher_is_killed_saves_and_ends(job: Path, tmp_path: Path, undisturbed: str) -> None:
-    code = (f"{head()}from shoestring.processes.launch import run_worker\nfrom shoestring.processes.tasks import read_task\n"
+    code = (f"{head()}from shoestring.processes.launch import run_worker\nfrom shoestring.training.execution.tasks import read_task\n"
             "from shoestring.runs.folder import Lock\nfrom pathlib import Path\n"
             "task = read_task(sys.argv[1])\nrun_worker(task, {}, lock=Lock(Path(task.recording.folder)).file)")
     with Gates(tmp_path, 6):

@@ -4,14 +4,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from shoestring.memory.spill import Spill
 from shoestring.runs.event import Adopted, Begun, Event, Measured, Stepped
 from shoestring.runs.history import History, measured, measured_by
 from shoestring.runs.report import report_of
-from tests.parallel.members import Group
+from shoestring.training.memory.offload_activations import OffloadActivations
 from tests.records import records
+from tests.training.members import Group
 
-JOB = Path(__file__).parent.parent / "parallel" / "straggling.py"
+JOB = Path(__file__).parents[1] / "training" / "data_parallel" / "straggling.py"
 
 
 def step(number: int, seconds: float, most: int = 100, moved: int | None = None, sent: int | None = None) -> Stepped:
@@ -64,7 +64,7 @@ def test_of_workers_that_do_not_wait_the_largest_counts_and_each_by_its_own_step
 def test_the_worker_and_the_report_tell_the_same_figures_of_a_run_that_was_begun_twice(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
-    _, second = (Group(tmp_path, 1, JOB, [Spill()], steps, folder=str(folder), cadence={"steps": 2}).results()[0]["measured"]
+    _, second = (Group(tmp_path, 1, JOB, [OffloadActivations()], steps, folder=str(folder), cadence={"steps": 2}).results()[0]["measured"]
                      for steps in (4, 8))
     assert [event["step"] for event in records(folder) if event["event"] == "begun"] == [0, 4]
     assert second == report_of(folder).measured, "of both lives, though the worker has seen one"

@@ -18,7 +18,7 @@ from shoestring.runs.events import note, read
 from shoestring.runs.folder import Folder
 from shoestring.runs.modules import imported_modules, kept_modules, modules_on_path, note_modules
 from shoestring.runs.request import request_for
-from shoestring.runs.resume import Opened, Resolved, opened
+from shoestring.runs.resume import OpenedRun, Resolved, opened
 
 FILES = {
     "job.py": """
@@ -66,7 +66,7 @@ def ours(modules: dict[str, str] | None) -> set[str]:
     return {name for name in modules or {} if name.startswith("mod_")}
 
 
-def begun(place: Path, adopt: bool = False, **flags: Any) -> Opened:
+def begun(place: Path, adopt: bool = False, **flags: Any) -> OpenedRun:
     def resolve(given: Any) -> Resolved:
         forget()
         return Resolved(resolved_arguments(loaded_job(place / "job.py", dict(given))), imported_modules())

@@ -15,10 +15,10 @@ import pytest
 
 from shoestring.core.errors import Mistake
 from shoestring.core.files import drafted, temporary_folder, write_whole
-from shoestring.parallel import shared_memory as shared
 from shoestring.runs.folder import holder
 from shoestring.runs.request import Request
-from shoestring.runs.resume import Opened, opened
+from shoestring.runs.resume import OpenedRun, opened
+from shoestring.training.links import shared_memory as shared
 from tests.records import records, steps_in
 from tests.waiting import HUNG, PASS_GATE, Gates, until
 
@@ -68,7 +68,7 @@ def asked() -> Request:
     return Request(job="job.py", source=sha256(b"").hexdigest())
 
 
-def begun(place: Path) -> Opened:
+def begun(place: Path) -> OpenedRun:
     (place / "job.py").write_text("")
     return opened(place / "run", asked(), (place / "job.py").read_bytes(), fresh=False, adopt=False)
 
@@ -174,7 +174,7 @@ def test_memory_that_a_killed_worker_left_is_cleared_and_that_of_others_is_not(t
 def test_a_launcher_that_was_killed_leaves_nothing_that_the_next_group_does_not_clear(tmp_path: Path, short_place: Path) -> None:
     here, job = short_place, tmp_path / "job.py"
     job.write_text(JOB)
-    words = [sys.executable, "-m", "shoestring", "train", "job.py", "--devices", "2", "--use", "Average()", "--run", "run"]
+    words = [sys.executable, "-m", "shoestring", "train", "job.py", "--devices", "2", "--use", "DataParallel()", "--run", "run"]
     environment = os.environ | {"TMPDIR": str(here)}
     with Gates(tmp_path, 5):
         launcher = subprocess.Popen(words, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -50,7 +50,7 @@ def data(hold):
 def job(width: int = 64, steps: int = 12, hold: str = "", greedy: int = 0) -> Job:
     return Job(model=lambda: Model(width, greedy), data=lambda: data(hold), steps=steps)
 """
-PLAN = {"chosen": {"techniques": [{"name": "Fused", "knobs": {}}], "peak_bytes": 1 << 20, "process_bytes": 1 << 29, "step_seconds": 0.01,
+PLAN = {"chosen": {"techniques": [{"name": "FusedOptimizer", "knobs": {}}], "peak_bytes": 1 << 20, "process_bytes": 1 << 29, "step_seconds": 0.01,
                    "exact": True}}
 
 

@@ -12,17 +12,17 @@ import torch
 
 from shoestring.core.errors import Mistake
 from shoestring.core.technique import described
-from shoestring.core.training import TrainingTechnique as Technique
 from shoestring.jobfile import loaded_job
-from shoestring.memory.offload import OffloadOptimizer
-from shoestring.memory.stream import Stream
-from shoestring.planning.evidence.rehearse import rehearse
-from shoestring.planning.plan import Plan
 from shoestring.processes.launch import run_worker
-from shoestring.processes.tasks import TrainResult
 from shoestring.runs.checkpoints import newest_good
 from shoestring.runs.export import export_weights
 from shoestring.runs.tensors import TensorFile
+from shoestring.training.evidence.rehearse import rehearse
+from shoestring.training.execution.tasks import TrainResult
+from shoestring.training.memory.offload_model import OffloadModel
+from shoestring.training.memory.offload_optimizer import OffloadOptimizer
+from shoestring.training.plan import Plan
+from shoestring.training.technique import TrainingTechnique as Technique
 from tests.records import records
 from tests.tasks import train_task
 
@@ -43,7 +43,7 @@ def job(steps: int = 4) -> Job:
     block = lambda: nn.Sequential(nn.Linear(130, 130), nn.GELU())
     return Job(model=lambda: nn.Sequential(*(block() for _ in range(5)), nn.Linear(130, 10)), data=data, steps=steps)
 """
-STREAM = {"name": "Stream", "knobs": {}}
+STREAM = {"name": "OffloadModel", "knobs": {}}
 OFFLOAD = {"name": "OffloadOptimizer", "knobs": {}}
 
 
@@ -79,7 +79,7 @@ def test_it_goes_on_with_the_same_bits_and_not_under_another_plan(technique: dic
     assert trained(job, tmp_path / "run", technique, steps=6).weights_sha256 == whole.weights_sha256
 
 
-@pytest.mark.parametrize("technique", [Stream(), OffloadOptimizer()])
+@pytest.mark.parametrize("technique", [OffloadModel(), OffloadOptimizer()])
 def test_the_rehearsal_knows_how_much_the_disk_will_hold(technique: Technique, job: Path, tmp_path: Path) -> None:
     trained(job, tmp_path / "run", described(technique))
     file, = (tmp_path / "run").glob("*.bin")
@@ -87,7 +87,7 @@ def test_the_rehearsal_knows_how_much_the_disk_will_hold(technique: Technique, j
 
 
 def test_a_plan_for_a_larger_disk_is_refused_before_anything_is_made(job: Path, tmp_path: Path) -> None:
-    Plan((Stream(),), 1, 1, 1.0, stored_bytes=1 << 60).save(tmp_path / "plan.json")
+    Plan((OffloadModel(),), 1, 1, 1.0, stored_bytes=1 << 60).save(tmp_path / "plan.json")
     child = subprocess.run([sys.executable, "-m", "shoestring", "train", str(job), "--plan", str(tmp_path / "plan.json"), "--run",
                             str(tmp_path / "run")], capture_output=True, text=True, check=False)
     assert child.returncode == 2 and "the state needs 1,073,741,824 GiB" in child.stderr and "are free" in child.stderr, child.stderr
@@ -121,7 +121,7 @@ def test_a_model_that_fits_in_no_other_way_is_made_planned_and_trained_under_a_l
     child = subprocess.run(["sh", "-c", 'ulimit -v 1500000; exec "$@"', "sh", *words], capture_output=True, text=True, check=False)
     assert child.returncode == 0, child.stderr
     report = json.loads(child.stdout)
-    assert "Stream" in [one["name"] for one in report["techniques"]]
+    assert "OffloadModel" in [one["name"] for one in report["techniques"]]
     assert report["predicted"]["peak_bytes"] == report["measured"]["peak_bytes"]
     assert report["predicted"]["traffic_bytes"] == report["measured"]["traffic_bytes"]
     assert abs(report["predicted"]["process_bytes"] / report["measured"]["process_bytes"] - 1) <= 0.06

@@ -10,14 +10,14 @@ import torch
 
 from shoestring.core.errors import Crashed
 from shoestring.jobfile import loaded_job
-from shoestring.memory.accumulate import Accumulate
-from shoestring.memory.stream import Stream
-from shoestring.planning.evidence.rehearse import rehearse
 from shoestring.processes.launch import run_worker
-from shoestring.processes.tasks import TrainResult
 from shoestring.runs.checkpoints import newest_good
 from shoestring.runs.export import export_weights
 from shoestring.runs.tensors import TensorFile
+from shoestring.training.evidence.rehearse import rehearse
+from shoestring.training.execution.tasks import TrainResult
+from shoestring.training.memory.accumulate import Accumulate
+from shoestring.training.memory.offload_model import OffloadModel
 from tests.records import records, steps_in
 from tests.tasks import train_task
 
@@ -61,7 +61,7 @@ def job(steps: int = 6, flag: str = "") -> Job:
                metrics=lambda output, batch: {"accuracy": (output.argmax(1) == batch[1]).float().mean()})
 """
 ACCUMULATE = {"name": "Accumulate", "knobs": {"pieces": 2}}
-STREAM = {"name": "Stream", "knobs": {}}
+STREAM = {"name": "OffloadModel", "knobs": {}}
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,7 @@ def test_killed_in_the_second_pass_it_goes_on_with_the_same_bits(job: Path, undi
 def test_every_step_moves_what_was_predicted_and_validation_finds_what_it_finds_in_memory(job: Path, undisturbed: Path,
                                                                                          tmp_path: Path) -> None:
     trained(job, tmp_path / "run", ACCUMULATE, STREAM)
-    predicted = rehearse(loaded_job(job, {}), (Accumulate(2), Stream()))
+    predicted = rehearse(loaded_job(job, {}), (Accumulate(2), OffloadModel()))
     moved = [event["moved"] for event in steps_in(records(tmp_path / "run"))]
     assert moved == [predicted.moved[0], *[predicted.moved[-1]] * 5]
     assert (tmp_path / "run" / "stream.bin").stat().st_size == predicted.stored

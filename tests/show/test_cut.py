@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from shoestring.planning.plan import staging_in
-from shoestring.runs.event import Timed
+from shoestring.runs.event import StageTimes
 from shoestring.runs.events import note
 from shoestring.runs.folder import Folder
 from shoestring.runs.report import report_of
@@ -16,6 +15,7 @@ from shoestring.show.page import page
 from shoestring.show.page.cut import stages
 from shoestring.show.terminal import Screen, rendered, standing
 from shoestring.show.timeline import cut_text
+from shoestring.training.plan import staging_in
 from tests.show.made_runs import MIB, PLAN, made_run
 
 WORKS = [[["F", 0, 0, 0.0, 1.0], ["F", 1, 0, 1.0, 2.0], ["B", 0, 0, 4.0, 6.0], ["B", 1, 0, 7.0, 9.0]],
@@ -64,7 +64,7 @@ def run(tmp_path: Path) -> Path:
 def test_the_report_has_measured_beside_predicted_as_soon_as_it_is_told(run: Path) -> None:
     before = report_of(run).cut()
     assert before["bubble"] == {"predicted": 1 / 3, "measured": None} and before["timeline"]["measured"] is None
-    note(run, Timed(9, 0.4, 7, staging_in(CHOSEN | {"timeline": SLOW}).timeline, (1, 2, 3, 4)))   # type: ignore[union-attr]
+    note(run, StageTimes(9, 0.4, 7, staging_in(CHOSEN | {"timeline": SLOW}).timeline, (1, 2, 3, 4)))   # type: ignore[union-attr]
     found = report_of(run).as_json()
     assert found["mesh"] == CHOSEN["mesh"] and found["cut"] == [3, 5] and found["schedule"] == "1f1b"
     assert found["bubble"] == {"predicted": 1 / 3, "measured": 0.4}
@@ -75,7 +75,7 @@ def test_the_report_has_measured_beside_predicted_as_soon_as_it_is_told(run: Pat
 
 
 def test_the_page_shows_the_picture_and_what_every_stage_holds(run: Path) -> None:
-    note(run, Timed(9, 0.4, 7, staging_in(CHOSEN | {"timeline": SLOW}).timeline, (1, 2, 3, 4), machines=True))   # type: ignore[union-attr]
+    note(run, StageTimes(9, 0.4, 7, staging_in(CHOSEN | {"timeline": SLOW}).timeline, (1, 2, 3, 4), machines=True))   # type: ignore[union-attr]
     shown = page(report_of(run).as_json())
     section = shown[shown.index("Who computes when"):]
     assert "Predicted: 9 s, 33 % idle" in section and "Measured: 18 s, 33 % idle" in section

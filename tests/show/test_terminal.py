@@ -9,15 +9,15 @@ import pytest
 
 from shoestring.commands.output import screen
 from shoestring.core.technique import described, text
-from shoestring.memory.checkpoint import Checkpoint
-from shoestring.memory.fused import Fused
-from shoestring.memory.offload import OffloadOptimizer
-from shoestring.memory.precision import Precision
-from shoestring.parallel.local_steps import LocalSteps
-from shoestring.planning.catalogue import CATALOGUE
 from shoestring.planning.quantities import compared
 from shoestring.planning.spelling import defaults, technique_text
-from shoestring.show.terminal import PIPE, Progress, Screen, beside, plan_text, progress, table
+from shoestring.show.terminal import PIPE, ProgressLine, Screen, beside, plan_text, progress, table
+from shoestring.training.catalogue import CATALOGUE
+from shoestring.training.data_parallel.local_steps import LocalSteps
+from shoestring.training.memory.checkpoint import Checkpoint
+from shoestring.training.memory.fused import FusedOptimizer
+from shoestring.training.memory.offload_optimizer import OffloadOptimizer
+from shoestring.training.memory.precision import Precision
 
 MIB = 1 << 20
 KNOBS = [{"name": "Checkpoint", "knobs": {"every": 2, "groups": 0}}, {"name": "OffloadOptimizer", "knobs": {"moments": "8bit"}}]
@@ -33,7 +33,7 @@ def plan(techniques: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
 def outcome() -> dict[str, Any]:
     return {"memory": 600 * MIB, "chosen": plan(KNOBS), "plain": plan([]), "tried": 1234, "fitting": 56, "seconds": 3.2,
             "runners_up": [plan(KNOBS[:1], lost="12% slower, and the memory it saves isn't needed")], "more_memory": [plan(KNOBS[1:])],
-            "refused": [{"technique": "Spill()", "reason": "the disk is too small for what it would put there"}]}
+            "refused": [{"technique": "OffloadActivations()", "reason": "the disk is too small for what it would put there"}]}
 
 
 WHY = {"Checkpoint": "activations are computed again instead of kept"}
@@ -101,7 +101,7 @@ def test_predicted_stands_beside_measured_figure_by_figure() -> None:
         "a step 1 s not known", "sent, a step 8 B 8 B as predicted"]
 
 
-FULL = Progress(7, 4000, 2.345, 531 * MIB, 600 * MIB, 3600.0, 2, 3, 1e-3, {"loss": 2.5, "accuracy": 0.91})
+FULL = ProgressLine(7, 4000, 2.345, 531 * MIB, 600 * MIB, 3600.0, 2, 3, 1e-3, {"loss": 2.5, "accuracy": 0.91})
 
 
 @pytest.mark.parametrize(("width", "words"), [
@@ -114,11 +114,11 @@ def test_the_progress_line_fits_and_tells_the_most_important(width: int, words: 
 
 
 def test_a_total_that_nobody_knows_is_not_invented() -> None:
-    line = progress(Progress(17, 0, 2.5, 531 * MIB, epoch=2, epochs=3), Screen(60))
+    line = progress(ProgressLine(17, 0, 2.5, 531 * MIB, epoch=2, epochs=3), Screen(60))
     assert line.startswith("step 17, epoch 2 of 3  loss 2.500") and "left" not in line and "/" not in line
 
 
-@pytest.mark.parametrize("technique", [Checkpoint(every=2), Checkpoint(groups=-1), Fused(), OffloadOptimizer(), OffloadOptimizer("host"),
+@pytest.mark.parametrize("technique", [Checkpoint(every=2), Checkpoint(groups=-1), FusedOptimizer(), OffloadOptimizer(), OffloadOptimizer("host"),
                                        Precision("bf16", "bf16"), LocalSteps(h=2, outer=0.7)], ids=text)
 def test_a_technique_is_spelt_the_same_from_its_json(technique: Any) -> None:
     assert technique_text(json.loads(json.dumps(described(technique)))) == text(technique)

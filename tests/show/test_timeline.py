@@ -5,9 +5,9 @@ from random import Random
 
 import pytest
 
-from shoestring.parallel.schedule import Action, Kind, Span, Timeline, orders, timed
 from shoestring.show.terminal import Screen
 from shoestring.show.timeline import IDLE, drawn, grid_of, rows, timeline_text
+from shoestring.training.pipeline.schedule import Action, ActionSpan, Kind, Timeline, orders, timed
 
 SECONDS = {Kind.FORWARD: 1.0, Kind.BACKWARD: 2.0, Kind.INPUTS: 1.0, Kind.WEIGHTS: 1.0}
 
@@ -105,10 +105,10 @@ def test_idle_time_has_a_colour_of_its_own_in_a_terminal_that_has_colours() -> N
 
 
 def test_a_timeline_that_begins_late_is_drawn_from_its_begin() -> None:
-    late = tuple(tuple(Span(span.action, span.begin + 1e9, span.end + 1e9) for span in own) for own in predicted("gpipe", 2, 2))
+    late = tuple(tuple(ActionSpan(span.action, span.begin + 1e9, span.end + 1e9) for span in own) for own in predicted("gpipe", 2, 2))
     assert drawn(late, 60) == drawn(predicted("gpipe", 2, 2), 60)
 
 
 def test_nothing_to_draw_is_drawn_as_nothing() -> None:
     assert drawn(((), ()), 60) == ["stage 0  ", "stage 1  "]
-    assert timeline_text(((Span(Action(Kind.FORWARD, 0, 0), 0.0, 0.0),),)).splitlines()[0] == "predicted: 0 ms, 0 % idle"
+    assert timeline_text(((ActionSpan(Action(Kind.FORWARD, 0, 0), 0.0, 0.0),),)).splitlines()[0] == "predicted: 0 ms, 0 % idle"

@@ -8,8 +8,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from shoestring.parallel.schedule import Action, Kind, Span, Timeline, idle_share
 from shoestring.show.page.timeline import LEFT, MOST_ROWS, RIGHT, WIDTH, timeline_section, timeline_svg
+from shoestring.training.pipeline.schedule import Action, ActionSpan, Kind, Timeline, idle_share
 from tests.show.test_timeline import measured, predicted
 
 CASES = [("naive", 3, 2), ("gpipe", 4, 8), ("1f1b", 3, 5), ("1f1b", 4, 30), ("zero-bubble", 4, 8), ("1f1b", 2, 500)]
@@ -96,6 +96,6 @@ def test_a_section_has_the_picture_and_a_note_that_can_not_be_markup() -> None:
 
 
 def test_what_takes_no_time_is_drawn_as_nothing() -> None:
-    nothing: Timeline = ((Span(Action(Kind.FORWARD, 0, 0), 1.0, 1.0),),)
+    nothing: Timeline = ((ActionSpan(Action(Kind.FORWARD, 0, 0), 1.0, 1.0),),)
     assert boxes_in(timeline_svg(nothing)) == {}
     assert "Measured: 0 ms" in timeline_svg(predicted("gpipe", 1, 1), nothing)

@@ -16,16 +16,16 @@ from shoestring.core.errors import Mistake
 from shoestring.runs.folder import Folder, Lock
 from shoestring.runs.report import silence
 from shoestring.show.watch import serve
-from shoestring.show.watch.follow import DRAW, LOOK, Followed, Watch
+from shoestring.show.watch.follow import DRAW, LOOK, FollowedRun, Watch
 from shoestring.show.watch.places import check
-from shoestring.show.watch.server import Server
+from shoestring.show.watch.server import WatchServer
 from tests.show.made_runs import add, append, made_run, step_fields
 from tests.waiting import HUNG
 
 
 @contextmanager
-def served(*paths: Path, host: str = "127.0.0.1") -> Iterator[Server]:
-    with Server(Watch(paths), host) as server:
+def served(*paths: Path, host: str = "127.0.0.1") -> Iterator[WatchServer]:
+    with WatchServer(Watch(paths), host) as server:
         thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
         try:
@@ -35,13 +35,13 @@ def served(*paths: Path, host: str = "127.0.0.1") -> Iterator[Server]:
             thread.join()
 
 
-def asked(server: Server, path: str = "/", method: str = "GET", **headers: str) -> HTTPResponse:
+def asked(server: WatchServer, path: str = "/", method: str = "GET", **headers: str) -> HTTPResponse:
     connection = HTTPConnection("127.0.0.1", server.server_port, timeout=HUNG)
     connection.request(method, path, headers=headers)
     return connection.getresponse()
 
 
-def text_of(server: Server, path: str = "/", **headers: str) -> str:
+def text_of(server: WatchServer, path: str = "/", **headers: str) -> str:
     answer = asked(server, path, **headers)
     assert answer.status == 200
     return answer.read().decode().replace("&nbsp;", " ")
@@ -212,10 +212,10 @@ def test_a_folder_that_is_no_run_is_refused_before_anything_is_served(tmp_path: 
 
 def test_a_port_that_is_taken_is_said(run: Path) -> None:
     with served(run) as server, pytest.raises(Mistake, match="give another --port"):
-        Server(Watch([run]), port=server.server_port)
+        WatchServer(Watch([run]), port=server.server_port)
 
 
-class Drawn(Followed):
+class Drawn(FollowedRun):
     """Counts how often it draws, which takes a hundredth of a second each time, on whatever machine."""
 
     count = 0
@@ -250,7 +250,7 @@ def test_news_that_are_more_than_a_step_are_drawn_at_the_next_look(tmp_path: Pat
 
 def test_a_run_that_is_resumed_or_begun_afresh_is_followed(tmp_path: Path) -> None:
     path = made_run(tmp_path / "gpt-1", done=120)
-    followed = Followed("gpt-1", path)
+    followed = FollowedRun("gpt-1", path)
     followed.look(0)
     assert followed.state == "died" and not followed.fold.steps
     lock = Lock(path)
@@ -267,7 +267,7 @@ def test_a_run_that_is_resumed_or_begun_afresh_is_followed(tmp_path: Path) -> No
 def test_a_free_lock_is_not_taken_while_it_is_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = made_run(tmp_path / "gpt-1", done=3)
     Lock(path).release()
-    followed = Followed("gpt-1", path)
+    followed = FollowedRun("gpt-1", path)
     followed.look(0)
     monkeypatch.setattr("shoestring.show.watch.follow.holder", lambda folder: pytest.fail("it was asked for"))
     for second in range(1, 5):
@@ -293,7 +293,7 @@ def test_serve_says_where_and_ends_when_interrupted(run: Path) -> None:
 
 
 def test_the_page_of_a_run_of_5000_steps_is_small(tmp_path: Path) -> None:
-    followed = Followed("gpt-1", made_run(tmp_path / "gpt-1", steps=10_000, done=5000))
+    followed = FollowedRun("gpt-1", made_run(tmp_path / "gpt-1", steps=10_000, done=5000))
     followed.look(0)
     assert len(followed.view.content.encode()) < 80_000
 

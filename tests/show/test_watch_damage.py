@@ -11,7 +11,7 @@ import pytest
 from shoestring.runs.events import NAME
 from shoestring.runs.history import History
 from shoestring.runs.report import Report, report_of
-from shoestring.show.watch.follow import Followed, Watch
+from shoestring.show.watch.follow import FollowedRun, Watch
 from tests.show.made_runs import made_run
 from tests.show.test_watch import asked, served, text_of
 from tests.waiting import HUNG, until
@@ -43,7 +43,7 @@ def test_a_run_that_takes_for_ever_to_read_holds_up_nobody(tmp_path: Path, monke
     made_run(tmp_path / "runs" / "stuck", done=5)
     let_go = Event()
 
-    class Stuck(Followed):
+    class Stuck(FollowedRun):
         def draw(self) -> float:
             if self.name == "stuck":
                 let_go.wait()
@@ -91,9 +91,9 @@ def test_an_address_that_is_none_is_answered_and_makes_no_noise(line: str, tmp_p
 
 def test_many_tabs_may_come_at_once(tmp_path: Path) -> None:
     """The server does not take connections yet, and none of them is turned away."""
-    from shoestring.show.watch.server import Server
+    from shoestring.show.watch.server import WatchServer
 
-    with Server(Watch([made_run(tmp_path / "run", done=3)])) as server:
+    with WatchServer(Watch([made_run(tmp_path / "run", done=3)])) as server:
         tabs = [socket.create_connection(("127.0.0.1", server.server_port), timeout=HUNG) for _ in range(60)]
         for tab in tabs:
             tab.close()

@@ -10,20 +10,20 @@ from threading import BoundedSemaphore, Event, Thread
 import pytest
 
 from shoestring.web.guard import hash_of, headers, is_own_host
-from shoestring.web.server import ASKING, Asked, Handler, Server
+from shoestring.web.server import ASKING, GuardedHandler, GuardedServer, HttpRequest
 from tests.waiting import HUNG
 
 
-class Echo(Handler):
+class Echo(GuardedHandler):
     command_name = "echo"
 
-    def get(self, asked: Asked) -> None:
+    def get(self, asked: HttpRequest) -> None:
         self.answer(200, f"{asked.path} {dict(asked.query)}", **asked.headers)
 
 
 @contextmanager
-def served(handler: type[Handler] = Echo, host: str = "127.0.0.1") -> Iterator[Server]:
-    with Server(handler, headers("body{}", ""), host) as server:
+def served(handler: type[GuardedHandler] = Echo, host: str = "127.0.0.1") -> Iterator[GuardedServer]:
+    with GuardedServer(handler, headers("body{}", ""), host) as server:
         thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
         try:
@@ -33,7 +33,7 @@ def served(handler: type[Handler] = Echo, host: str = "127.0.0.1") -> Iterator[S
             thread.join()
 
 
-def asked(server: Server, path: str, **more: str) -> tuple[int, str, dict[str, str]]:
+def asked(server: GuardedServer, path: str, **more: str) -> tuple[int, str, dict[str, str]]:
     connection = HTTPConnection("127.0.0.1", server.server_port, timeout=HUNG)
     connection.request("GET", path, headers=more)
     answer = connection.getresponse()
@@ -45,7 +45,7 @@ def test_a_room_says_what_is_at_its_addresses() -> None:
         status, text, sent = asked(server, "/place?a=1&a=2&b=3")
         assert (status, text) == (200, "/place {'a': '1', 'b': '3'}") and hash_of("body{}") in sent["Content-Security-Policy"]
         assert asked(server, "/healthz")[:2] == (200, "ok\n")
-    with served(Handler) as server:
+    with served(GuardedHandler) as server:
         assert asked(server, "/")[0] == 404
 
 
@@ -64,7 +64,7 @@ def test_a_host_that_only_begins_like_ours_is_refused(host: str) -> None:
     assert not is_own_host(host, "127.0.0.1", "box") and not is_own_host(host, "0.0.0.0", "box")
 
 
-def sent(server: Server, data: bytes) -> bytes:
+def sent(server: GuardedServer, data: bytes) -> bytes:
     """What comes back until the server hangs up."""
     with socket.create_connection(("127.0.0.1", server.server_port), timeout=HUNG) as line:
         line.sendall(data)
@@ -116,8 +116,8 @@ def hung_up(line: socket.socket) -> bool:
 def test_more_connections_than_there_are_places_are_told_so_and_the_next_are_served() -> None:
     inside, go_on = Event(), Event()
 
-    class Slow(Handler):
-        def get(self, asked: Asked) -> None:
+    class Slow(GuardedHandler):
+        def get(self, asked: HttpRequest) -> None:
             inside.set()
             go_on.wait(HUNG)
             self.answer(200, "done")

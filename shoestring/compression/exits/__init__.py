@@ -9,15 +9,38 @@ from __future__ import annotations
 from shoestring.compression.exits.bounds import at_least, at_most
 from shoestring.compression.exits.cascade import Cascade
 from shoestring.compression.exits.confidence import MEASURES
-from shoestring.compression.exits.early_exit import Answer, EarlyExit, Head, with_exits
-from shoestring.compression.exits.evidence import Parts, gathered, seconds_by_part
+from shoestring.compression.exits.early_exit import EarlyExit, ExitOutput, Head, with_exits
+from shoestring.compression.exits.evidence import PartSeconds, gathered, seconds_by_part
 from shoestring.compression.exits.exit_job import AllExits, exit_job
 from shoestring.compression.exits.ponder import Pondered, ponder_job
 from shoestring.compression.exits.recurrent import AdaptiveRecurrent
 from shoestring.compression.exits.spatial import AdaptiveUnits
-from shoestring.compression.exits.thresholds import Calibration, Evidence, Point, calibrate, frontier, operate
+from shoestring.compression.exits.thresholds import ExitCalibration, ExitEvidence, Point, calibrate, frontier, operate
 from shoestring.compression.exits.tokens import AdaptiveTokens
 
-__all__ = ["MEASURES", "AdaptiveRecurrent", "AdaptiveTokens", "AdaptiveUnits", "AllExits", "Answer", "Calibration", "Cascade", "EarlyExit",
-           "Evidence", "Head", "Parts", "Point", "Pondered", "at_least", "at_most", "calibrate", "exit_job", "frontier", "gathered",
-           "operate", "ponder_job", "seconds_by_part", "with_exits"]
+__all__ = [
+           "MEASURES",
+           "AdaptiveRecurrent",
+           "AdaptiveTokens",
+           "AdaptiveUnits",
+           "AllExits",
+           "Cascade",
+           "EarlyExit",
+           "ExitCalibration",
+           "ExitEvidence",
+           "ExitOutput",
+           "Head",
+           "PartSeconds",
+           "Point",
+           "Pondered",
+           "at_least",
+           "at_most",
+           "calibrate",
+           "exit_job",
+           "frontier",
+           "gathered",
+           "operate",
+           "ponder_job",
+           "seconds_by_part",
+           "with_exits",
+]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from shoestring.compression.exits.confidence import check_logits, measure_named
-from shoestring.compression.exits.early_exit import Answer
+from shoestring.compression.exits.early_exit import ExitOutput
 from shoestring.compression.exits.rows import logits_of, row_count, taken, with_logits
 from shoestring.compression.exits.thresholds import checked_thresholds
 from shoestring.core.errors import Mistake
@@ -44,7 +44,7 @@ class Cascade(nn.Module):
         return self.answer(*args, **kwargs).output
 
     @torch.no_grad()
-    def answer(self, *args: Any, **kwargs: Any) -> Answer:
+    def answer(self, *args: Any, **kwargs: Any) -> ExitOutput:
         """The output, and which model every row got it from."""
         if any(module.training for module in self.modules()):
             raise Mistake("a cascade answers in evaluation only: train its models one by one; call .eval() first")
@@ -73,7 +73,7 @@ class Cascade(nn.Module):
         if self.kind is None:   # no row has come to the last model yet: one is sent, to see what it gives
             some, named = taken((args, kwargs), torch.arange(1), count)
             self.kind = type(self.models[last](*some, **named))
-        return Answer(with_logits(self.kind, whole if whole is not None else torch.empty(0)), exits, confidence)
+        return ExitOutput(with_logits(self.kind, whole if whole is not None else torch.empty(0)), exits, confidence)
 
     def logits(self, number: int, given: Any) -> Tensor:
         args, kwargs = given

@@ -58,7 +58,7 @@ class Head(nn.Module):
         return found
 
 
-class Answer(NamedTuple):
+class ExitOutput(NamedTuple):
     """An output, and where every row got it."""
 
     output: Any           # of the model's own kind, with logits alone
@@ -122,7 +122,7 @@ class EarlyExit(nn.Module):
         return self.answer(*args, **kwargs).output
 
     @torch.no_grad()
-    def answer(self, *args: Any, **kwargs: Any) -> Answer:
+    def answer(self, *args: Any, **kwargs: Any) -> ExitOutput:
         """The output, and where every row left."""
         if any(module.training for module in self.modules()):
             raise Mistake("rows leave early in evaluation only: in training, batch norms and dropout would see other batches; call "
@@ -290,17 +290,17 @@ class Passage:
         logits = check_logits(logits_of(output), "the model")
         return logits if self.rows is None or self.whole else logits[self.rows]
 
-    def put_together(self, logits: Tensor | None) -> Answer:
+    def put_together(self, logits: Tensor | None) -> ExitOutput:
         """Logits of all rows in their order."""
         if not self.answers:
-            return Answer(logits, self.exits, self.confidence)
+            return ExitOutput(logits, self.exits, self.confidence)
         some = logits if logits is not None else self.answers[0][1]
         whole = some.new_empty(self.count, some.shape[1])
         if logits is not None:
             whole[self.rows] = logits
         for rows, found in self.answers:
             whole[rows] = found.to(whole.dtype)
-        return Answer(whole, self.exits, self.confidence)
+        return ExitOutput(whole, self.exits, self.confidence)
 
 
 def with_exits(model: nn.Module, heads: Mapping[int, nn.Module], thresholds: Sequence[float], measure: str = "probability") -> nn.Module:

@@ -15,7 +15,7 @@ from shoestring.compression.exits.cascade import Cascade
 from shoestring.compression.exits.confidence import check_logits
 from shoestring.compression.exits.early_exit import EarlyExit
 from shoestring.compression.exits.rows import logits_of
-from shoestring.compression.exits.thresholds import Evidence
+from shoestring.compression.exits.thresholds import ExitEvidence
 from shoestring.core.batch import Batch, samples, split
 from shoestring.core.errors import Mistake
 from shoestring.core.job import default_forward
@@ -23,8 +23,8 @@ from shoestring.core.job import default_forward
 UNREACHED = 2.0   # a threshold that no confidence reaches, of an exit that is used
 
 
-class Parts(NamedTuple):
-    """Seconds of a row, as `Evidence` has them."""
+class PartSeconds(NamedTuple):
+    """Seconds of a row, as `ExitEvidence` has them."""
 
     parts: tuple[float, ...]
     heads: tuple[float, ...]
@@ -45,8 +45,8 @@ class Everything(nn.Module):
 
 
 @torch.no_grad()
-def gathered(model: EarlyExit | Cascade, batches: Iterable[Batch], costs: Parts, labels: Callable[[Batch], Tensor] | None = None,
-             forward: Callable[[nn.Module, Batch], Any] = default_forward) -> Evidence:
+def gathered(model: EarlyExit | Cascade, batches: Iterable[Batch], costs: PartSeconds, labels: Callable[[Batch], Tensor] | None = None,
+             forward: Callable[[nn.Module, Batch], Any] = default_forward) -> ExitEvidence:
     """What every exit says of these batches; right is the label, or without labels, the class that the whole model gives."""
     every = Everything(model).eval()
     confidences, rights = [], []
@@ -60,12 +60,12 @@ def gathered(model: EarlyExit | Cascade, batches: Iterable[Batch], costs: Parts,
         rights.append(torch.stack([one.argmax(1) == truth for one in logits], 1))
     if not rights:
         raise Mistake("no batch to calibrate with: give some hundred held-out rows that training never saw")
-    return Evidence(torch.cat(confidences), torch.cat(rights), *costs)
+    return ExitEvidence(torch.cat(confidences), torch.cat(rights), *costs)
 
 
 @torch.no_grad()
 def seconds_by_part(model: EarlyExit | Cascade, batch: Batch, rounds: int = 20,
-                    forward: Callable[[nn.Module, Batch], Any] = default_forward, clock: Callable[[], float] = perf_counter) -> Parts:
+                    forward: Callable[[nn.Module, Batch], Any] = default_forward, clock: Callable[[], float] = perf_counter) -> PartSeconds:
     """Median seconds for a row of this batch: between exits; of each head, with finding the sure rows; and what does not become less with
     the rows, from the same on half of them and a quarter:  seconds(rows) = fixed + slope rows  for every part.
 
@@ -88,7 +88,7 @@ def seconds_by_part(model: EarlyExit | Cascade, batch: Batch, rounds: int = 20,
     exits = len(lines) // 2
     parts, heads = lines[:exits + 1], lines[exits + 1:]
     extra = max(0.0, statistics.median(beyond))
-    return Parts(tuple(max(slope, 1e-12) for _, slope in parts), tuple(slope for _, slope in heads),
+    return PartSeconds(tuple(max(slope, 1e-12) for _, slope in parts), tuple(slope for _, slope in heads),
                  tuple(fixed / rows for fixed, _ in parts), (sum(fixed for fixed, _ in heads) + extra) / rows, rows)
 
 

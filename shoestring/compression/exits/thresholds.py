@@ -36,7 +36,7 @@ Thresholds = tuple[float, ...]
 
 
 @dataclass(frozen=True)
-class Evidence:
+class ExitEvidence:
     """What held-out rows would have done at every exit, and what the parts of the model cost for a row (seconds, operations: any unit)."""
 
     confidence: Tensor           # (rows, exits)
@@ -70,7 +70,7 @@ class Evidence:
         """Cost of a row without exits."""
         return sum(self.parts) + sum(self.fixed)
 
-    def rows(self, numbers: Tensor) -> Evidence:
+    def rows(self, numbers: Tensor) -> ExitEvidence:
         return replace(self, confidence=self.confidence[numbers], right=self.right[numbers])
 
 
@@ -90,7 +90,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Calibration:
+class ExitCalibration:
     """Thresholds for a limit, with what is expected of them, and the whole frontier."""
 
     point: Point                                      # with delta: of the rows that tested it
@@ -107,10 +107,10 @@ def checked_thresholds(thresholds: Sequence[float], exits: int) -> Thresholds:
     return tuple(float(one) for one in thresholds)
 
 
-def leaving(evidence: Evidence, thresholds: Sequence[float]) -> Tensor:
+def leaving(evidence: ExitEvidence, thresholds: Sequence[float]) -> Tensor:
     """The exit of every row; `exits` for the end.
 
-    >>> toy = Evidence(torch.tensor([[0.75, 0.25], [0.5, 0.5], [0.0, 0.0]]), torch.ones(3, 3), (1.0, 1.0, 1.0), (0.0, 0.0))
+    >>> toy = ExitEvidence(torch.tensor([[0.75, 0.25], [0.5, 0.5], [0.0, 0.0]]), torch.ones(3, 3), (1.0, 1.0, 1.0), (0.0, 0.0))
     >>> leaving(toy, (0.75, 0.5)).tolist()
     [0, 1, 2]
     """
@@ -118,13 +118,13 @@ def leaving(evidence: Evidence, thresholds: Sequence[float]) -> Tensor:
     return torch.cat((passes, torch.ones(len(passes), 1, dtype=torch.bool)), 1).int().argmax(1)
 
 
-def costs(evidence: Evidence, thresholds: Sequence[float]) -> Tensor:
+def costs(evidence: ExitEvidence, thresholds: Sequence[float]) -> Tensor:
     """Cost of a row that leaves at each exit, and at the end."""
     heads = [head if threshold < NEVER else 0.0 for head, threshold in zip(evidence.heads, thresholds, strict=True)]
     return torch.tensor([part + head for part, head in zip(evidence.parts, (*heads, 0.0), strict=True)], dtype=torch.float64).cumsum(0)
 
 
-def shared_cost(evidence: Evidence, shares: Tensor, thresholds: Sequence[float]) -> float:
+def shared_cost(evidence: ExitEvidence, shares: Tensor, thresholds: Sequence[float]) -> float:
     """A row's share of what does not become less with the rows: a part takes it if any row of the batch comes to it."""
     coming = 1 - torch.cat((torch.zeros(1), shares[:-1])).cumsum(0)
     nobody = (1 - coming.clamp(0, 1)) ** evidence.batch
@@ -132,7 +132,7 @@ def shared_cost(evidence: Evidence, shares: Tensor, thresholds: Sequence[float])
     return parts + (evidence.leaving if any(one < NEVER for one in thresholds) else 0.0)
 
 
-def operate(evidence: Evidence, thresholds: Sequence[float]) -> Point:
+def operate(evidence: ExitEvidence, thresholds: Sequence[float]) -> Point:
     """What these thresholds do to these rows."""
     checked = checked_thresholds(thresholds, len(evidence.heads))
     exits = leaving(evidence, checked)
@@ -143,7 +143,7 @@ def operate(evidence: Evidence, thresholds: Sequence[float]) -> Point:
                  float((end - right).clamp(min=0).mean()), float((right - end).clamp(min=0).mean()), len(exits))
 
 
-def bettered(evidence: Evidence, thresholds: Thresholds, exit: int, price: float, limit: float) -> Thresholds:
+def bettered(evidence: ExitEvidence, thresholds: Thresholds, exit: int, price: float, limit: float) -> Thresholds:
     """The best threshold of one exit, with the others held: least cost + price * loss (sums over rows) of those within the limit."""
     used = tuple(0.0 if place == exit else one for place, one in enumerate(thresholds))   # its head is computed
     unused = tuple(NEVER if place == exit else one for place, one in enumerate(thresholds))
@@ -178,7 +178,7 @@ def between(confidence: Tensor, last: int) -> float:
     return middle if float(confidence[last + 1]) < middle <= value else value
 
 
-def descended(evidence: Evidence, thresholds: Thresholds, price: float, limit: float = math.inf, held: int | None = None) -> Thresholds:
+def descended(evidence: ExitEvidence, thresholds: Thresholds, price: float, limit: float = math.inf, held: int | None = None) -> Thresholds:
     """Exits bettered in turn, from the last to the first, until none changes; one may be held in the first turn."""
     for turn in range(TURNS):
         before = thresholds
@@ -190,7 +190,7 @@ def descended(evidence: Evidence, thresholds: Thresholds, price: float, limit: f
     return thresholds
 
 
-def proposals(evidence: Evidence) -> Iterator[Thresholds]:
+def proposals(evidence: ExitEvidence) -> Iterator[Thresholds]:
     never = (NEVER,) * len(evidence.heads)
     yield never
     for price in PRICES:
@@ -198,7 +198,7 @@ def proposals(evidence: Evidence) -> Iterator[Thresholds]:
             yield descended(evidence, start, price * evidence.whole)
 
 
-def within(evidence: Evidence, limit: float, known: Sequence[Point]) -> Iterator[Thresholds]:
+def within(evidence: ExitEvidence, limit: float, known: Sequence[Point]) -> Iterator[Thresholds]:
     """Thresholds with a loss of at most `limit`: from the best known, and from each exit alone with a share of all rows leaving."""
     allowed = sorted((point for point in known if point.loss <= limit + 1e-12), key=lambda point: point.cost)
     for point in allowed[:3]:
@@ -211,7 +211,7 @@ def within(evidence: Evidence, limit: float, known: Sequence[Point]) -> Iterator
                 yield descended(evidence, start, 0.0, limit, held=exit)
 
 
-def frontier(evidence: Evidence, limits: Sequence[float] = ()) -> tuple[Point, ...]:
+def frontier(evidence: ExitEvidence, limits: Sequence[float] = ()) -> tuple[Point, ...]:
     """Points of which none is cheaper and as good as another, by cost; `limits`: look also for the cheapest with each of these losses."""
     found = {thresholds: operate(evidence, thresholds) for thresholds in proposals(evidence)}
     for limit in limits:
@@ -224,7 +224,7 @@ def frontier(evidence: Evidence, limits: Sequence[float] = ()) -> tuple[Point, .
     return tuple(kept)
 
 
-def calibrate(evidence: Evidence, limit: float, delta: float | None = None, seed: int = 0) -> Calibration:
+def calibrate(evidence: ExitEvidence, limit: float, delta: float | None = None, seed: int = 0) -> ExitCalibration:
     """Thresholds that cost least for a loss of at most `limit` (0.005: half a point) on these rows, or, with delta, on their population."""
     if not limit >= 0:
         raise Mistake(f"limit={limit}: a loss of quality is 0 or more; 0.005 is half a point")
@@ -232,7 +232,7 @@ def calibrate(evidence: Evidence, limit: float, delta: float | None = None, seed
         found = frontier(evidence, (limit,))
         allowed = [point for point in found if point.loss <= limit + 1e-12]
         point = allowed[0] if allowed else operate(evidence, (NEVER,) * len(evidence.heads))
-        return Calibration(point, limit, found)
+        return ExitCalibration(point, limit, found)
     rows = len(evidence.right)
     if rows < 2:
         raise Mistake(f"{rows} row and delta={delta}: half of the rows propose thresholds and half test them; give some hundred")
@@ -251,7 +251,7 @@ def calibrate(evidence: Evidence, limit: float, delta: float | None = None, seed
             break
         passed.append((tested, upper))
     point, bound = min(passed, key=lambda one: one[0].cost)   # all that passed keep the limit: the cheapest, never dearer than no exits
-    return Calibration(point, limit, found, delta, bound)
+    return ExitCalibration(point, limit, found, delta, bound)
 
 
 def upper_loss(point: Point, delta: float) -> float:

@@ -19,7 +19,7 @@ from shoestring.compression.exits.ponder import EPSILON, Pondered, check_limits,
 from shoestring.core.errors import Mistake
 
 
-class Progress(NamedTuple):
+class HaltingState(NamedTuple):
     """Of every token: its state, what came out so far, halting probability, remainder and steps."""
 
     state: Tensor
@@ -57,9 +57,9 @@ class AdaptiveTokens(nn.Module):
         ponder = ((steps + found.remainder) * real).sum(1) / real.sum(1).clamp(min=1)
         return Pondered(found.mean, ponder, steps)
 
-    def begun(self, x: Tensor) -> Progress:
+    def begun(self, x: Tensor) -> HaltingState:
         empty = x.new_zeros(x.shape[:2])
-        return Progress(x, torch.zeros_like(x), empty, empty, torch.zeros_like(empty, dtype=torch.long))
+        return HaltingState(x, torch.zeros_like(x), empty, empty, torch.zeros_like(empty, dtype=torch.long))
 
     def attended(self, normed: Tensor, keys: Tensor, values: Tensor, real: Tensor) -> Tensor:
         """(rows, some tokens, width) that ask all real tokens of their row."""
@@ -73,7 +73,7 @@ class AdaptiveTokens(nn.Module):
         keys, values = key_values.unflatten(2, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)
         return keys, values
 
-    def masked(self, x: Tensor, real: Tensor) -> Progress:
+    def masked(self, x: Tensor, real: Tensor) -> HaltingState:
         """All tokens until the last has halted, with weight 0 where one has."""
         at, running = self.begun(x), real
         for number in range(self.max_steps):
@@ -84,14 +84,14 @@ class AdaptiveTokens(nn.Module):
             state = torch.where(mine, middle + self.work(self.second_norm(middle)), at.state)
             found = halt(torch.sigmoid(self.halting(state))[:, :, 0], at.total, number == self.max_steps - 1, self.epsilon)
             mean = at.mean + (found.weight * running)[:, :, None] * state
-            at = Progress(state, mean, torch.where(running, found.total, at.total), at.remainder + found.remainder * running,
+            at = HaltingState(state, mean, torch.where(running, found.total, at.total), at.remainder + found.remainder * running,
                           at.steps + running)
             running = running & ~found.ends
             if not bool(running.any()):
                 break
         return at
 
-    def compacted(self, x: Tensor, real: Tensor) -> Progress:
+    def compacted(self, x: Tensor, real: Tensor) -> HaltingState:
         """The same, computing the tokens that still run, gathered from all rows."""
         rows, tokens, _ = x.shape
         at, running = self.begun(x), real
@@ -106,7 +106,7 @@ class AdaptiveTokens(nn.Module):
             middle = input + self.asked(normed, now, real, running)
             state = middle + self.work(self.second_norm(middle))
             found = halt(torch.sigmoid(self.halting(state))[:, 0], at.total.flatten()[chosen], number == self.max_steps - 1, self.epsilon)
-            at = Progress(at.state.flatten(0, 1).index_copy(0, chosen, state).view_as(x),
+            at = HaltingState(at.state.flatten(0, 1).index_copy(0, chosen, state).view_as(x),
                           at.mean.flatten(0, 1).index_add(0, chosen, found.weight[:, None] * state).view_as(x),
                           at.total.flatten().index_copy(0, chosen, found.total).view(rows, tokens),
                           at.remainder.flatten().index_add(0, chosen, found.remainder).view(rows, tokens), at.steps + running)

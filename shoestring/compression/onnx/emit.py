@@ -18,21 +18,21 @@ import onnx
 import torch
 from onnx import TensorProto
 
-from shoestring.compression.forms.bits import unpacked
-from shoestring.compression.forms.codebook import Codebook
-from shoestring.compression.forms.form import Form, Plain
-from shoestring.compression.forms.grid import Grid, matrix_shape
+from shoestring.compression.formats.bits import unpacked
+from shoestring.compression.formats.codebook import CodebookFormat
+from shoestring.compression.formats.format import PlainFormat, WeightFormat
+from shoestring.compression.formats.grid import GridFormat, matrix_shape
 from shoestring.compression.onnx.graph import CONTRIB, Array, Graph, made, nibble_stream
 
 BLOCKS = (16, 32, 64, 128, 256)  # that onnxruntime's operators for blocks take
 
 
-def emit(graph: Graph, name: str, form: Form | torch.Tensor) -> list[str]:
+def emit(graph: Graph, name: str, form: WeightFormat | torch.Tensor) -> list[str]:
     """Give the tensor `name` of the graph its numbers. What takes more bytes than the form did is told."""
-    if isinstance(form, torch.Tensor) or (isinstance(form, Plain) and not form.settings.get("stored")):
+    if isinstance(form, torch.Tensor) or (isinstance(form, PlainFormat) and not form.settings.get("stored")):
         graph.constant(name, (form if isinstance(form, torch.Tensor) else form.get_buffer("values")).numpy())
         return []
-    if form.dtype != torch.float32 or not isinstance(form, (Plain, Grid, Codebook)) or form.settings.get("transposed"):
+    if form.dtype != torch.float32 or not isinstance(form, (PlainFormat, GridFormat, CodebookFormat)) or form.settings.get("transposed"):
         dense = form.dense().float().numpy()
         graph.constant(name, dense)
         return [
@@ -43,7 +43,7 @@ def emit(graph: Graph, name: str, form: Form | torch.Tensor) -> list[str]:
     for node in graph.users(name):
         if node.op_type == "Gather" and node.input[0] == name and axis_of(node) == 0 and len(form.shape) == 2:
             rows(graph, name, form, node)
-        elif isinstance(form, Grid) and in_blocks(form):
+        elif isinstance(form, GridFormat) and in_blocks(form):
             linear(graph, name, form, node)
     if graph.users(name) or graph.is_output(name):
         graph.instead(None, dense_nodes(graph, name, form))
@@ -56,7 +56,7 @@ def axis_of(node: onnx.NodeProto) -> int:
     return next((one.i for one in node.attribute if one.name == "axis"), 0)
 
 
-def in_blocks(form: Grid) -> bool:
+def in_blocks(form: GridFormat) -> bool:
     return len(form.shape) == 2 and int(form.settings["group"]) in BLOCKS and matrix_shape(form.shape)[1] % int(form.settings["group"]) == 0
 
 
@@ -68,12 +68,12 @@ def wide(bits: int) -> int:
 # What is stored
 
 
-def codes_of(form: Grid | Codebook) -> Array:
+def codes_of(form: GridFormat | CodebookFormat) -> Array:
     rows, columns = matrix_shape(form.shape)
     return unpacked(form.get_buffer("codes"), int(form.settings["bits"]), rows * columns).view(rows, columns).numpy()
 
 
-def stored_codes(graph: Graph, name: str, form: Grid | Codebook) -> str:
+def stored_codes(graph: Graph, name: str, form: GridFormat | CodebookFormat) -> str:
     """The codes (rows, columns), in 4 or 8 bits."""
     codes = codes_of(form)
     if wide(int(form.settings["bits"])) == 4:
@@ -90,7 +90,7 @@ def stored_bytes(graph: Graph, name: str, codes: Array, bits: int) -> str:
     return graph.constant(name, even[:, 0::2] | (even[:, 1::2] << 4))
 
 
-def scales_in_float(graph: Graph, name: str, form: Grid | Codebook) -> tuple[str, list[onnx.NodeProto]]:
+def scales_in_float(graph: Graph, name: str, form: GridFormat | CodebookFormat) -> tuple[str, list[onnx.NodeProto]]:
     graph.constant(f"{name}_scales", form.get_buffer("scales").numpy())
     cast = f"{name}_scales_float"
     return cast, [] if graph.maker(cast) else [made("Cast", [f"{name}_scales"], cast, to=TensorProto.FLOAT)]
@@ -99,7 +99,7 @@ def scales_in_float(graph: Graph, name: str, form: Grid | Codebook) -> tuple[str
 # A linear layer, and an embedding's lookup
 
 
-def linear(graph: Graph, name: str, form: Grid, node: onnx.NodeProto) -> None:
+def linear(graph: Graph, name: str, form: GridFormat, node: onnx.NodeProto) -> None:
     """MatMul(x, Transpose(weight)) or Gemm(x, weight, bias) as MatMulNBits."""
     if node.op_type == "Transpose" and all(
         one.op_type == "MatMul" and one.input[1] == node.output[0] for one in graph.users(node.output[0])
@@ -118,7 +118,7 @@ def plain_gemm(node: onnx.NodeProto) -> bool:
     return (found.get("transB", 0), found.get("transA", 0), found.get("alpha", 1.0), found.get("beta", 1.0)) == (1, 0, 1.0, 1.0)
 
 
-def nbits(graph: Graph, name: str, form: Grid, x: str, bias: str, output: str) -> list[onnx.NodeProto]:
+def nbits(graph: Graph, name: str, form: GridFormat, x: str, bias: str, output: str) -> list[onnx.NodeProto]:
     rows, columns = matrix_shape(form.shape)
     bits, group = wide(int(form.settings["bits"])), int(form.settings["group"])
     blocks = columns // group
@@ -146,15 +146,15 @@ def nbits(graph: Graph, name: str, form: Grid, x: str, bias: str, output: str) -
     return [*nodes, made("Add", [f"{output}_product", bias], output)] if bias else nodes
 
 
-def rows(graph: Graph, name: str, form: Grid | Codebook | Plain, node: onnx.NodeProto) -> None:
+def rows(graph: Graph, name: str, form: GridFormat | CodebookFormat | PlainFormat, node: onnx.NodeProto) -> None:
     index, output = node.input[1], node.output[0]
-    if isinstance(form, Plain):
+    if isinstance(form, PlainFormat):
         graph.constant(f"{name}_stored", half(form))
         nodes = [
             made("Gather", [f"{name}_stored", index], f"{output}_stored", axis=0),
             made("Cast", [f"{output}_stored"], output, to=TensorProto.FLOAT),
         ]
-    elif isinstance(form, Grid) and in_blocks(form):
+    elif isinstance(form, GridFormat) and in_blocks(form):
         bits = int(form.settings["bits"])
         codes = stored_bytes(graph, f"{name}_bytes", codes_of(form), bits)
         zeros = stored_bytes(graph, f"{name}_zeros_bytes", form.zero_points().numpy(), bits)
@@ -177,12 +177,12 @@ def rows(graph: Graph, name: str, form: Grid | Codebook | Plain, node: onnx.Node
     graph.instead(node, nodes)
 
 
-def looked_up(graph: Graph, name: str, form: Grid | Codebook, index: str, output: str) -> list[onnx.NodeProto]:
+def looked_up(graph: Graph, name: str, form: GridFormat | CodebookFormat, index: str, output: str) -> list[onnx.NodeProto]:
     """Rows of codes, and what they mean; a byte for each, since rows of half bytes can't be gathered."""
     graph.constant(f"{name}_codes", codes_of(form))
     nodes = [made("Gather", [f"{name}_codes", index], f"{output}_codes", axis=0)]
     value = f"{output}_values"
-    if isinstance(form, Codebook):
+    if isinstance(form, CodebookFormat):
         nodes += [
             made("Cast", [f"{output}_codes"], f"{output}_index", to=TensorProto.INT32),
             *table(graph, name, form, f"{output}_index", value),
@@ -208,14 +208,14 @@ def looked_up(graph: Graph, name: str, form: Grid | Codebook, index: str, output
     ]
 
 
-def spread(graph: Graph, form: Form, groups: str, output: str) -> list[onnx.NodeProto]:
+def spread(graph: Graph, form: WeightFormat, groups: str, output: str) -> list[onnx.NodeProto]:
     """One number a group as one a column."""
     columns, group = matrix_shape(form.shape)[1], int(form.settings["group"])
     place = graph.constant(f"group_of_{columns}_by_{group}", np.arange(columns, dtype=np.int64) // group)
     return [made("Gather", [groups, place], output, axis=-1)]
 
 
-def table(graph: Graph, name: str, form: Codebook, index: str, output: str) -> list[onnx.NodeProto]:
+def table(graph: Graph, name: str, form: CodebookFormat, index: str, output: str) -> list[onnx.NodeProto]:
     graph.constant(f"{name}_table", form.get_buffer("values").numpy())
     return [
         made("Cast", [f"{name}_table"], f"{output}_table", to=TensorProto.FLOAT),
@@ -223,7 +223,7 @@ def table(graph: Graph, name: str, form: Codebook, index: str, output: str) -> l
     ]
 
 
-def half(form: Plain) -> Array:
+def half(form: PlainFormat) -> Array:
     """Values in a type that numpy has: bfloat16 has no place in it, and every one of its numbers is one of float32."""
     values = form.get_buffer("values")
     return (values.float() if values.dtype == torch.bfloat16 else values).numpy()
@@ -232,15 +232,15 @@ def half(form: Plain) -> Array:
 # Anywhere else
 
 
-def dense_nodes(graph: Graph, name: str, form: Grid | Codebook | Plain) -> list[onnx.NodeProto]:
+def dense_nodes(graph: Graph, name: str, form: GridFormat | CodebookFormat | PlainFormat) -> list[onnx.NodeProto]:
     """Nodes that compute the whole weight."""
-    if isinstance(form, Plain):
+    if isinstance(form, PlainFormat):
         graph.constant(f"{name}_stored", half(form))
         return [made("Cast", [f"{name}_stored"], name, to=TensorProto.FLOAT)]
     flat, rows_, columns = f"{name}_matrix", *matrix_shape(form.shape)
     shape = graph.constant(f"{name}_shape", np.array(form.shape, np.int64))
     codes = stored_codes(graph, name, form)
-    if isinstance(form, Grid):
+    if isinstance(form, GridFormat):
         group = min(int(form.settings["group"]), columns)
         scales, nodes = scales_in_float(graph, name, form)
         points = form.zero_points().numpy()

@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shoestring.compression.forms.form import Form
-from shoestring.compression.forms.int8 import Int8
+from shoestring.compression.formats.format import WeightFormat
+from shoestring.compression.formats.int8 import Int8Format
+from shoestring.compression.formats.place import decoded, forms_of
 from shoestring.compression.onnx.interface import Forward, Interface, filled, interface_of, name_axes, outputs_of
-from shoestring.compression.place import decoded, forms_of
 from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.extras import require
@@ -127,7 +127,7 @@ def with_plain_inputs(model: nn.Module) -> tuple[nn.Module, list[str]]:
     changed = copy.deepcopy(model)
     for module in list(changed.modules()):
         for name, child in list(module.named_children()):
-            if isinstance(child, Int8):
+            if isinstance(child, Int8Format):
                 setattr(module, name, child.as_grid())
     return changed, ["the ONNX file has the weights of the folder, but does not round the inputs of linear layers as the folder's model "
                      "does (Int8 is torch's own product of bytes); onnx-int8 rounds them in onnxruntime's way"]
@@ -136,7 +136,7 @@ def with_plain_inputs(model: nn.Module) -> tuple[nn.Module, list[str]]:
 # The trace
 
 
-class Called(nn.Module):
+class TensorForward(nn.Module):
     """The job's call of its model, of tensors alone."""
 
     def __init__(self, model: nn.Module, forward: Forward, batch: Batch) -> None:
@@ -154,7 +154,7 @@ class Called(nn.Module):
 class WithWeights(nn.Module):
     """The same with the weights as inputs."""
 
-    def __init__(self, called: Called, names: Sequence[str]) -> None:
+    def __init__(self, called: TensorForward, names: Sequence[str]) -> None:
         super().__init__()
         self.called, self.names = called, tuple(names)
 
@@ -179,7 +179,7 @@ def traced(model: nn.Module, forward: Forward, batch: Batch, interface: Interfac
     weights = {name: value.detach() for name, value in plain.named_parameters() if value.ndim > 1 or name in forms}
     with torch.no_grad():
         result = outputs_of(forward(plain, batch))
-    called = WithWeights(Called(plain, forward, interface.part(batch)), tuple(weights))
+    called = WithWeights(TensorForward(plain, forward, interface.part(batch)), tuple(weights))
     inputs = {name: doubled(one) if dynamic else one for name, one in interface.feed(batch).items()}
     asked = {name: open_shape(one) if dynamic else None for name, one in inputs.items()}
     given = [f"input_of_file_{number}" for number in range(len(inputs))]   # no tensor within has such a name
@@ -192,7 +192,7 @@ def traced(model: nn.Module, forward: Forward, batch: Batch, interface: Interfac
     for number, (name, value) in enumerate(weights.items()):
         here = f"weights_{number}"
         graph.rename({here: name})
-        form: Form | Tensor = value if dense or name not in forms else forms[name]
+        form: WeightFormat | Tensor = value if dense or name not in forms else forms[name]
         notes += emit(graph, name, form)
     graph.fold_transposes(shared=False)
     graph.rename({**dict(zip(given, inputs, strict=True)),

@@ -36,7 +36,7 @@ from shoestring.compression.onnx.check import ran, session
 from shoestring.compression.onnx.convolutions import Convolutions, is_convolution, quantize_convolutions
 from shoestring.compression.onnx.export import Version
 from shoestring.compression.onnx.graph import CONTRIB, Graph, made
-from shoestring.compression.rounding import coded, compensated
+from shoestring.compression.quantization.rounding import coded, compensated
 
 TOLERANCE = 0.15  # of the outputs' norm: MiniLM has .046 (.09 with tokens of padding, whose outputs nobody reads)
 CONVOLUTIONS_TOLERANCE = 0.05  # beyond which convolutions go back to float32

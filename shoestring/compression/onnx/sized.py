@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from shoestring.compression.answers import Answer, named_tensors
-from shoestring.compression.fidelity import Fidelity, FidelitySums, Forward
+from shoestring.compression.calibration.answers import Answer, named_tensors
+from shoestring.compression.calibration.fidelity import Fidelity, FidelitySums, Forward
 from shoestring.compression.onnx.export import Exported, exported
 from shoestring.compression.onnx.interface import interface_of, outputs_of
-from shoestring.compression.session import Session, begun
+from shoestring.compression.session import CompressSession, begun
 from shoestring.core.batch import Batch
 from shoestring.core.errors import OverBudget
 from shoestring.core.units import bytes_text
@@ -35,7 +35,7 @@ class OnnxFile:
                 "largest_difference": self.made.largest_difference, "notes": list(self.made.notes),
                 "fidelity": {"mean": self.fidelity.mean, "worst": self.fidelity.worst, "n": self.fidelity.count}}
 
-    def missed(self, session: Session) -> list[str]:
+    def missed(self, session: CompressSession) -> list[str]:
         """What was asked for and does not hold of the file. Its size does: else it is not written."""
         least = session.asked.budget.quality
         if least is None or self.fidelity.mean >= least:
@@ -44,7 +44,7 @@ class OnnxFile:
                 f"for"]
 
 
-def onnx_file(session: Session, path: Path, fast: bool) -> tuple[Session, OnnxFile]:
+def onnx_file(session: CompressSession, path: Path, fast: bool) -> tuple[CompressSession, OnnxFile]:
     """Write the ONNX file of a plan; where it is larger than the size that was asked for, that of a smaller plan, which is given back too.
     Raises OverBudget, and leaves no file, if none is small enough."""
     now, size = session, session.asked.budget.size
@@ -73,7 +73,7 @@ def onnx_file(session: Session, path: Path, fast: bool) -> tuple[Session, OnnxFi
                      f"folder", smallest.plan)
 
 
-def keeps_budget(session: Session, model: nn.Module, path: Path) -> bool:
+def keeps_budget(session: CompressSession, model: nn.Module, path: Path) -> bool:
     """Whether a file is as small and as close to the original as was asked for. The samples that plans are confirmed with decide: what is
     reported is measured on others."""
     budget = session.asked.budget
@@ -82,7 +82,7 @@ def keeps_budget(session: Session, model: nn.Module, path: Path) -> bool:
     return budget.quality is None or file_fidelity(session, model, path, session.given.checked).mean >= budget.quality
 
 
-def file_fidelity(session: Session, model: nn.Module, path: Path, batches: Sequence[Batch]) -> Fidelity:
+def file_fidelity(session: CompressSession, model: nn.Module, path: Path, batches: Sequence[Batch]) -> Fidelity:
     """How close the file's answers are to the original's."""
     study, comparison = session.plan.cost.study, FidelitySums([])
     for batch, found in zip(batches, file_answers(path, model, session.source.job.forward, batches), strict=True):

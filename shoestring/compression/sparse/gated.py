@@ -18,7 +18,7 @@ NORMS = (nn.LayerNorm, nn.RMSNorm)
 
 
 @dataclass(frozen=True)
-class Place:
+class GatedWeight:
     """A weight of a layer."""
 
     layer: nn.Module
@@ -31,12 +31,12 @@ class Gated:
 
     weight: Tensor
     gate: Gate
-    places: tuple[Place, ...]   # several where it is tied
+    places: tuple[GatedWeight, ...]   # several where it is tied
 
 
-def chosen(model: nn.Module, skip: tuple[str, ...]) -> dict[str, tuple[Place, ...]]:
+def chosen(model: nn.Module, skip: tuple[str, ...]) -> dict[str, tuple[GatedWeight, ...]]:
     """The weights that become sparse, by their names: all trained ones with two or more dimensions of layers that multiply."""
-    found: dict[int, tuple[str, list[Place]]] = {}
+    found: dict[int, tuple[str, list[GatedWeight]]] = {}
     multiplied = set[int]()
     for name, layer in model.named_modules():
         if parametrize.is_parametrized(layer) and not skipped(name, skip):
@@ -46,7 +46,7 @@ def chosen(model: nn.Module, skip: tuple[str, ...]) -> dict[str, tuple[Place, ..
             if "weight" not in attribute or weight.dim() < 2 or isinstance(layer, NORMS) or not weight.requires_grad:
                 continue
             whole = f"{name}.{attribute}" if name else attribute
-            found.setdefault(id(weight), (whole, []))[1].append(Place(layer, attribute))
+            found.setdefault(id(weight), (whole, []))[1].append(GatedWeight(layer, attribute))
             if not isinstance(layer, EMBEDDINGS):
                 multiplied.add(id(weight))
     kept = {name: tuple(places) for key, (name, places) in found.items() if key in multiplied and not skipped(name, skip)}
@@ -66,7 +66,7 @@ def skipped(name: str, skip: tuple[str, ...]) -> bool:
     return any(fnmatchcase(stem, pattern) for stem in stems for pattern in skip)
 
 
-def attach(model: nn.Module, made: Callable[[str, Tensor, tuple[Place, ...]], Gate], skip: tuple[str, ...]) -> None:
+def attach(model: nn.Module, made: Callable[[str, Tensor, tuple[GatedWeight, ...]], Gate], skip: tuple[str, ...]) -> None:
     """Put gates on the model's weights; tied weights share one."""
     found = chosen(model, skip)
     orders = {id(place.layer): tuple(name for name, _ in place.layer.named_parameters(recurse=False, remove_duplicate=False))
@@ -84,12 +84,12 @@ def attach(model: nn.Module, made: Callable[[str, Tensor, tuple[Place, ...]], Ga
 
 def gated(model: nn.Module) -> dict[str, Gated]:
     """The weights with gates, by the names that they have without."""
-    found: dict[int, tuple[str, Tensor, Gate, list[Place]]] = {}
+    found: dict[int, tuple[str, Tensor, Gate, list[GatedWeight]]] = {}
     for name, layer, attribute, listed in parametrized(model):
         gate = listed[0]
         if isinstance(gate, Gate):
             whole = f"{name}.{attribute}" if name else attribute
-            found.setdefault(id(gate), (whole, listed.original, gate, []))[3].append(Place(layer, attribute))
+            found.setdefault(id(gate), (whole, listed.original, gate, []))[3].append(GatedWeight(layer, attribute))
     if not found:
         raise Mistake(f"the model {type(model).__name__} has no gates: make one with sparse_job(job).model()")
     return {name: Gated(weight, gate, tuple(places)) for name, weight, gate, places in found.values()}

@@ -19,7 +19,7 @@ AMOUNTS_OF = ("all", "left")
 
 
 @dataclass(frozen=True)
-class Schedule:
+class SparsitySchedule:
     """In steps, of which the first is number 1. Masks change when step `begin + i every` begins, and never after that with i = n."""
 
     share: float   # of the weights that are zero in the end
@@ -37,7 +37,7 @@ class Schedule:
     def due(self, step: int) -> bool:
         """Whether masks change before this step.
 
-        >>> [step for step in range(1, 12) if Schedule(0.9, begin=2, every=3, updates=2).due(step)]
+        >>> [step for step in range(1, 12) if SparsitySchedule(0.9, begin=2, every=3, updates=2).due(step)]
         [5, 8]
         """
         return self.begin < step <= self.end and not (step - self.begin) % self.every
@@ -45,7 +45,7 @@ class Schedule:
     def share_at(self, step: int) -> float:
         """The share of zeros in this step.
 
-        >>> [round(Schedule(0.64, begin=10, every=10, updates=4).share_at(step), 3) for step in (10, 20, 29, 30, 40, 50, 90)]
+        >>> [round(SparsitySchedule(0.64, begin=10, every=10, updates=4).share_at(step), 3) for step in (10, 20, 29, 30, 40, 50, 90)]
         [0.0, 0.37, 0.37, 0.56, 0.63, 0.64, 0.64]
         """
         update = min(max((step - self.begin) // self.every, 0), self.updates)
@@ -59,12 +59,12 @@ class Schedule:
         return min(max((step - self.begin) / (self.end - self.begin), 0.0), 1.0)
 
 
-def scheduled(share: float, steps: int, begin: float, end: float, every: int, amount: float = 0.0, amount_of: str = "all") -> Schedule:
+def scheduled(share: float, steps: int, begin: float, end: float, every: int, amount: float = 0.0, amount_of: str = "all") -> SparsitySchedule:
     """The schedule of a training of so many steps; `begin` and `end` are shares of them, `every` = 0: about a hundred updates. With an
     `amount`, as many updates as it takes to the share, from `begin` on; `every` = 0: as far apart as fit.
 
     >>> scheduled(0.9, steps=1000, begin=0.1, end=0.7, every=0)
-    Schedule(share=0.9, begin=100, every=6, updates=100, amount=0.0, amount_of='all')
+    SparsitySchedule(share=0.9, begin=100, every=6, updates=100, amount=0.0, amount_of='all')
     >>> scheduled(0.9, steps=100, begin=0.0, end=1.0, every=7).end
     98
     >>> five_percent = scheduled(0.2, steps=1000, begin=0.1, end=0.7, every=50, amount=0.05)   # 5 % every 50 steps
@@ -84,11 +84,11 @@ def scheduled(share: float, steps: int, begin: float, end: float, every: int, am
                       f"change; train longer, or give a smaller every")
     if not amount:
         apart = every or max(span // UPDATES, 1)
-        return Schedule(share, first, apart, span // apart)
+        return SparsitySchedule(share, first, apart, span // apart)
     return by_amount(share, first, span, every, amount, amount_of)
 
 
-def by_amount(share: float, begin: int, span: int, every: int, amount: float, amount_of: str) -> Schedule:
+def by_amount(share: float, begin: int, span: int, every: int, amount: float, amount_of: str) -> SparsitySchedule:
     if amount_of not in AMOUNTS_OF:
         raise Mistake(f"amount_of={amount_of!r}: an amount is a share of {' or '.join(AMOUNTS_OF)} weights")
     if not 0 < amount < 1:
@@ -100,4 +100,4 @@ def by_amount(share: float, begin: int, span: int, every: int, amount: float, am
         raise Mistake(f"amount={amount} of {amount_of} weights every {apart or 1} steps: a share of {share} takes {updates} times, "
                       f"{updates * (apart or 1)} steps, and {span} lie between begin and end; train longer, give a smaller every or a "
                       f"smaller share, or a larger amount")
-    return Schedule(share, begin, apart, updates, amount, amount_of)
+    return SparsitySchedule(share, begin, apart, updates, amount, amount_of)

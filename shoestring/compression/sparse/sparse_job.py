@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from shoestring.compression.sparse.gate import Gate
-from shoestring.compression.sparse.gated import Gated, Place, attach, gated, masks_of, sparsity, without_gates
+from shoestring.compression.sparse.gated import Gated, GatedWeight, attach, gated, masks_of, sparsity, without_gates
 from shoestring.compression.sparse.hard_concrete import HardConcrete
 from shoestring.compression.sparse.masks import kept_masks, seed_mask, seed_of
-from shoestring.compression.sparse.schedule import Schedule, scheduled
+from shoestring.compression.sparse.schedule import SparsitySchedule, scheduled
 from shoestring.compression.sparse.steering import margin, steered
 from shoestring.compression.sparse.variational import Variational, has_local_noise
 from shoestring.core.batch import Batch
@@ -52,7 +52,7 @@ class Method:
     """How a job's weights become sparse."""
 
     name: str
-    schedule: Schedule
+    schedule: SparsitySchedule
     scope: str = "all"       # of magnitudes: the share is one of all weights together, or of each layer
     seed: int = 0            # of random masks
     penalty: float = 0.0     # times the sum of penalties, in the loss; 0: steered, so that `share` comes out
@@ -144,7 +144,7 @@ def with_gates(model: nn.Module, method: Method) -> nn.Module:
     if taken:
         raise Mistake(f"the model {type(model).__name__} has something called {taken[0]!r}: it is that of a sparse job already")
 
-    def gate(name: str, weight: Tensor, places: tuple[Place, ...]) -> Gate:
+    def gate(name: str, weight: Tensor, places: tuple[GatedWeight, ...]) -> Gate:
         if method.name == "l0":
             return HardConcrete(weight, method.pace)
         if method.name == "variational":

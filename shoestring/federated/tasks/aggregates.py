@@ -61,7 +61,7 @@ def counted(value: float, edges: tuple[float, ...]) -> Histogram:
 
 
 @dataclass(frozen=True)
-class Moments:
+class ColumnMoments:
     """The sums of k columns over devices, as the top of this file has them."""
 
     columns: int
@@ -75,8 +75,8 @@ class Moments:
     def devices(self) -> int:
         return int(self.sums[0])
 
-    def plus(self, other: Moments) -> Moments:
-        return Moments(self.columns, tuple(a + b for a, b in zip(self.sums, other.sums, strict=True)))
+    def plus(self, other: ColumnMoments) -> ColumnMoments:
+        return ColumnMoments(self.columns, tuple(a + b for a, b in zip(self.sums, other.sums, strict=True)))
 
 
 def length(columns: int) -> int:
@@ -104,7 +104,7 @@ def sums_of(weights: Floats, totals: Floats) -> Floats:
                            totals, w * totals, totals[..., i] * totals[..., j]], axis=-1)
 
 
-def moments(weight: float, totals: Sequence[float]) -> Moments:
+def moments(weight: float, totals: Sequence[float]) -> ColumnMoments:
     """Of one device."""
     found = sums_of(np.asarray(weight, np.float64), np.asarray(totals, np.float64))
-    return Moments(len(totals), tuple(found.tolist()))
+    return ColumnMoments(len(totals), tuple(found.tolist()))

@@ -10,17 +10,17 @@ from torch import Tensor
 
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
-from shoestring.federated.cohort import Engine
 from shoestring.federated.layout import Layout
 from shoestring.federated.prepare import Prepared
 from shoestring.federated.records import records_of
 from shoestring.federated.seeds import generator_of
+from shoestring.federated.simulation.cohort import Engine
 from shoestring.federated.tasks.compare import Comparison
 from shoestring.federated.tasks.gather import Cohort
 from shoestring.federated.tasks.registry import Registry
-from shoestring.federated.tasks.settings import Candidate, Value, text_of
+from shoestring.federated.tasks.settings import TuneCandidate, Value, text_of
 from shoestring.federated.tasks.task import Attachment, FederatedTask, code_of
-from shoestring.runs.checkpoints import Checkpoint
+from shoestring.runs.checkpoints import RunCheckpoint
 from shoestring.runs.export import checkpoint_of
 from shoestring.runs.federation import COMPARISONS
 from shoestring.runs.folder import Folder, Unusable
@@ -42,7 +42,7 @@ def name_of(run: str, taken: dict[str, Tensor]) -> str:
     return Path(run).name if Path(run).name not in taken else str(run)
 
 
-def row_of(checkpoint: Checkpoint, layout: Layout) -> Tensor:
+def row_of(checkpoint: RunCheckpoint, layout: Layout) -> Tensor:
     """The weights of a checkpoint as a row."""
     row, weights = torch.zeros(layout.size), checkpoint.weights()
     for name, view in layout.views(row).items():
@@ -54,10 +54,10 @@ def row_of(checkpoint: Checkpoint, layout: Layout) -> Tensor:
     return row
 
 
-def candidates_of(settings: Sequence[dict[str, Value]], models: Sequence[str], trains: bool) -> tuple[Candidate, ...]:
+def candidates_of(settings: Sequence[dict[str, Value]], models: Sequence[str], trains: bool) -> tuple[TuneCandidate, ...]:
     """Every model with every setting."""
     several = len(models) > 1
-    return tuple(Candidate(" ".join(filter(None, (model if several or not one else "", text_of(one) if one or not several else ""))),
+    return tuple(TuneCandidate(" ".join(filter(None, (model if several or not one else "", text_of(one) if one or not several else ""))),
                            one, model, trains) for model in models for one in settings)
 
 
@@ -82,7 +82,7 @@ def asked_devices(given: Prepared, count: int | None) -> tuple[str, ...]:
     return tuple(map(given.population.name, drawn.tolist()))
 
 
-def task_of(kind: str, job: Job, candidates: Sequence[Candidate], models: dict[str, Tensor], least: int,
+def task_of(kind: str, job: Job, candidates: Sequence[TuneCandidate], models: dict[str, Tensor], least: int,
             **parameters: Any) -> FederatedTask:
     assert job.origin is not None, "a command's job is from a file"
     named = tuple(Attachment(name, "", "", row.numel() * row.element_size()) for name, row in models.items())

@@ -22,8 +22,8 @@ from shoestring.federated.tasks.estimates import LEVEL, WEIGHINGS, Difference, M
 from shoestring.federated.tasks.evaluate import ALL, Evaluation, evaluate, failures
 from shoestring.federated.tasks.gather import Cohort, seen_of
 from shoestring.federated.tasks.release import LEAST, Released
-from shoestring.federated.tasks.settings import Candidate
-from shoestring.federated.tasks.totals import AFTER, ALONE, BEFORE, PAIRED, Entry, Telemetry
+from shoestring.federated.tasks.settings import TuneCandidate
+from shoestring.federated.tasks.totals import AFTER, ALONE, BEFORE, PAIRED, MetricSums, Telemetry
 
 SAME = "no difference seen"
 LOSS = "loss"
@@ -66,7 +66,7 @@ class Comparison:
         return {name: to_json(getattr(self, name)) for name in self.__dataclass_fields__}
 
 
-def compare(a: Candidate, b: Candidate, cohort: Cohort, names: Sequence[str], by: str = "devices", least: int = LEAST,
+def compare(a: TuneCandidate, b: TuneCandidate, cohort: Cohort, names: Sequence[str], by: str = "devices", least: int = LEAST,
             apart: bool = False) -> Comparison:
     """B against A, both measured by every one of these devices; `apart`: A by one half of them, and B by the other."""
     if apart:
@@ -99,7 +99,7 @@ def compare_samples(first: Evaluation, a: str, second: Evaluation, b: str, goal:
                                tuple(dict.fromkeys((*first.withheld, *second.withheld)))), found, goal)
 
 
-def check_moment(a: Candidate, b: Candidate) -> None:
+def check_moment(a: TuneCandidate, b: TuneCandidate) -> None:
     if a.trains != b.trains:
         raise Mistake(f"{a.name} and {b.name}: one is trained by the devices and the other is not; compare what is judged at the same "
                       f"moment")
@@ -112,16 +112,16 @@ def halves(names: Sequence[str], seed: int) -> tuple[tuple[str, ...], tuple[str,
     return tuple(name for name in names if name in first), tuple(name for name in names if name not in first)
 
 
-def entries(seen: Released, candidate: int, when: str, both: bool = False) -> list[tuple[str, Entry]]:
+def entries(seen: Released, candidate: int, when: str, both: bool = False) -> list[tuple[str, MetricSums]]:
     return [(group, entry) for group, totals in ((ALL, seen.whole), *seen.groups.items()) for entry in totals.entries
             if entry.when == when and (entry.kind == PAIRED if both else entry.kind == ALONE and entry.about == (candidate,))]
 
 
-def means(entry: Entry, by: str) -> Means:
+def means(entry: MetricSums, by: str) -> Means:
     return WEIGHINGS[by](np.asarray(entry.moments.sums), entry.moments.columns)
 
 
-def changed(a: Entry, b: Entry, found: Difference, group: str) -> Change | None:
+def changed(a: MetricSums, b: MetricSums, found: Difference, group: str) -> Change | None:
     """None: it is withheld."""
     told = {name: float(value) if isfinite(value) else None for name, value in found._asdict().items()}
     mean, other, delta, error = told["a"], told["b"], told["delta"], told["error"]

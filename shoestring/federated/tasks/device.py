@@ -21,31 +21,31 @@ from shoestring.federated.records import Records
 from shoestring.federated.round import Objective, Sums
 from shoestring.federated.seeds import seed_of
 from shoestring.federated.tasks.aggregates import BYTES, EDGES, counted, moments
-from shoestring.federated.tasks.settings import Candidate
-from shoestring.federated.tasks.totals import AFTER, BEFORE, JOINTLY, PAIRED, Entry, Telemetry, Totals
+from shoestring.federated.tasks.settings import TuneCandidate
+from shoestring.federated.tasks.totals import AFTER, BEFORE, JOINTLY, PAIRED, DeviceTotals, MetricSums, Telemetry
 
 LARGEST = 1e100             # beyond it a square would not be finite
 NOTHING_HELD_OUT = "holds nothing out"
 NOT_FINITE = "no finite number"
 
 
-class Trained(Protocol):
+class HasRows(Protocol):
     @property
     def rows(self) -> Tensor: ...   # (k, size): the weights of each device after its training
 
 
-class Engine(Protocol):
+class DeviceEngine(Protocol):
     """Trains and judges several devices at once; cohort/ has it."""
 
     def judged(self, rows: Tensor, records: Sequence[Records]) -> tuple[Sums, ...]: ...
-    def trained(self, start: Tensor, records: Sequence[Records], objective: Objective, seeds: Sequence[int]) -> Trained: ...
+    def trained(self, start: Tensor, records: Sequence[Records], objective: Objective, seeds: Sequence[int]) -> HasRows: ...
 
 
 @dataclass(frozen=True)
 class Question:
     """What devices are asked."""
 
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[TuneCandidate, ...]
     edges: Mapping[str, tuple[float, ...]] = field(default_factory=dict)   # of histograms, by metric; others have EDGES
     pair: bool = False        # of two candidates: how much the second differs from the first, and nothing of one alone
     jointly: str = ""         # the one metric that is asked for, with products of all candidates: a tuning compares them all
@@ -67,8 +67,8 @@ class Judged:
         return self.before if when == BEFORE else self.after
 
 
-def answers(question: Question, job: Job, engine: Engine, models: Mapping[str, Tensor], records: Sequence[Records], seed: int,
-            clock: Callable[[], float]) -> list[Totals]:
+def answers(question: Question, job: Job, engine: DeviceEngine, models: Mapping[str, Tensor], records: Sequence[Records], seed: int,
+            clock: Callable[[], float]) -> list[DeviceTotals]:
     """What each of several devices tells. All candidates meet the same batches, so that nothing but the candidate differs."""
     began = clock()
     untrained = {name: engine.judged(row.expand(len(records), -1), records) for name, row in models.items()
@@ -89,7 +89,7 @@ def answers(question: Question, job: Job, engine: Engine, models: Mapping[str, T
     return [told_by_device(question, own, telemetry) for own in found]
 
 
-def told_by_device(question: Question, found: Sequence[Judged], telemetry: Telemetry) -> Totals:
+def told_by_device(question: Question, found: Sequence[Judged], telemetry: Telemetry) -> DeviceTotals:
     """All that leaves a device: of every metric the sums of `aggregates`, for one device.
 
     A candidate without a finite number for some metric (its training diverged) is counted in `failed`, and is in no sum. A device on
@@ -105,11 +105,11 @@ def told_by_device(question: Question, found: Sequence[Judged], telemetry: Telem
     if not entries:
         return failure(f"no {question.jointly or 'metric'}", telemetry)
     up = BYTES * sum(entry.numbers for entry in entries)
-    return Totals(tuple(entries), Telemetry(telemetry.asked, 1, telemetry.trainings, telemetry.seconds, up, telemetry.down), failed)
+    return DeviceTotals(tuple(entries), Telemetry(telemetry.asked, 1, telemetry.trainings, telemetry.seconds, up, telemetry.down), failed)
 
 
-def failure(kind: str, telemetry: Telemetry) -> Totals:
-    return Totals((), Telemetry(telemetry.asked, 0, telemetry.trainings, telemetry.seconds, 0, telemetry.down, ((kind, 1),)))
+def failure(kind: str, telemetry: Telemetry) -> DeviceTotals:
+    return DeviceTotals((), Telemetry(telemetry.asked, 0, telemetry.trainings, telemetry.seconds, 0, telemetry.down, ((kind, 1),)))
 
 
 def diverged(total: float, weight: float) -> bool:
@@ -123,13 +123,13 @@ def measured(sums: Sums | None) -> dict[str, tuple[float, float]]:
     return {name: value for name, value in sums.items() if value[1] > 0}
 
 
-def alone(question: Question, found: Sequence[Judged]) -> list[Entry]:
+def alone(question: Question, found: Sequence[Judged]) -> list[MetricSums]:
     """Every candidate by itself."""
-    return [Entry((number,), when, metric, moments(weight, [total]), counted(total / weight, question.edges.get(metric, EDGES)))
+    return [MetricSums((number,), when, metric, moments(weight, [total]), counted(total / weight, question.edges.get(metric, EDGES)))
             for number, one in enumerate(found) for when in (BEFORE, AFTER) for metric, (total, weight) in measured(one.at(when)).items()]
 
 
-def paired(found: Sequence[Judged]) -> list[Entry]:
+def paired(found: Sequence[Judged]) -> list[MetricSums]:
     """The first candidate, and the difference of the second to it, which is taken here, where both are known. Both are judged by the same
     records; a metric that weighs them differently for the two can't be compared, and is left out."""
     first, second = found
@@ -138,11 +138,11 @@ def paired(found: Sequence[Judged]) -> list[Entry]:
         a, b = measured(first.at(when)), measured(second.at(when))
         for metric in (name for name in a if name in b and a[name][1] == b[name][1]):
             (total, weight), other = a[metric], b[metric][0]
-            entries.append(Entry((0, 1), when, metric, moments(weight, [total, other - total]), kind=PAIRED))
+            entries.append(MetricSums((0, 1), when, metric, moments(weight, [total, other - total]), kind=PAIRED))
     return entries
 
 
-def jointly(metric: str, found: Sequence[Judged], failed: Sequence[int]) -> list[Entry]:
+def jointly(metric: str, found: Sequence[Judged], failed: Sequence[int]) -> list[MetricSums]:
     """All candidates at once, as they are judged at the end; one that failed counts as 0, and whoever reads the sums knows that it did."""
     last = [one.after if one.after is not None else one.before for one in found]
     values = [None if bad else measured(sums).get(metric) for bad, sums in zip(failed, last, strict=True)]
@@ -150,4 +150,4 @@ def jointly(metric: str, found: Sequence[Judged], failed: Sequence[int]) -> list
     if not weight:
         return []
     totals = [value[0] if value is not None else 0.0 for value in values]
-    return [Entry(tuple(range(len(found))), AFTER, metric, moments(weight, totals), kind=JOINTLY)]
+    return [MetricSums(tuple(range(len(found))), AFTER, metric, moments(weight, totals), kind=JOINTLY)]

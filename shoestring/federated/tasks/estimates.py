@@ -42,7 +42,7 @@ class Means(NamedTuple):
     rounding: Floats    # (..., k): variances below this are rounding
 
 
-class Sums(NamedTuple):
+class EstimateSums(NamedTuple):
     devices: Floats
     w: Floats
     w2: Floats
@@ -54,12 +54,12 @@ class Sums(NamedTuple):
     ss: Floats
 
 
-def parts(sums: Floats, k: int) -> Sums:
+def parts(sums: Floats, k: int) -> EstimateSums:
     """The sums by what they are of."""
     half = k * (k + 1) // 2
     ends = np.cumsum([HEAD, k, half, k, k, half])
     head, v, vv, s, ws, ss = np.split(sums, ends[:-1], axis=-1)
-    return Sums(head[..., 0], head[..., 1], head[..., 2], head[..., 3], v, square(vv, k), s, ws, square(ss, k))
+    return EstimateSums(head[..., 0], head[..., 1], head[..., 2], head[..., 3], v, square(vv, k), s, ws, square(ss, k))
 
 
 def square(half: Floats, k: int) -> Floats:

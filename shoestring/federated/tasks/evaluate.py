@@ -20,8 +20,8 @@ from shoestring.federated.tasks.device import Question
 from shoestring.federated.tasks.estimates import WEIGHINGS
 from shoestring.federated.tasks.gather import Cohort, seen_of
 from shoestring.federated.tasks.release import LEAST, Released
-from shoestring.federated.tasks.settings import Candidate
-from shoestring.federated.tasks.totals import ALONE, Entry, Telemetry
+from shoestring.federated.tasks.settings import TuneCandidate
+from shoestring.federated.tasks.totals import ALONE, MetricSums, Telemetry
 
 ALL = ""   # the group of all devices
 
@@ -33,7 +33,7 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredMetric:
     """One metric of one candidate, of all devices or of a group."""
 
     candidate: str
@@ -48,8 +48,8 @@ class Measured:
 
 @dataclass(frozen=True)
 class Evaluation:
-    candidates: tuple[Candidate, ...]
-    measured: tuple[Measured, ...]
+    candidates: tuple[TuneCandidate, ...]
+    measured: tuple[MeasuredMetric, ...]
     telemetry: Telemetry
     least: int                                               # devices that anything is told about
     seen: Released = field(repr=False)                       # the sums that it was made of; they are not written
@@ -62,7 +62,7 @@ class Evaluation:
             raise Mistake(f"no candidate is called {candidate!r}; there are {', '.join(known)}{did_you_mean(candidate, known)}")
         return known.index(candidate)
 
-    def one(self, candidate: str, metric: str, when: str, group: str = ALL) -> Measured:
+    def one(self, candidate: str, metric: str, when: str, group: str = ALL) -> MeasuredMetric:
         wanted = (candidate, metric, when, group)
         found = next((one for one in self.measured if (one.candidate, one.metric, one.when, one.group) == wanted), None)
         if found is None:
@@ -74,7 +74,7 @@ class Evaluation:
         return {name: to_json(getattr(self, name)) for name in ("candidates", "measured", "telemetry", "least", "failed", "withheld")}
 
 
-def evaluate(candidates: Sequence[Candidate], cohort: Cohort, names: Sequence[str], least: int = LEAST,
+def evaluate(candidates: Sequence[TuneCandidate], cohort: Cohort, names: Sequence[str], least: int = LEAST,
              edges: Mapping[str, tuple[float, ...]] | None = None) -> Evaluation:
     """The candidates on the devices of these names."""
     question = Question(tuple(candidates), edges or {})
@@ -91,13 +91,13 @@ def evaluation(question: Question, seen: Released) -> Evaluation:
                       seen.withheld)
 
 
-def measured(entry: Entry, labels: Sequence[str], group: str) -> Measured:
+def measured(entry: MetricSums, labels: Sequence[str], group: str) -> MeasuredMetric:
     own, every = (estimate(entry, by) for by in ("devices", "samples"))
     assert own is not None, "means over devices are never withheld"
-    return Measured(labels[entry.about[0]], entry.when, entry.metric, group, entry.moments.devices, own, every, entry.histogram)
+    return MeasuredMetric(labels[entry.about[0]], entry.when, entry.metric, group, entry.moments.devices, own, every, entry.histogram)
 
 
-def estimate(entry: Entry, by: str) -> Estimate | None:
+def estimate(entry: MetricSums, by: str) -> Estimate | None:
     found = WEIGHINGS[by](np.asarray(entry.moments.sums), entry.moments.columns)
     mean, error = float(found.mean[0]), float(np.sqrt(found.cov[0, 0]))
     return Estimate(mean, error) if isfinite(mean) and isfinite(error) else None

@@ -12,10 +12,10 @@ from shoestring.core.job import Job
 from shoestring.core.suggest import did_you_mean
 from shoestring.federated.device_errors import class_of, withheld
 from shoestring.federated.records import Records
-from shoestring.federated.tasks.device import Engine, Question, answers, failure
+from shoestring.federated.tasks.device import DeviceEngine, Question, answers, failure
 from shoestring.federated.tasks.registry import Registry
 from shoestring.federated.tasks.release import Released, released
-from shoestring.federated.tasks.totals import Telemetry, Totals, together
+from shoestring.federated.tasks.totals import DeviceTotals, Telemetry, together
 
 CHUNK = 64   # devices at once
 
@@ -25,7 +25,7 @@ class Cohort:
     """Devices that can be asked, and what they are given. Simulated: their records are here."""
 
     job: Job
-    engine: Engine
+    engine: DeviceEngine
     records: Callable[[str], Records]                        # of a device, by its name
     models: Mapping[str, Tensor]                             # weights by name, a row (size) each
     registry: Registry                                       # what was told of these devices before
@@ -41,7 +41,7 @@ class Cohort:
 class GatheredTotals:
     """What devices told, by group. It is known to whoever adds up."""
 
-    sums: Mapping[str, Totals]
+    sums: Mapping[str, DeviceTotals]
     answered: Mapping[str, Sequence[str]]                    # the devices whose results are in the sums
 
     def in_one(self, group: str) -> GatheredTotals:
@@ -66,13 +66,13 @@ def seen_of(question: Question, cohort: Cohort, names: Sequence[str], least: int
 def gathered(question: Question, cohort: Cohort, names: Sequence[str]) -> GatheredTotals:
     """The sums of every group; what the developer may see of them, `release` says."""
     check(question, cohort, names)
-    found: dict[str, Totals] = {}
+    found: dict[str, DeviceTotals] = {}
     answered: dict[str, list[str]] = {}
     last: Exception | None = None
     for begin in range(0, len(names), cohort.chunk):
         for name, told, error in told_by(question, cohort, names[begin:begin + cohort.chunk]):
             group = cohort.group(name)
-            found[group] = found.get(group, Totals()).plus(told)
+            found[group] = found.get(group, DeviceTotals()).plus(told)
             answered.setdefault(group, []).extend([name] * told.telemetry.devices)
             last = error or last
     whole = together(found.values()).telemetry
@@ -82,7 +82,7 @@ def gathered(question: Question, cohort: Cohort, names: Sequence[str]) -> Gather
     return GatheredTotals(found, answered)
 
 
-def told_by(question: Question, cohort: Cohort, names: Sequence[str]) -> Iterator[tuple[str, Totals, Exception | None]]:
+def told_by(question: Question, cohort: Cohort, names: Sequence[str]) -> Iterator[tuple[str, DeviceTotals, Exception | None]]:
     """What devices tell. Where they fail together each is asked alone, and of an error nothing leaves the device but its kind."""
     used = {one.model for one in question.candidates}
     models = {name: row for name, row in cohort.models.items() if name in used}

@@ -20,8 +20,8 @@ from dataclasses import dataclass, replace
 from math import isnan, nan, sqrt
 
 from shoestring.core.errors import Mistake
-from shoestring.federated.tasks.aggregates import HEAD, Histogram, Moments
-from shoestring.federated.tasks.totals import Entry, Key, Telemetry, Totals, together
+from shoestring.federated.tasks.aggregates import HEAD, ColumnMoments, Histogram
+from shoestring.federated.tasks.totals import DeviceTotals, Key, MetricSums, Telemetry, together
 
 LEAST = 10          # devices
 LARGEST = 0.5       # share of the samples that one device may have
@@ -32,8 +32,8 @@ OTHERS = "others"   # the name of small groups that were put together
 class Released:
     """What the developer sees."""
 
-    whole: Totals
-    groups: Mapping[str, Totals]                             # empty: there are none, or all but one are too small
+    whole: DeviceTotals
+    groups: Mapping[str, DeviceTotals]                             # empty: there are none, or all but one are too small
     least: int
     withheld: tuple[str, ...] = ()                           # what is not in it, in words
 
@@ -42,7 +42,7 @@ class TooFew(Mistake):
     """Nothing can be said about so few devices."""
 
 
-def released(by_group: Mapping[str, Totals], least: int = LEAST) -> Released:
+def released(by_group: Mapping[str, DeviceTotals], least: int = LEAST) -> Released:
     """The sums of groups of devices, as far as they may be seen; where even all devices are too few, `TooFew`."""
     if least < 2:
         raise Mistake(f"least={least}: at least 2, or one device's result would be seen; {LEAST} is usual")
@@ -68,22 +68,22 @@ def released(by_group: Mapping[str, Totals], least: int = LEAST) -> Released:
     return Released(found, groups, least, tuple(withheld))
 
 
-def errors_text(whole: Totals) -> str:
+def errors_text(whole: DeviceTotals) -> str:
     return "; " + ", ".join(f"{count} {kind}" for kind, count in whole.telemetry.errors) if whole.telemetry.errors else ""
 
 
-def without(totals: Totals, whole: Totals, least: int) -> Totals:
+def without(totals: DeviceTotals, whole: DeviceTotals, least: int) -> DeviceTotals:
     """Without what too few of all devices measured."""
     enough = {entry.key for entry in whole.entries if entry.moments.devices >= least}
     return replace(totals, entries=tuple(entry for entry in totals.entries if entry.key in enough))
 
 
-def smallest(totals: Totals) -> int:
+def smallest(totals: DeviceTotals) -> int:
     """The fewest devices that anything in it is about."""
     return min([totals.telemetry.devices, *(entry.moments.devices for entry in totals.entries)])
 
 
-def pooled_groups(by_group: Mapping[str, Totals], least: int) -> tuple[dict[str, Totals], int]:
+def pooled_groups(by_group: Mapping[str, DeviceTotals], least: int) -> tuple[dict[str, DeviceTotals], int]:
     """Groups of enough devices each, and how many were put together for that.
 
     Whoever subtracts all groups that stand from the whole gets those that were put together, so these are enough, too.
@@ -99,27 +99,27 @@ def pooled_groups(by_group: Mapping[str, Totals], least: int) -> tuple[dict[str,
     return found, len(small)
 
 
-def dominated(entry: Entry) -> bool:
+def dominated(entry: MetricSums) -> bool:
     """Whether one device may have more than half of the samples."""
     w, w2 = entry.moments.sums[1:3]
     return sqrt(w2) > LARGEST * w
 
 
-def uneven_in(totals: Totals) -> set[str]:
+def uneven_in(totals: DeviceTotals) -> set[str]:
     return {entry.metric for entry in totals.entries if isnan(entry.moments.sums[1])}
 
 
-def coarse(totals: Totals, least: int, uneven: Collection[Key]) -> Totals:
+def coarse(totals: DeviceTotals, least: int, uneven: Collection[Key]) -> DeviceTotals:
     """With bins of enough devices, and without sums by samples of what is `uneven`: in all groups, or the others would give it away."""
     return replace(totals, entries=tuple(
         replace(entry, moments=by_devices_alone(entry.moments) if entry.key in uneven else entry.moments,
                 histogram=joined(entry.histogram, least) if entry.histogram is not None else None) for entry in totals.entries))
 
 
-def by_devices_alone(moments: Moments) -> Moments:
+def by_devices_alone(moments: ColumnMoments) -> ColumnMoments:
     k = moments.columns
     own = k + k * (k + 1) // 2   # numbers of means over devices
-    return Moments(k, (moments.sums[0], *[nan] * (HEAD - 1), *moments.sums[HEAD:HEAD + own], *[nan] * (len(moments.sums) - HEAD - own)))
+    return ColumnMoments(k, (moments.sums[0], *[nan] * (HEAD - 1), *moments.sums[HEAD:HEAD + own], *[nan] * (len(moments.sums) - HEAD - own)))
 
 
 def joined(histogram: Histogram, least: int) -> Histogram | None:

@@ -21,7 +21,7 @@ Value = int | float
 
 
 @dataclass(frozen=True)
-class Candidate:
+class TuneCandidate:
     """What is tried: weights, and how the device trains them on its own records before they are judged."""
 
     name: str
@@ -51,9 +51,9 @@ def check(settings: Mapping[str, object]) -> None:
     Local(**settings)   # type: ignore[arg-type]   # refuses what is out of range
 
 
-def candidates_of(settings: Sequence[Mapping[str, Value]], model: str = "") -> tuple[Candidate, ...]:
+def candidates_of(settings: Sequence[Mapping[str, Value]], model: str = "") -> tuple[TuneCandidate, ...]:
     """Settings as candidates of one model, by name."""
-    return tuple(Candidate(text_of(one), one, model) for one in settings)
+    return tuple(TuneCandidate(text_of(one), one, model) for one in settings)
 
 
 def text_of(settings: Mapping[str, Value]) -> str:

@@ -11,7 +11,7 @@ from shoestring.federated.tasks.tune import Tried, Tuning
 
 
 @dataclass(frozen=True)
-class Table:
+class ReportTable:
     title: str
     rows: tuple[tuple[str, ...], ...]                        # the first is the heading
     right: tuple[int, ...]                                   # columns of figures
@@ -49,34 +49,34 @@ def failed_notes(result: Evaluation | Tuning | Comparison) -> tuple[str, ...]:
                  for name, count in result.failed.items())
 
 
-def evaluation_tables(result: Evaluation) -> tuple[Table, ...]:
+def evaluation_tables(result: Evaluation) -> tuple[ReportTable, ...]:
     """A table for every metric."""
     tables = []
     for metric in dict.fromkeys(one.metric for one in result.measured):
         rows = [(one.candidate, group_text(one.group), one.when, f"{one.devices:,}", about(one.by_sample), about(one.by_device))
                 for one in result.measured if one.metric == metric]
         heading = ("candidate", "group", "training", "devices", "mean over samples", "mean over devices")
-        tables.append(Table(metric, (heading, *rows), (3, 4, 5)))
+        tables.append(ReportTable(metric, (heading, *rows), (3, 4, 5)))
     return (*tables, notes(result, f"± is one standard error between devices; nothing is told about fewer than {result.least} devices"))
 
 
-def notes(result: Evaluation | Tuning | Comparison, *more: str) -> Table:
+def notes(result: Evaluation | Tuning | Comparison, *more: str) -> ReportTable:
     """A table without rows: what is to be said below."""
     withheld = tuple(f"withheld: {one}" for one in result.withheld)
-    return Table("", (), (), (*more, *failed_notes(result), *withheld, telemetry_text(result.telemetry)))
+    return ReportTable("", (), (), (*more, *failed_notes(result), *withheld, telemetry_text(result.telemetry)))
 
 
-def tuning_tables(result: Tuning) -> tuple[Table, ...]:
+def tuning_tables(result: Tuning) -> tuple[ReportTable, ...]:
     way = "largest" if result.most else "least"
     rung = ["rung"] if len(result.rungs) > 1 else []
     heading = ("setting", *rung, "devices", f"{result.metric} over {result.by}", "behind the best", "")
     rows = [(one.candidate.name, *([str(one.rung + 1)] if len(result.rungs) > 1 else []), f"{one.devices:,}",
              *standing(one, one == result.best)) for one in result.tried]
-    tables = [Table(f"{result.best.candidate.name} has the {way} {result.metric}", (heading, *rows), tuple(range(1, len(heading) - 1)))]
+    tables = [ReportTable(f"{result.best.candidate.name} has the {way} {result.metric}", (heading, *rows), tuple(range(1, len(heading) - 1)))]
     if len(result.rungs) > 1:
         rungs = [(str(place + 1), str(one.settings), f"{one.devices:,}", f"{one.telemetry.trainings:,}", bytes_text(one.telemetry.up))
                  for place, one in enumerate(result.rungs)]
-        tables.append(Table("rungs", (("rung", "settings", "devices", "trainings", "up"), *rungs), (0, 1, 2, 3, 4)))
+        tables.append(ReportTable("rungs", (("rung", "settings", "devices", "trainings", "up"), *rungs), (0, 1, 2, 3, 4)))
     said = "± is one standard error; `as good` are those that are not significantly worse than the best of their rung, all of them together"
     return (*tables, notes(result, said))
 
@@ -88,7 +88,7 @@ def standing(one: Tried, best: bool) -> tuple[str, str, str]:
     return about(Estimate(one.mean, one.error)), behind, "best" if best else "as good" if one.as_good else "worse"
 
 
-def comparison_tables(result: Comparison) -> tuple[Table, ...]:
+def comparison_tables(result: Comparison) -> tuple[ReportTable, ...]:
     """A table for every metric: all devices, then groups."""
     tables = []
     percent = f"{100 * result.level:g} % interval"
@@ -97,7 +97,7 @@ def comparison_tables(result: Comparison) -> tuple[Table, ...]:
         grouped = len(found) > 1
         heading = ("group", "devices", "A", "B", "delta", percent, "p", *(["p of all groups"] if grouped else []), "verdict")
         rows = [change_row(one, grouped) for one in found]
-        tables.append(Table(metric, (heading, *rows), tuple(range(1, len(heading) - 1))))
+        tables.append(ReportTable(metric, (heading, *rows), tuple(range(1, len(heading) - 1))))
     design = ("the same devices measured both" if result.design == "paired" else "one half of the devices measured A, the other B")
     said = [f"A: {result.a}; B: {result.b}; means over {result.by}, {result.when} the devices' own training; {design}"]
     if any(one.group != ALL for one in result.changes):

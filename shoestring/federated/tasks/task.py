@@ -24,7 +24,7 @@ from shoestring.core.job import target
 from shoestring.core.seal import Damaged, sealed, unsealed
 from shoestring.core.suggest import did_you_mean
 from shoestring.federated.tasks.release import LEAST
-from shoestring.federated.tasks.settings import Candidate
+from shoestring.federated.tasks.settings import TuneCandidate
 
 KINDS = ("train", "evaluate", "tune", "compare")
 FILE = "task.json"
@@ -56,7 +56,7 @@ class FederatedTask:
     kind: str                                                # one of KINDS
     code: Code
     models: tuple[Attachment, ...]
-    candidates: tuple[Candidate, ...] = ()                   # of a comparison: A and B
+    candidates: tuple[TuneCandidate, ...] = ()                   # of a comparison: A and B
     goal: str = "min loss"                                   # what a tuning chooses by
     by: str = "devices"                                      # means over "devices" or "samples"
     seed: int = 0

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from shoestring.federated.tasks.compare import Comparison
 from shoestring.federated.tasks.evaluate import Evaluation
-from shoestring.federated.tasks.tables import Table, comparison_tables, evaluation_tables, tuning_tables
+from shoestring.federated.tasks.tables import ReportTable, comparison_tables, evaluation_tables, tuning_tables
 from shoestring.federated.tasks.tune import Tuning
 from shoestring.show.terminal import PIPE, Screen, indented, plain, rendered, table_part
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
-def tables_text(tables: Iterable[Table], screen: Screen = PIPE) -> str:
+def tables_text(tables: Iterable[ReportTable], screen: Screen = PIPE) -> str:
     parts: list[RenderableType] = []
     for one in tables:
         parts += [plain(one.title)] if one.title else []
@@ -23,7 +23,7 @@ def tables_text(tables: Iterable[Table], screen: Screen = PIPE) -> str:
     return rendered(parts, screen)
 
 
-def rows_parts(table: Table, screen: Screen) -> list[RenderableType]:
+def rows_parts(table: ReportTable, screen: Screen) -> list[RenderableType]:
     """The rows as a table; where that would not fit, as a name and a line of figures each."""
     widths = [max(map(len, column)) + 2 for column in zip(*table.rows, strict=True)]
     if screen.width is None or sum(widths) <= screen.width:

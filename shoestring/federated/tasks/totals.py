@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from shoestring.federated.tasks.aggregates import Histogram, Moments
+from shoestring.federated.tasks.aggregates import ColumnMoments, Histogram
 
 BEFORE, AFTER = "before", "after"   # the device's own training
 
@@ -34,13 +34,13 @@ class Telemetry:
 
 
 @dataclass(frozen=True)
-class Entry:
+class MetricSums:
     """Sums of one metric."""
 
     about: tuple[int, ...]                                   # candidates by number
     when: str                                                # BEFORE or AFTER the device's own training
     metric: str
-    moments: Moments
+    moments: ColumnMoments
     histogram: Histogram | None = None
     kind: str = ALONE                                        # PAIRED: the columns are a and b - a; JOINTLY: a column for every candidate
 
@@ -52,31 +52,31 @@ class Entry:
     def numbers(self) -> int:
         return len(self.moments.sums) + (len(self.histogram.counts) if self.histogram is not None else 0)
 
-    def plus(self, other: Entry) -> Entry:
+    def plus(self, other: MetricSums) -> MetricSums:
         both = self.histogram.plus(other.histogram) if self.histogram is not None and other.histogram is not None else None
-        return Entry(self.about, self.when, self.metric, self.moments.plus(other.moments), both, self.kind)
+        return MetricSums(self.about, self.when, self.metric, self.moments.plus(other.moments), both, self.kind)
 
 
 @dataclass(frozen=True)
-class Totals:
+class DeviceTotals:
     """What one device tells, or many of them together."""
 
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[MetricSums, ...] = ()
     telemetry: Telemetry = Telemetry()
     failed: tuple[int, ...] = ()                             # by candidate: devices on which it gave no finite number
 
-    def plus(self, other: Totals) -> Totals:
+    def plus(self, other: DeviceTotals) -> DeviceTotals:
         mine = {entry.key: entry for entry in self.entries}
         for entry in other.entries:
             mine[entry.key] = mine[entry.key].plus(entry) if entry.key in mine else entry
         longest = max(len(self.failed), len(other.failed))
         failed = [sum(one[place] for one in (self.failed, other.failed) if place < len(one)) for place in range(longest)]
-        return Totals(tuple(mine.values()), self.telemetry.plus(other.telemetry), tuple(failed))
+        return DeviceTotals(tuple(mine.values()), self.telemetry.plus(other.telemetry), tuple(failed))
 
 
-def together(several: Iterable[Totals]) -> Totals:
+def together(several: Iterable[DeviceTotals]) -> DeviceTotals:
     """All of them, added up in the order in which they come."""
-    whole = Totals()
+    whole = DeviceTotals()
     for one in several:
         whole = whole.plus(one)
     return whole

@@ -29,7 +29,7 @@ from shoestring.federated.tasks.estimates import LEVEL, WEIGHINGS, Means
 from shoestring.federated.tasks.evaluate import ALL, failures
 from shoestring.federated.tasks.gather import Cohort, seen_of
 from shoestring.federated.tasks.release import LEAST, Released, TooFew
-from shoestring.federated.tasks.settings import Candidate
+from shoestring.federated.tasks.settings import TuneCandidate
 from shoestring.federated.tasks.student import tails
 from shoestring.federated.tasks.totals import Telemetry
 
@@ -38,7 +38,7 @@ from shoestring.federated.tasks.totals import Telemetry
 class Tried:
     """A setting, as it was last tried."""
 
-    candidate: Candidate
+    candidate: TuneCandidate
     rung: int                                                # the last one that it was in, from 0
     devices: int
     mean: float | None                                       # of the metric; None: it failed on some devices
@@ -73,7 +73,7 @@ class Tuning:
         return {name: to_json(getattr(self, name)) for name in self.__dataclass_fields__}
 
 
-def tune(candidates: Sequence[Candidate], cohort: Cohort, names: Sequence[str], by: str = "devices", least: int = LEAST,
+def tune(candidates: Sequence[TuneCandidate], cohort: Cohort, names: Sequence[str], by: str = "devices", least: int = LEAST,
          halving: bool = False) -> Tuning:
     """The best of the candidates by the job's goal. `names`: devices in the order in which they are asked."""
     wanted = target(cohort.job.goal)
@@ -122,7 +122,7 @@ def rung_sizes(settings: int, devices: int, least: int) -> list[int]:
     return [*sizes[:-1], devices - sum(sizes[:-1])]
 
 
-def ranked(candidates: Sequence[Candidate], seen: Released, most: bool, by: str, rung: int) -> list[Tried]:
+def ranked(candidates: Sequence[TuneCandidate], seen: Released, most: bool, by: str, rung: int) -> list[Tried]:
     """The candidates of one rung, best first, and those that failed at the end, fewest failures first."""
     entry = seen.whole.entries[0]
     means = WEIGHINGS[by](np.asarray(entry.moments.sums), len(candidates))
@@ -140,7 +140,7 @@ def ranked(candidates: Sequence[Candidate], seen: Released, most: bool, by: str,
     return found + [Tried(candidates[place], rung, entry.moments.devices, None, None, None, None, None, False) for place in bad]
 
 
-def one_tried(candidate: Candidate, place: int, best: int, means: Means, compared: int, most: bool, rung: int, devices: int) -> Tried:
+def one_tried(candidate: TuneCandidate, place: int, best: int, means: Means, compared: int, most: bool, rung: int, devices: int) -> Tried:
     """A candidate beside the best of its rung. What rounding of the sums can hide counts as uncertain."""
     behind = float((means.mean[best] - means.mean[place]) * (1 if most else -1))
     variance = means.cov[place, place] + means.cov[best, best] - 2 * means.cov[place, best]

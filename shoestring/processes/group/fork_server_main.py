@@ -22,8 +22,8 @@ from typing import NoReturn
 from shoestring.processes.group import worker
 
 # The compiler is there because an optimizer's first step imports it, and takes as long as all the rest.
-NEEDED = ("torch._dynamo", "shoestring.parallel.process_link", "shoestring.planning.evidence.rehearse", "shoestring.planning.plan",
-          "shoestring.processes.training")
+NEEDED = ("torch._dynamo", "shoestring.training.links.process_link", "shoestring.training.evidence.rehearse", "shoestring.training.plan",
+          "shoestring.training.execution.training")
 
 
 def main() -> None:

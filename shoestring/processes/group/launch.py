@@ -27,7 +27,6 @@ from torch.distributed.elastic.events.api import EventSource
 
 from shoestring.core.errors import Crashed, Mistake
 from shoestring.core.files import temporary_folder
-from shoestring.planning.evidence.tasks import Task
 from shoestring.processes.group.fork_server import ForkServer
 from shoestring.processes.group.rendezvous import Closed, Rendezvous, interface
 from shoestring.processes.group.supervisor import LOOK, StoppedUnsaved, Supervisor
@@ -35,9 +34,10 @@ from shoestring.processes.launch import is_recorded
 from shoestring.processes.messages import Closing
 from shoestring.processes.signals import stopping_gently
 from shoestring.processes.streams import standard_files
-from shoestring.processes.tasks import TrainResult
 from shoestring.runs.event import Event, Failed
 from shoestring.runs.events import note
+from shoestring.training.evidence.tasks import Task
+from shoestring.training.execution.tasks import TrainResult
 
 R = TypeVar("R")
 

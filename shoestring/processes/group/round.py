@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from shoestring.core.codec import from_json, to_json
-from shoestring.planning.evidence.tasks import Task
-from shoestring.processes.tasks import read_task, written_task
 from shoestring.runs.request import Request
+from shoestring.training.evidence.tasks import Task
+from shoestring.training.execution.tasks import read_task, written_task
 
 NAME = "round.json"   # in the group's private folder
 
 
 @dataclass(frozen=True)
-class Round:
+class GroupRound:
     number: int                        # how many were before
     fingerprint: Mapping[str, str]     # what every worker must have: launch.fingerprint of the job file
     join_seconds: float                # in which all workers must have found each other
@@ -25,13 +25,13 @@ class Round:
     device: int | None = None          # the GPU of this machine's worker, where somebody else gave it one
 
 
-def write_round(folder: Path, task: Task[Any], of: Round) -> None:
+def write_round(folder: Path, task: Task[Any], of: GroupRound) -> None:
     (folder / NAME).write_text(json.dumps({"task": written_task(task), "round": to_json(of)}), encoding="utf-8")
 
 
-def read_round(folder: Path) -> tuple[Task[Any], Round]:
+def read_round(folder: Path) -> tuple[Task[Any], GroupRound]:
     data = json.loads((folder / NAME).read_bytes())
-    return read_task(data["task"]), from_json(Round, data["round"])
+    return read_task(data["task"]), from_json(GroupRound, data["round"])
 
 
 @dataclass(frozen=True)

@@ -17,26 +17,26 @@ from typing import Any
 from shoestring.core.errors import Crashed
 from shoestring.core.signals import STOP
 from shoestring.core.units import seconds_text
-from shoestring.planning.evidence.tasks import JobTask, Task
 from shoestring.processes.group.channel import PEER_LOST, Receiver
 from shoestring.processes.group.decision import TRIES, Decision, Setback, decided
 from shoestring.processes.group.rendezvous import Rendezvous
-from shoestring.processes.group.round import Round, write_round
+from shoestring.processes.group.round import GroupRound, write_round
 from shoestring.processes.launch import exit_reason, fingerprint, memory_kills, result_of, say
 from shoestring.processes.messages import (
     Answer,
     Failure,
     Happened,
-    Joined,
     Message,
     OutOfMemory,
-    PeerLost,
+    PeerLostMessage,
     StopAsked,
     WorkerDied,
+    WorkerJoined,
 )
-from shoestring.processes.tasks import TrainResult, TrainTask
 from shoestring.runs.event import Begun, Died, Event, Reformed, Saved, Stepped, Stopped, Warned
 from shoestring.runs.events import note
+from shoestring.training.evidence.tasks import JobTask, Task
+from shoestring.training.execution.tasks import TrainResult, TrainTask
 
 LOOK = 0.1      # seconds between two looks at the workers
 JOIN = 60.0     # seconds in which the workers must have found each other
@@ -90,7 +90,7 @@ class Supervisor:
         self.counted = False                        # a death in this round is among the restarts
         self.stop_sent = False                      # worker 0 was asked to stop
         task = replace(self.task, file=self.source(self.task.file)) if isinstance(self.task, JobTask) else self.task
-        write_round(self.private, task, Round(self.rendezvous.round, self.fingerprint, JOIN, max(10 * self.patience, JOIN),
+        write_round(self.private, task, GroupRound(self.rendezvous.round, self.fingerprint, JOIN, max(10 * self.patience, JOIN),
                                               len(ranks) == world, self.rendezvous.nodes.device))
 
     def source(self, given: str) -> str:
@@ -131,11 +131,11 @@ class Supervisor:
         if isinstance(message, Answer):
             self.done[rank] = self.clock()
             self.answer = message if rank == 0 else self.answer
-        elif isinstance(message, PeerLost):
+        elif isinstance(message, PeerLostMessage):
             self.peer_lost, self.waited = self.peer_lost or message.text, self.waited or message.deadline
         elif isinstance(message, Failure):
             self.failures.append(message)
-        elif isinstance(message, Joined):
+        elif isinstance(message, WorkerJoined):
             self.joined.add(rank)
         elif isinstance(message, Happened) and rank == 0:
             self.follow(message.event)

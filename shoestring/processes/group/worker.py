@@ -16,13 +16,13 @@ from typing import Any, NoReturn
 from shoestring.core.errors import Mistake
 from shoestring.core.signals import listen
 from shoestring.core.sums import Speeds
-from shoestring.planning.evidence.tasks import JobTask, Task
 from shoestring.processes.group.channel import PEER_LOST, Sender
-from shoestring.processes.group.round import Round, read_round
+from shoestring.processes.group.round import GroupRound, read_round
 from shoestring.processes.launch import fingerprint
-from shoestring.processes.messages import Answer, Joined, PeerLost
+from shoestring.processes.messages import Answer, PeerLostMessage, WorkerJoined
 from shoestring.processes.streams import prepare_streams
 from shoestring.processes.worker import done, last_message
+from shoestring.training.evidence.tasks import JobTask, Task
 
 PAUSE = 0.02
 
@@ -41,13 +41,13 @@ def main(private: Path) -> NoReturn:
         try:
             check_same(task, formed)
             link = joined(formed, rank, world, task.position.speeds if isinstance(task, JobTask) else None)
-            sender.send(Joined())
+            sender.send(WorkerJoined())
             return done(task, sender.send, link)
         except Exception as error:
             from shoestring.core.link import DeadlinePassed
 
             if says_peer_lost(error):   # this worker has nothing to say of its own: its launcher forms the group again
-                sender.send(PeerLost((str(error).strip() or type(error).__name__).splitlines()[0], isinstance(error, DeadlinePassed)))
+                sender.send(PeerLostMessage((str(error).strip() or type(error).__name__).splitlines()[0], isinstance(error, DeadlinePassed)))
                 leave(PEER_LOST)
             raise
 
@@ -68,7 +68,7 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def check_same(task: Task[Any], formed: Round) -> None:
+def check_same(task: Task[Any], formed: GroupRound) -> None:
     """Refuse to train something else than worker 0 does."""
     if not isinstance(task, JobTask):
         return
@@ -79,14 +79,14 @@ def check_same(task: Task[Any], formed: Round) -> None:
             raise Mistake(f"{what} that the run was begun with: all workers need the same")
 
 
-def joined(formed: Round, rank: int, world: int, speeds: Speeds | None = None) -> Any:
+def joined(formed: GroupRound, rank: int, world: int, speeds: Speeds | None = None) -> Any:
     """The link to the others, when all are there."""
     import torch
     from torch import distributed
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
     from torch.distributed.distributed_c10d import PrefixStore
 
-    from shoestring.parallel import shared_memory_link as near
+    from shoestring.training.links import shared_memory_link as near
 
     store = PrefixStore(f"round/{formed.number}/workers", TCPStore(
         os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, timeout=timedelta(seconds=formed.join_seconds)))

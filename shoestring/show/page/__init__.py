@@ -26,14 +26,14 @@ from shoestring.show.page.stale import staleness
 from shoestring.show.page.style import FEDERATED, STYLE
 from shoestring.show.page.telling import checkpoints, events, footer, plan, runners_up, shown
 from shoestring.show.page.top import title, top
-from shoestring.show.page.words import Entries, Report, as_mapping
+from shoestring.show.page.words import Entries, HasJson, as_mapping
 
 Section = Callable[[Entries], str]
 GROUP = "shoestring.sections"
 SECTIONS: tuple[Section, ...] = (validations, rates, norms, throughput, process, blocks, parts, staleness, plan, runners_up, checkpoints)
 
 
-def page(report: Entries | Report, more: Iterable[Section] = ()) -> str:
+def page(report: Entries | HasJson, more: Iterable[Section] = ()) -> str:
     """The whole document, with `more` sections beside ours.
 
     >>> page({"job": "gpt"}).splitlines()[0]
@@ -43,7 +43,7 @@ def page(report: Entries | Report, more: Iterable[Section] = ()) -> str:
     return document(title(entries), content(entries, more), style=FEDERATED if is_federated(entries) else STYLE)
 
 
-def content(report: Entries | Report, more: Iterable[Section] = ()) -> Markup:
+def content(report: Entries | HasJson, more: Iterable[Section] = ()) -> Markup:
     """What stands inside <main>."""
     entries = as_mapping(report)
     rest = (section(entries) for section in (*SECTIONS, *from_packages(), *more))

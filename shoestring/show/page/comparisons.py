@@ -19,7 +19,7 @@ WIDEST = 3.0   # times the usual interval: a wider one is cut, so that one small
 
 
 @dataclass(frozen=True)
-class Interval:
+class IntervalPicture:
     """Where the picture of an interval goes."""
 
     label: str
@@ -30,7 +30,7 @@ class Interval:
 
 
 @dataclass(frozen=True)
-class Row:
+class ComparisonRow:
     metric: str
     group: str
     one: str
@@ -40,7 +40,7 @@ class Row:
     devices: str
     verdict: str
     tone: str
-    interval: Interval | None
+    interval: IntervalPicture | None
 
 
 def comparisons(story: Entries) -> list[Markup]:
@@ -64,12 +64,12 @@ def scale_of(found: list[Entries]) -> float:
     return (min(max(ends), WIDEST * median(ends)) if ends else 0.0) or 1.0
 
 
-def row_of(one: Entries, most: float) -> Row:
+def row_of(one: Entries, most: float) -> ComparisonRow:
     delta, low, high, devices = (number(one.get(name)) for name in ("delta_percent", "low", "high", "devices"))
     verdict = str(one.get("verdict") or "")
     tone = tone_of(verdict)
     span = f"{percent(low)} to {percent(high)}" if low is not None and high is not None else ""
-    return Row(str(one.get("metric") or NONE), str(one.get("group") or ""), known(one.get("one")), known(one.get("other")),
+    return ComparisonRow(str(one.get("metric") or NONE), str(one.get("group") or ""), known(one.get("one")), known(one.get("other")),
                NONE if delta is None else f"{percent(delta)} %", span, NONE if devices is None else f"{devices:,.0f}", verdict, tone,
                interval(delta, low, high, most, tone))
 
@@ -98,10 +98,10 @@ def tone_of(verdict: str) -> str:
     return {"worse": "alert", "better": "update"}.get(first, "other")
 
 
-def interval(delta: float | None, low: float | None, high: float | None, most: float, tone: str) -> Interval | None:
+def interval(delta: float | None, low: float | None, high: float | None, most: float, tone: str) -> IntervalPicture | None:
     """
     >>> interval(1.0, 0.0, 2.0, 2.0, "other")
-    Interval(label='+1.00 %, from 0.00 to +2.00 %', x='100.0', width='94.0', at='147.0', tone='other')
+    IntervalPicture(label='+1.00 %, from 0.00 to +2.00 %', x='100.0', width='94.0', at='147.0', tone='other')
     """
     if low is None or high is None:
         return None
@@ -109,7 +109,7 @@ def interval(delta: float | None, low: float | None, high: float | None, most: f
     start, end = place(low, most), place(high, most)
     label = f"{'' if delta is None else f'{percent(delta)} %, '}from {percent(low)} to {percent(high)} %"
     at = "" if delta is None or abs(delta) > most else f"{place(delta, most):.1f}"
-    return Interval(label, f"{start:.1f}", f"{max(1.5, end - start):.1f}", at, tone)
+    return IntervalPicture(label, f"{start:.1f}", f"{max(1.5, end - start):.1f}", at, tone)
 
 
 def place(value: float, most: float) -> float:

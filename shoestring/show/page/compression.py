@@ -185,7 +185,7 @@ def times(before: float | None, now: float, less: str, more: str) -> str:
 
 
 @dataclass(frozen=True)
-class Row:
+class FigureRow:
     """All as text, with a dash for what is not known."""
 
     name: str
@@ -195,7 +195,7 @@ class Row:
     original: str
 
 
-def rows(report: Entries) -> Iterator[Row]:
+def rows(report: Entries) -> Iterator[FigureRow]:
     """Figures predicted and measured, with the original's. A fidelity is as far off as its damage is."""
     plain = inner(report, "plain")
     figures = ((("size_bytes",), Quantity("size_bytes", "Size on disk", counted=True), size_text, plain.get("size_bytes")),
@@ -208,7 +208,7 @@ def rows(report: Entries) -> Iterator[Row]:
         first, second = predicted(report, *keys), measured(report, *keys)
         if first is None and second is None:
             continue
-        yield Row(quantity.label, text(first), text(second), change(quantity, first, second), text(finite(original)))
+        yield FigureRow(quantity.label, text(first), text(second), change(quantity, first, second), text(finite(original)))
 
 
 def change(quantity: Quantity, first: float | None, second: float | None) -> str:
@@ -232,7 +232,7 @@ def off_text(quantity: Quantity, first: float, second: float) -> str:
 
 
 @dataclass(frozen=True)
-class Metric:
+class MetricRow:
     name: str
     original: str
     compressed: str
@@ -240,14 +240,14 @@ class Metric:
     count: str    # with what is counted
 
 
-def metrics(report: Entries) -> Iterator[Metric]:
+def metrics(report: Entries) -> Iterator[MetricRow]:
     """The job's own metrics."""
     for name, told in list(inner(report, "metric").items())[:MOST_ROWS]:
         if not isinstance(told, Mapping):
             continue
         original, value, error, count = (finite(told.get(key)) for key in ("original", "measured", "standard_error", "n"))
         before, after = (NONE if one is None else bare(loss_text(one)) for one in (original, value))
-        yield Metric(str(name), before, after, interval_text(told, error), counted_text(count, told.get("of")))
+        yield MetricRow(str(name), before, after, interval_text(told, error), counted_text(count, told.get("of")))
 
 
 def counted_text(count: float | None, unit: object) -> str:
@@ -307,7 +307,7 @@ def output_rows(report: Entries) -> Iterator[OutputRow]:
 
 
 @dataclass(frozen=True)
-class Layer:
+class LayerRow:
     name: str
     shape: str
     technique: str
@@ -318,13 +318,13 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Layers:
+class LayerTable:
     note: str
-    rows: tuple[Layer, ...]
+    rows: tuple[LayerRow, ...]
     more: str
 
 
-def layers(report: Entries) -> Layers | None:
+def layers(report: Entries) -> LayerTable | None:
     """Weights by damage, the greatest first; of equal ones the largest."""
     found = [(finite(one.get("damage")), finite(one.get("bytes")), one) for one in dicts(report.get("layers"))]
     if not found:
@@ -338,17 +338,17 @@ def layers(report: Entries) -> Layers | None:
     by = ("size: what single weights damage is not known after healing" if all(damage is None for damage, _, _ in found) else
           "the damage that the choice reckoned with: of storing this one so")
     note = f"{counted(len(found), 'weight')}, by {by}. Bars are shares of the greatest."
-    return Layers(note, shown, more if rest else "")
+    return LayerTable(note, shown, more if rest else "")
 
 
-def layer(one: Entries, size: float | None, damage: float | None, bars: tuple[str, str]) -> Layer:
+def layer(one: Entries, size: float | None, damage: float | None, bars: tuple[str, str]) -> LayerRow:
     bits, technique = finite(one.get("bits")), str(one.get("technique") or "")
     form = str(one.get("form") or "")
     how = " ".join(word for word in (technique, form if form != "plain" else "") if word) or ("as it is" if form == "plain" else NONE)
     sides = [finite(side) for side in listed(one.get("shape"))[:6]]
     shape = TIMES.join(whole_text(side).replace(",", "") for side in sides) or NONE
     told = NONE if bits is None else f"{bits:.3g}"
-    return Layer(str(one.get("name") or NONE), shape, how, told, size_text(size), share_text(damage), bars)
+    return LayerRow(str(one.get("name") or NONE), shape, how, told, size_text(size), share_text(damage), bars)
 
 
 def bar(value: float | None, most: float) -> str:

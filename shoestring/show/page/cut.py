@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from markupsafe import Markup
 
-from shoestring.show.cut import Cut, cut_in
+from shoestring.show.cut import ModelCut, cut_in
 from shoestring.show.page.render import render
 from shoestring.show.page.timeline import timeline_svg
 from shoestring.show.page.words import Entries
@@ -21,7 +21,7 @@ def stages(story: Entries) -> Markup:
                   measured=any(row.measured is not None for row in cut.rows))
 
 
-def note(cut: Cut) -> str:
+def note(cut: ModelCut) -> str:
     """Sentences above the picture."""
     said = [f"{cut.mesh}; {cut.way}", *cut.why.split("; ")[:1], cut.note]
     return " ".join(f"{one[:1].upper()}{one[1:]}." for one in said if one)

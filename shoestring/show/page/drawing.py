@@ -63,7 +63,7 @@ class Plot:
 
 
 @dataclass(frozen=True)
-class Span:
+class BarSpan:
     x: str
     width: str
     tone: str
@@ -74,7 +74,7 @@ class Strip:
     """A flat bar made of spans, and a mark on it."""
 
     label: str
-    spans: tuple[Span, ...]
+    spans: tuple[BarSpan, ...]
     mark: str = ""
 
 
@@ -167,5 +167,5 @@ def path_of(points: Sequence[Point], x: Scale, y: Scale) -> str:
 
 def strip(label: str, spans: Iterable[tuple[float, float, str]], mark: float | None = None) -> Strip:
     """A flat bar from 0 to 1 made of (from, to, tone), and a mark on it."""
-    drawn = tuple(Span(f"{1000 * start:.1f}", f"{max(0.0, 1000 * (end - start)):.1f}", tone) for start, end, tone in spans)
+    drawn = tuple(BarSpan(f"{1000 * start:.1f}", f"{max(0.0, 1000 * (end - start)):.1f}", tone) for start, end, tone in spans)
     return Strip(label, drawn, "" if mark is None else f"{1000 * mark:.1f}")

@@ -39,7 +39,7 @@ def comparison(story: Entries) -> Markup:
 
 
 @dataclass(frozen=True)
-class Gauge:
+class MemoryGauge:
     """Memory of this run or of plain training, on one scale with the budget."""
 
     name: str
@@ -47,14 +47,14 @@ class Gauge:
     bar: Strip
 
 
-def gauge(story: Entries) -> list[Gauge]:
+def gauge(story: Entries) -> list[MemoryGauge]:
     """This run and plain training on one scale, with the budget across."""
     budget, used = figure_of(story, "budget", "memory"), figure_of(story, "measured", "process_bytes")
     found = [("This run", used, "alert" if used and budget and used > budget else "update"),
              ("Plain training", figure_of(story, "plain", "process_bytes"), "other")]
     rows = [(name, size, tone) for name, size, tone in found if size]
     most = max([size for _, size, _ in rows] + [1.02 * (budget or 0)])
-    return [Gauge(name, size, strip(f"{name}: {bytes_text(size)}", [(0, size / most, tone)], budget / most if budget else None))
+    return [MemoryGauge(name, size, strip(f"{name}: {bytes_text(size)}", [(0, size / most, tone)], budget / most if budget else None))
             for name, size, tone in rows]
 
 
@@ -132,7 +132,7 @@ def bars(found: Sequence[tuple[str, float]], y: Scale) -> tuple[Bar, ...]:
 
 
 @dataclass(frozen=True)
-class Part:
+class TensorKind:
     """Tensors of one kind at the highest moment."""
 
     name: str
@@ -151,7 +151,7 @@ def parts(story: Entries) -> Markup:
     for name, size in sizes:
         tone, end = name if name in PARTS else "other", start + size / total
         spans.append((start, end - 0.003, tone))
-        rows.append(Part(name, tone, size, share_text(size / total)))
+        rows.append(TensorKind(name, tone, size, share_text(size / total)))
         start = end
     label = "The peak is made of " + ", ".join(f"{name} {bytes_text(size)}" for name, size in sizes)
     return render("parts.html", note=f"At the highest moment the tensors take {bytes_text(total)}.", bar=strip(label, spans), parts=rows)

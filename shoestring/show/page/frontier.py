@@ -44,7 +44,7 @@ class Word:
 
 
 @dataclass(frozen=True)
-class Axis:
+class PlotAxis:
     scale: Scale
     logarithmic: bool
     marks: tuple[tuple[float, str], ...]
@@ -133,7 +133,7 @@ def unit_of(top: float) -> tuple[float, str]:
     return 1000.0 ** power, UNITS[power]
 
 
-def size_axis(sizes: Sequence[float]) -> tuple[str, Axis]:
+def size_axis(sizes: Sequence[float]) -> tuple[str, PlotAxis]:
     low, high = min(sizes), max(sizes)
     step, unit = unit_of(high)
     wide = high > WIDE * low
@@ -144,20 +144,20 @@ def size_axis(sizes: Sequence[float]) -> tuple[str, Axis]:
     else:
         marks = [mark * step for mark in ticks(low / step, high / step)]
         scale = Scale(marks[0], marks[-1], LEFT, RIGHT)
-    return unit, Axis(scale, wide, tuple((mark, f"{mark / step:,.6g}") for mark in marks))
+    return unit, PlotAxis(scale, wide, tuple((mark, f"{mark / step:,.6g}") for mark in marks))
 
 
-def damage_axis(damages: Sequence[float]) -> tuple[str, Axis]:
+def damage_axis(damages: Sequence[float]) -> tuple[str, PlotAxis]:
     """Its name, and where a damage goes on it: no damage is the lowest line where that is needed."""
     some = [damage for damage in damages if damage > NO_DAMAGE]
     if not some:
-        return "fidelity", Axis(Scale(0.0, 1.0, TOP, BOTTOM), False, ((1.0, "0"), (0.5, ".5"), (0.0, "1")))
+        return "fidelity", PlotAxis(Scale(0.0, 1.0, TOP, BOTTOM), False, ((1.0, "0"), (0.5, ".5"), (0.0, "1")))
     low, high = min(some) / 1.5, max(some) * 1.5
     marks = [(mark, share_text(mark)) for mark in log_marks(low, high)]
     if len(some) < len(damages):
         low /= max(4.0, (high / low) ** 0.25)
         marks = [(low, "0"), *marks]
-    return "damage (1 - fidelity)", Axis(Scale(log10(low), log10(high), BOTTOM, TOP), True, tuple(marks))
+    return "damage (1 - fidelity)", PlotAxis(Scale(log10(low), log10(high), BOTTOM, TOP), True, tuple(marks))
 
 
 def log_marks(low: float, high: float) -> list[float]:
@@ -175,7 +175,7 @@ def log_marks(low: float, high: float) -> list[float]:
     return found[:: ceil(len(found) / MOST_MARKS) or 1]
 
 
-def columns(x: Axis) -> tuple[Mark, ...]:
+def columns(x: PlotAxis) -> tuple[Mark, ...]:
     """Sizes below the plot; those at its ends stay inside."""
     places = [(x(value), text) for value, text in x.marks]
     return tuple(Mark(at, text, "start" if at < LEFT + 8 else "end" if at > RIGHT - 12 else "middle") for at, text in places)
@@ -258,7 +258,7 @@ def label_of(found: Sequence[Reached], chosen: Mapping[str, Reached]) -> str:
     return "Size against damage. " + ". ".join(reach + [f"{kind.capitalize()}: {one.text}" for kind, one in chosen.items()])
 
 
-def note_of(left_out: int, x: Axis, y: Axis) -> str:
+def note_of(left_out: int, x: PlotAxis, y: PlotAxis) -> str:
     scales = {(True, True): "Both scales are logarithmic. ", (False, True): "The scale of damages is logarithmic. ",
               (True, False): "The scale of sizes is logarithmic. "}.get((x.logarithmic, y.logarithmic), "")
     none = "The lowest line is no damage at all. " if y.logarithmic and y.marks[0][1] == "0" else ""

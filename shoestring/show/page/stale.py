@@ -16,7 +16,7 @@ NOTES = {True: "The correction was on: the rate of a step was divided by its sta
 
 
 @dataclass(frozen=True)
-class Row:
+class StalenessRow:
     """Gradients of one staleness."""
 
     age: str
@@ -25,7 +25,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Worker:
+class StaleWorker:
     rank: int
     used: int      # gradients
     dropped: int
@@ -45,7 +45,7 @@ def staleness(story: Entries) -> Markup:
     rest = sum(count for _, count in found[MOST:])
     counts += [(f"{found[MOST][0]} or more", rest)] if rest else []
     most = max(count for _, count in counts)
-    rows = [Row(age, count, strip(f"staleness {age}: {count:,.0f}", [(0, count / most, "gradients")])) for age, count in counts]
+    rows = [StalenessRow(age, count, strip(f"staleness {age}: {count:,.0f}", [(0, count / most, "gradients")])) for age, count in counts]
     return render("staleness.html", note=note, rows=rows, workers=workers(told))
 
 
@@ -53,10 +53,10 @@ def correction(on: object) -> str:
     return NOTES[on] if on is None or isinstance(on, bool) else ""
 
 
-def workers(told: Entries) -> list[Worker]:
+def workers(told: Entries) -> list[StaleWorker]:
     used, dropped = inner(told, "applied"), inner(told, "dropped")
     ranks = sorted({int(rank) for tally in ("applied", "dropped") for rank, _ in tallied(told, tally)})[:MOST]
-    return [Worker(rank, whole(used, str(rank)), whole(dropped, str(rank))) for rank in ranks]
+    return [StaleWorker(rank, whole(used, str(rank)), whole(dropped, str(rank))) for rank in ranks]
 
 
 def tallied(told: Entries, name: str) -> list[tuple[str, float]]:

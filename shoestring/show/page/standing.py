@@ -37,28 +37,28 @@ BY_ITSELF = ("", "steps", "rounds", "epochs")   # what `ended` is of a run that 
 
 
 @dataclass(frozen=True)
-class Standing:
+class RunStatus:
     tone: str        # a class of the style: the state, or diverged, data-ended, early
     word: str
     why: str = ""    # in a sentence; empty where there is nothing to explain
 
 
-def standing(story: Entries) -> Standing:
+def standing(story: Entries) -> RunStatus:
     """What to call the state of a run."""
     state, text = state_of(story), sentence_case(str(story.get("text") or "").strip())
     if state in ("failed", "died"):
-        return Standing(state, STATES[state], text)
+        return RunStatus(state, STATES[state], text)
     if found := diverged(story):
-        return Standing("diverged", "Diverged", f"{found} {text}".strip())
+        return RunStatus("diverged", "Diverged", f"{found} {text}".strip())
     ended = why_ended(story)
     if state == "finished" and ended == DATA_ENDED:
-        return Standing("data-ended", "Data ended", f"The data ended after {counted_steps(story)}. To go through them again, give data "
+        return RunStatus("data-ended", "Data ended", f"The data ended after {counted_steps(story)}. To go through them again, give data "
                         "that can be iterated more than once, such as a list or a DataLoader.")
     if state == "finished" and ended.startswith(NO_BETTER):
-        return Standing("early", "Ended early", "")
+        return RunStatus("early", "Ended early", "")
     if state == "finished" and step_word(story) == "round" and taken_steps(story) < wanted_steps(story):   # `ended` says why
-        return Standing("early", "Ended early", text)
-    return Standing(state, STATES.get(state, ""), text)
+        return RunStatus("early", "Ended early", text)
+    return RunStatus(state, STATES.get(state, ""), text)
 
 
 def diverged(story: Entries) -> str:

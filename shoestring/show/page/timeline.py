@@ -12,11 +12,11 @@ from itertools import groupby
 from markupsafe import Markup
 
 from shoestring.core.units import seconds_text
-from shoestring.parallel.schedule import Kind, Span, Timeline
 from shoestring.show.page.drawing import Mark, Scale, ticks
 from shoestring.show.page.render import render
 from shoestring.show.page.words import counted
 from shoestring.show.timeline import TONES, WORDS, by_column, drawn_workers, ends, told
+from shoestring.training.pipeline.schedule import ActionSpan, Kind, Timeline
 
 WIDTH, LEFT, RIGHT = 760, 60, 744                        # the drawing, and where time begins and ends in it
 HEADING, ROW, TALL, AXIS, SPACE = 24, 24, 20, 22, 14     # heights: words above a timeline, a row, what is drawn in it, times, a gap
@@ -41,7 +41,7 @@ class Box:
 
 
 @dataclass(frozen=True)
-class Row:
+class WorkerRow:
     """What one worker does."""
 
     name: str
@@ -72,7 +72,7 @@ class Drawing:
 
     heading: str
     y: float
-    rows: tuple[Row, ...]
+    rows: tuple[WorkerRow, ...]
 
     @property
     def top(self) -> float:
@@ -118,19 +118,19 @@ def drawing(heading: str, timeline: Timeline, x: Scale, top: float) -> Drawing:
     return Drawing(heading + left_out, top, rows)
 
 
-def row(name: str, own: Sequence[Span], first: float, last: float, x: Scale, y: float, workers: int) -> Row:
+def row(name: str, own: Sequence[ActionSpan], first: float, last: float, x: Scale, y: float, workers: int) -> WorkerRow:
     columns = max(1, int((x(last - first) - LEFT) / NARROW))
     found = list(separate(own, first, last))
     whole = len(found) <= columns
     found = found if whole else list(together(own, first, (last - first) / columns, columns))
     boxes = (box(spans, begin - first, end - first, x, workers) for spans, begin, end in found)
-    return Row(name, y, tuple(one for one in boxes if one.width), whole)
+    return WorkerRow(name, y, tuple(one for one in boxes if one.width), whole)
 
 
-Stretch = tuple[Sequence[Span], float, float]   # what is done (nothing: idle), from when to when
+Stretch = tuple[Sequence[ActionSpan], float, float]   # what is done (nothing: idle), from when to when
 
 
-def separate(own: Sequence[Span], first: float, last: float) -> Iterator[Stretch]:
+def separate(own: Sequence[ActionSpan], first: float, last: float) -> Iterator[Stretch]:
     """All that a worker does and its idle time between, without a gap."""
     at = first
     for span in own:
@@ -142,17 +142,17 @@ def separate(own: Sequence[Span], first: float, last: float) -> Iterator[Stretch
         yield (), at, last
 
 
-def together(own: Sequence[Span], first: float, each: float, columns: int) -> Iterator[Stretch]:
+def together(own: Sequence[ActionSpan], first: float, each: float, columns: int) -> Iterator[Stretch]:
     """The same in columns of `each` seconds, for actions that are too many; neighbours of a kind are one."""
     place = 0
     for kind, run in groupby(by_column(own, first, 1 / each if each else 0.0, columns), lambda action: action.kind if action else None):
         actions = list(run)
         begin, place = place, place + len(actions)
         since, until = first + begin * each, first + place * each
-        yield [Span(action, since, until) for action in actions if action] if kind else (), since, until
+        yield [ActionSpan(action, since, until) for action in actions if action] if kind else (), since, until
 
 
-def box(spans: Sequence[Span], begin: float, end: float, x: Scale, workers: int) -> Box:
+def box(spans: Sequence[ActionSpan], begin: float, end: float, x: Scale, workers: int) -> Box:
     left, width = x(begin), round(x(end) - x(begin), 1)
     when = f"{seconds_text(begin)} to {seconds_text(end)}"
     if not spans:

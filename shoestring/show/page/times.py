@@ -11,7 +11,7 @@ from shoestring.show.page.words import Entries, dicts, number, pairs
 
 
 @dataclass(frozen=True)
-class Clock:
+class TrainingTime:
     """Tells seconds of training from seconds since the run's first event."""
 
     planning: float            # seconds before training began
@@ -30,7 +30,7 @@ class Clock:
         return max(0.0, when - self.starts[life]) + self.before[life]
 
 
-def clock_of(story: Entries) -> Clock | None:
+def clock_of(story: Entries) -> TrainingTime | None:
     """The clock of a run; None where its events do not say when training began."""
     begun, last = number(story.get("begun")), number(story.get("last"))
     found = [number(event.get("time")) for event in dicts(story.get("events")) if event.get("event") == "begun"]
@@ -43,4 +43,4 @@ def clock_of(story: Entries) -> Clock | None:
         place = bisect_left(samples, after, key=itemgetter(0))
         end = samples[place - 1][0] if place else start    # the last step of that life which counts
         before.append(before[-1] + max(0.0, end - start))
-    return Clock(max(0.0, starts[0]), tuple(starts), tuple(before), before[-1] + max(0.0, last - begun - starts[-1])) if starts else None
+    return TrainingTime(max(0.0, starts[0]), tuple(starts), tuple(before), before[-1] + max(0.0, last - begun - starts[-1])) if starts else None

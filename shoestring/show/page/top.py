@@ -27,7 +27,7 @@ MOST_FLAGS = 16
 
 
 @dataclass(frozen=True)
-class Progress:
+class ProgressBar:
     """How far it is, and how much of that is safe in a checkpoint."""
 
     bar: Strip
@@ -56,7 +56,7 @@ def title(story: Entries) -> Markup:
     return Markup(" · ").join(word for word in (stands, job_text(story), "shoestring") if word)
 
 
-def progress(story: Entries) -> Progress | None:
+def progress(story: Entries) -> ProgressBar | None:
     share, state = share_done(story), state_of(story)
     if share is None or state in ("planning", "finished", ""):
         return None
@@ -65,7 +65,7 @@ def progress(story: Entries) -> Progress | None:
     safe, tone = saved / whole(story, "steps"), tones.get(standing(story).tone, "other")
     note = saved_text(whole(story, "step"), saved, step_word(story))
     bar = strip(f"{100 * share:.0f} % done. {note}", [(0, safe, tone), (safe, share, f"{tone} pale")])
-    return Progress(bar, f"{100 * share:.0f} %", note)
+    return ProgressBar(bar, f"{100 * share:.0f} %", note)
 
 
 def saved_text(step: int, saved: int, word: str = "step") -> str:

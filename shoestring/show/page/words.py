@@ -20,11 +20,11 @@ ENDED_EARLY = ("stopped", "failed", "died")
 Entries = Mapping[str, Any]   # a report or a part of it by its keys (see runs.report); any may be missing, and hold anything
 
 
-class Report(Protocol):
+class HasJson(Protocol):
     def as_json(self) -> dict[str, Any]: ...
 
 
-def as_mapping(report: Entries | Report) -> Entries:
+def as_mapping(report: Entries | HasJson) -> Entries:
     """A report by its keys, whether it comes as JSON or as a value."""
     return report if isinstance(report, Mapping) else report.as_json()
 

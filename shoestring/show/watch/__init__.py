@@ -19,9 +19,9 @@ def serve(paths: Sequence[Path], host: str = "127.0.0.1", port: int = 0, ready: 
 
     from shoestring.core.signals import listening
     from shoestring.show.watch.follow import Watch
-    from shoestring.show.watch.server import Server
+    from shoestring.show.watch.server import WatchServer
 
-    with Server(Watch(paths), host, port) as server:
+    with WatchServer(Watch(paths), host, port) as server:
 
         def end(number: int, frame: Any) -> None:
             threading.Thread(target=server.shutdown).start()   # it waits for the loop below, so not from here

@@ -51,7 +51,7 @@ class Signs(NamedTuple):
     holder: int | None
 
 
-class Followed:
+class FollowedRun:
     """A run, and what was last drawn of it."""
 
     def __init__(self, name: str, path: Path) -> None:
@@ -128,7 +128,7 @@ class Watch:
 
     def __init__(self, paths: Sequence[Path], clock: Callable[[], float] = time.monotonic) -> None:
         self.paths, self.clock, self.turn = list(paths), clock, Lock()
-        self.runs: dict[str, Followed] = {}
+        self.runs: dict[str, FollowedRun] = {}
         self.searched = float("-inf")
         for path in paths:
             check(path)
@@ -147,11 +147,11 @@ class Watch:
         finally:
             self.turn.release()
 
-    def found(self) -> dict[str, Followed]:
+    def found(self) -> dict[str, FollowedRun]:
         known = {followed.path: followed for followed in self.runs.values()}
-        runs: dict[str, Followed] = {}
+        runs: dict[str, FollowedRun] = {}
         for path in dict.fromkeys(found for given in self.paths for found in runs_in(given)):
-            followed = known.get(path) or Followed(unique(name_of(path), {*runs, *self.runs}), path)
+            followed = known.get(path) or FollowedRun(unique(name_of(path), {*runs, *self.runs}), path)
             runs[followed.name] = followed
         return runs
 
@@ -177,7 +177,7 @@ class Watch:
         for one in sorted(self.asked_for(name), key=lambda one: one.turn.locked()):
             one.look(self.clock())
 
-    def asked_for(self, name: str | None) -> list[Followed]:
+    def asked_for(self, name: str | None) -> list[FollowedRun]:
         runs = self.runs
         return list(runs.values()) if name is None else [runs[name]] if name in runs else []
 

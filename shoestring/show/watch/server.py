@@ -22,18 +22,18 @@ from shoestring.web.guard import headers
 BEAT = 10.0   # seconds of silence after which a sign of life is sent
 
 
-class Server(web.Server):
+class WatchServer(web.GuardedServer):
     def __init__(self, watch: Watch, host: str = "127.0.0.1", port: int = 0) -> None:
         self.watch = watch
-        super().__init__(Handler, headers(FEDERATED, SCRIPT), host, port)
+        super().__init__(WatchHandler, headers(FEDERATED, SCRIPT), host, port)
 
 
-class Handler(web.Handler):
-    server: Server
+class WatchHandler(web.GuardedHandler):
+    server: WatchServer
     command_name = "watch"
     home = "The runs are at /\n"
 
-    def get(self, asked: web.Asked) -> None:
+    def get(self, asked: web.HttpRequest) -> None:
         if asked.path == "/events":
             return self.stream(asked.query.get("run"), self.headers.get("Last-Event-ID") or asked.query.get("seen", ""))
         if asked.path == "/curves":

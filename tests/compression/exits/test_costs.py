@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from shoestring.compression.exits import Cascade, EarlyExit, Parts, gathered, seconds_by_part
+from shoestring.compression.exits import Cascade, EarlyExit, PartSeconds, gathered, seconds_by_part
 from tests.compression.exits.toys import chain, heads_of
 
 ROWS = 32
@@ -32,7 +32,7 @@ class WorkClock:
         return self.now
 
 
-def costs_of(model: EarlyExit | Cascade, work: Mapping[nn.Module, WORK]) -> Parts:
+def costs_of(model: EarlyExit | Cascade, work: Mapping[nn.Module, WORK]) -> PartSeconds:
     return seconds_by_part(model, (torch.randn(ROWS, 5),), rounds=2, clock=WorkClock(work))
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import shoestring
-from shoestring.compression.exits import Cascade, Parts, calibrate, exit_job, gathered, operate
+from shoestring.compression.exits import Cascade, PartSeconds, calibrate, exit_job, gathered, operate
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from tests.compression.exits.toys import Residual, Tokens, chain
@@ -65,9 +65,9 @@ def test_trained_calibrated_and_measured_on_data_never_seen() -> None:
     assert last.metrics["accuracy_exit_1"] > 0.6
     early = model.eval().early()
     held_out, unseen = ([blobs(seed) for seed in seeds] for seeds in (range(100, 108), range(200, 208)))
-    found = calibrate(gathered(early, held_out, Parts((1.0, 1.0, 2.0), (0.05, 0.05)), lambda batch: batch[1]), 0.01)
+    found = calibrate(gathered(early, held_out, PartSeconds((1.0, 1.0, 2.0), (0.05, 0.05)), lambda batch: batch[1]), 0.01)
     early.thresholds.copy_(torch.tensor(found.point.thresholds))
-    evidence = gathered(early, unseen, Parts((1.0, 1.0, 2.0), (0.05, 0.05)), lambda batch: batch[1])
+    evidence = gathered(early, unseen, PartSeconds((1.0, 1.0, 2.0), (0.05, 0.05)), lambda batch: batch[1])
     predicted, exits = operate(evidence, found.point.thresholds), torch.cat([early.answer(batch[0]).exits for batch in unseen])
     right = torch.cat([early(batch[0]).argmax(1) == batch[1] for batch in unseen]).float().mean()
     assert (torch.bincount(exits, minlength=3) / len(exits)).tolist() == pytest.approx(predicted.shares, abs=0.005)
@@ -78,7 +78,7 @@ def test_trained_calibrated_and_measured_on_data_never_seen() -> None:
 def test_agreement_is_evidence_without_labels() -> None:
     torch.manual_seed(0)
     cascade = Cascade([chain(depth=2), chain(depth=3)]).eval()
-    evidence = gathered(cascade, [blobs(0), blobs(1)], Parts((1.0, 2.0), (0.0,)))
+    evidence = gathered(cascade, [blobs(0), blobs(1)], PartSeconds((1.0, 2.0), (0.0,)))
     assert bool((evidence.right[:, -1] == 1).all()) and 0 < float(evidence.right[:, 0].mean()) < 1
 
 

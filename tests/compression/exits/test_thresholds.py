@@ -7,11 +7,11 @@ import math
 import pytest
 import torch
 
-from shoestring.compression.exits import Evidence, at_least, at_most, calibrate, frontier, operate
+from shoestring.compression.exits import ExitEvidence, at_least, at_most, calibrate, frontier, operate
 from shoestring.core.errors import Mistake
 
 
-def simulated(rows: int, seed: int, exits: int = 2, heads: float = 0.05) -> Evidence:
+def simulated(rows: int, seed: int, exits: int = 2, heads: float = 0.05) -> ExitEvidence:
     """Rows of some difficulty; every exit is right where it is easy enough, and about as sure as it should be."""
     random = torch.Generator().manual_seed(seed)
     hard = torch.rand(rows, 1, generator=random)
@@ -19,10 +19,10 @@ def simulated(rows: int, seed: int, exits: int = 2, heads: float = 0.05) -> Evid
     chance = torch.sigmoid(9 * (skill - hard))
     right = torch.rand(rows, exits + 1, generator=random) < chance
     sure = (chance[:, :-1] + 0.08 * torch.randn(rows, exits, generator=random)).clamp(0, 1)
-    return Evidence(sure, right, (1.0,) * (exits + 1), (heads,) * exits)
+    return ExitEvidence(sure, right, (1.0,) * (exits + 1), (heads,) * exits)
 
 
-def reference(evidence: Evidence, thresholds: tuple[float, ...]) -> tuple[float, float]:
+def reference(evidence: ExitEvidence, thresholds: tuple[float, ...]) -> tuple[float, float]:
     """Mean cost and quality, row by row."""
     cost = quality = 0.0
     for sure, right in zip(evidence.confidence.tolist(), evidence.right.tolist(), strict=True):
@@ -67,7 +67,7 @@ def test_rows_that_tie_leave_together() -> None:
     sure = torch.tensor([0.9] * 5 + [0.5] * 5)[:, None]
     right = torch.ones(10, 2)
     right[4, 0] = 0   # one of those that tie
-    evidence = Evidence(sure, right, (1.0, 9.0), (0.0,))
+    evidence = ExitEvidence(sure, right, (1.0, 9.0), (0.0,))
     assert calibrate(evidence, 0.05).point.thresholds == (math.inf,), "half of the five can't leave"
     assert calibrate(evidence, 0.1).point.shares == (1.0, 0.0)
 
@@ -76,9 +76,9 @@ def test_an_exit_that_is_never_right_or_costs_too_much_is_not_used() -> None:
     evidence = simulated(300, 2)
     wrong = evidence.right.clone()
     wrong[:, 0] = 0
-    found = calibrate(Evidence(evidence.confidence, wrong, evidence.parts, evidence.heads), 0.0)
+    found = calibrate(ExitEvidence(evidence.confidence, wrong, evidence.parts, evidence.heads), 0.0)
     assert found.point.thresholds[0] == math.inf
-    dear = calibrate(Evidence(evidence.confidence, evidence.right, evidence.parts, (0.0, 50.0)), 0.5)
+    dear = calibrate(ExitEvidence(evidence.confidence, evidence.right, evidence.parts, (0.0, 50.0)), 0.5)
     assert dear.point.thresholds[1] == math.inf and dear.point.speedup > 1
 
 
@@ -94,7 +94,7 @@ def test_the_frontier_has_no_point_that_another_beats_and_begins_with_no_loss_re
                                                (torch.tensor([[0.5, 0.5]]), (1.0, 1.0), "give")])
 def test_broken_evidence_is_refused(sure: torch.Tensor, parts: tuple[float, ...], said: str) -> None:
     with pytest.raises(Mistake, match=said):
-        Evidence(sure, torch.ones(1, 2), parts, (0.1,))
+        ExitEvidence(sure, torch.ones(1, 2), parts, (0.1,))
 
 
 def test_calibration_refuses_what_it_cannot_promise() -> None:
@@ -102,7 +102,7 @@ def test_calibration_refuses_what_it_cannot_promise() -> None:
     with pytest.raises(Mistake, match="limit"):
         calibrate(evidence, -0.1)
     with pytest.raises(Mistake, match="right or wrong"):
-        calibrate(Evidence(evidence.confidence, evidence.right * 0.5, evidence.parts, evidence.heads), 0.1, delta=0.1)
+        calibrate(ExitEvidence(evidence.confidence, evidence.right * 0.5, evidence.parts, evidence.heads), 0.1, delta=0.1)
     with pytest.raises(Mistake, match="for 2 exits"):
         operate(evidence, (0.5,))
 
@@ -151,12 +151,12 @@ def test_what_is_predicted_holds_on_rows_never_seen() -> None:
 
 def test_what_a_batch_costs_however_few_rows_are_left_is_counted() -> None:
     sure, right = torch.tensor([[1.0], [1.0], [1.0], [0.0]]), torch.ones(4, 2)
-    alone = operate(Evidence(sure, right, (1.0, 1.0), (0.0,)), (0.5,))
+    alone = operate(ExitEvidence(sure, right, (1.0, 1.0), (0.0,)), (0.5,))
     assert alone.cost == 1.25 and alone.speedup == 1.6
-    together = operate(Evidence(sure, right, (1.0, 1.0), (0.0,), fixed=(1.0, 1.0), leaving=0.5, batch=8), (0.5,))
+    together = operate(ExitEvidence(sure, right, (1.0, 1.0), (0.0,), fixed=(1.0, 1.0), leaving=0.5, batch=8), (0.5,))
     reached = 1 - 0.75**8   # that one of eight rows goes on
     assert together.cost == pytest.approx(1.25 + 1 + reached + 0.5) and together.speedup == pytest.approx(4 / together.cost)
-    unused = operate(Evidence(sure, right, (1.0, 1.0), (0.0,), fixed=(1.0, 1.0), leaving=0.5, batch=8), (math.inf,))
+    unused = operate(ExitEvidence(sure, right, (1.0, 1.0), (0.0,), fixed=(1.0, 1.0), leaving=0.5, batch=8), (math.inf,))
     assert unused.speedup == 1
 
 
@@ -167,5 +167,5 @@ def test_calibrated_thresholds_are_never_dearer_than_no_exits(heads: float, delt
     for seed in range(4):
         evidence = simulated(600, seed, heads=heads)
         better = torch.cat((torch.ones(600, 1, dtype=torch.float64), evidence.right[:, 1:]), 1)
-        found = calibrate(Evidence(evidence.confidence, better, evidence.parts, evidence.heads), 0.05, delta)
+        found = calibrate(ExitEvidence(evidence.confidence, better, evidence.parts, evidence.heads), 0.05, delta)
         assert found.point.cost <= evidence.whole and found.point.speedup >= 1 and found.point.loss <= 0.05

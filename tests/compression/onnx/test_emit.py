@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from shoestring.compression.forms.form import Form, Plain
+from shoestring.compression.formats.format import PlainFormat, WeightFormat
 from tests.compression.onnx.test_export import booked, gridded
 
 onnx = pytest.importorskip("onnx")
@@ -21,7 +21,7 @@ from shoestring.compression.onnx.check import session  # noqa: E402
 from shoestring.compression.onnx.emit import emit  # noqa: E402
 from shoestring.compression.onnx.graph import Graph  # noqa: E402
 
-FORMS: dict[str, Callable[[Tensor], Form]] = {
+FORMS: dict[str, Callable[[Tensor], WeightFormat]] = {
     **{
         f"grid of {bits} by {group}": (lambda weight, bits=bits, group=group: gridded(weight, bits, group))
         for bits, group in ((2, 16), (3, 32), (4, 16), (4, 7), (5, 64), (8, 16), (8, 1000))
@@ -30,9 +30,9 @@ FORMS: dict[str, Callable[[Tensor], Form]] = {
         f"codebook of {bits} by {group}": (lambda weight, bits=bits, group=group: booked(weight, bits, group))
         for bits, group in ((3, 0), (4, 16), (8, 9))
     },
-    "float16": lambda weight: Plain.of(weight, "float16"),
-    "bfloat16": lambda weight: Plain.of(weight, "bfloat16"),
-    "as it is": Plain.of,
+    "float16": lambda weight: PlainFormat.of(weight, "float16"),
+    "bfloat16": lambda weight: PlainFormat.of(weight, "bfloat16"),
+    "as it is": PlainFormat.of,
 }
 
 
@@ -47,7 +47,7 @@ def weight(*shape: int) -> Tensor:
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-def test_a_linear_layer_and_a_gemm_multiply_with_the_weight(form: Callable[[Tensor], Form]) -> None:
+def test_a_linear_layer_and_a_gemm_multiply_with_the_weight(form: Callable[[Tensor], WeightFormat]) -> None:
     stored, x, bias = form(weight(20, 64)), weight(3, 64), weight(20)
     turned = [helper.make_node("Transpose", ["w"], ["t"], perm=[1, 0]), helper.make_node("MatMul", ["x", "t"], ["y"])]
     gemm = [helper.make_node("Gemm", ["x", "w", "b"], ["y"], transB=1)]
@@ -59,7 +59,7 @@ def test_a_linear_layer_and_a_gemm_multiply_with_the_weight(form: Callable[[Tens
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-def test_an_embedding_looks_rows_up(form: Callable[[Tensor], Form]) -> None:
+def test_an_embedding_looks_rows_up(form: Callable[[Tensor], WeightFormat]) -> None:
     stored, index = form(weight(30, 64)), torch.tensor([[0, 29, 7], [7, 1, 0]])
     graph = graph_of([helper.make_node("Gather", ["w", "i"], ["y"], axis=0)], [("i", TensorProto.INT64)], (2, 3, 64))
     emit(graph, "w", stored)
@@ -73,7 +73,7 @@ def test_an_embedding_looks_rows_up(form: Callable[[Tensor], Form]) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-def test_a_convolution_with_an_odd_shape(form: Callable[[Tensor], Form]) -> None:
+def test_a_convolution_with_an_odd_shape(form: Callable[[Tensor], WeightFormat]) -> None:
     stored, x = form(weight(5, 3, 3, 3)), weight(2, 3, 6, 6)
     graph = graph_of([helper.make_node("Conv", ["x", "w"], ["y"])], [("x", TensorProto.FLOAT)], (2, 5, 4, 4))
     emit(graph, "w", stored)

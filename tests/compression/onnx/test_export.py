@@ -11,31 +11,31 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shoestring.compression.forms.codebook import Codebook
-from shoestring.compression.forms.form import Form, Plain
-from shoestring.compression.forms.grid import Grid, matrix_shape
+from shoestring.compression.formats.codebook import CodebookFormat
+from shoestring.compression.formats.format import PlainFormat, WeightFormat
+from shoestring.compression.formats.grid import GridFormat, matrix_shape
+from shoestring.compression.formats.place import placed
 from shoestring.compression.onnx.export import Exported, exported
-from shoestring.compression.place import placed
 from shoestring.core.errors import Mistake
 
 pytest.importorskip("onnxruntime")
 
 
-def gridded(weight: Tensor, bits: int, group: int) -> Form:
+def gridded(weight: Tensor, bits: int, group: int) -> WeightFormat:
     rows, columns = matrix_shape(tuple(weight.shape))
     draw = torch.Generator().manual_seed(3)
     codes = torch.randint(0, 2**bits, (rows, columns), generator=draw)
     groups = -(-columns // group)
     scales = torch.rand(rows, groups, generator=draw) * 0.2 / 2**bits + 0.01
     zeros = torch.randint(0, 2**bits, (rows, groups), generator=draw)
-    return Grid.of(codes, scales, zeros, bits, group, tuple(weight.shape), weight.dtype)
+    return GridFormat.of(codes, scales, zeros, bits, group, tuple(weight.shape), weight.dtype)
 
 
-def booked(weight: Tensor, bits: int, group: int) -> Form:
+def booked(weight: Tensor, bits: int, group: int) -> WeightFormat:
     rows, columns = matrix_shape(tuple(weight.shape))
     draw = torch.Generator().manual_seed(4)
     scales = torch.rand(rows, -(-columns // group), generator=draw) + 0.1 if group else None
-    return Codebook.of(
+    return CodebookFormat.of(
         torch.randint(0, 2**bits, (rows, columns), generator=draw),
         torch.randn(2**bits, generator=draw) * 0.1,
         scales,
@@ -46,7 +46,7 @@ def booked(weight: Tensor, bits: int, group: int) -> Form:
     )
 
 
-def packed(model: nn.Module, form: Callable[[Tensor], Form]) -> nn.Module:
+def packed(model: nn.Module, form: Callable[[Tensor], WeightFormat]) -> nn.Module:
     return placed(model, {name: form(value) for name, value in model.named_parameters() if value.ndim > 1})
 
 
@@ -113,10 +113,10 @@ class Tied(nn.Module):
         lambda weight: gridded(weight, 4, 16),
         lambda weight: gridded(weight, 5, 10),
         lambda weight: booked(weight, 4, 16),
-        lambda weight: Plain.of(weight, "float16"),
+        lambda weight: PlainFormat.of(weight, "float16"),
     ],
 )
-def test_tied_embeddings_and_nested_batches(tmp_path: Path, form: Callable[[Tensor], Form]) -> None:
+def test_tied_embeddings_and_nested_batches(tmp_path: Path, form: Callable[[Tensor], WeightFormat]) -> None:
     model = placed(
         Tied(), {"table.weight": form(torch.zeros(40, 32)) if form(torch.zeros(40, 32)).kind != "plain" else form(torch.randn(40, 32))}
     )

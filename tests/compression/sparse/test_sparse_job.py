@@ -19,10 +19,10 @@ from shoestring import Job, Mistake
 from shoestring.compression.sparse.masks import seed_mask, zeros_of
 from shoestring.compression.sparse.sparse_job import Penalised, dense_of, masks_of, seeds_of, sparse_job, sparsity
 from shoestring.jobfile import loaded_job
-from shoestring.memory.accumulate import Accumulate
-from shoestring.memory.checkpoint import Checkpoint
 from shoestring.runs.history import History
 from shoestring.runs.report import report_of
+from shoestring.training.memory.accumulate import Accumulate
+from shoestring.training.memory.checkpoint import Checkpoint
 from tests.waiting import until
 
 METHODS = ["magnitude", "random", "l0", "variational"]

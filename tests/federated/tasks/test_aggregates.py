@@ -7,16 +7,16 @@ from hypothesis import strategies as st
 
 from shoestring.core.codec import from_json, to_json
 from shoestring.core.errors import Mistake
-from shoestring.federated.tasks.aggregates import EDGES, Histogram, Moments, counted, length, moments, sums_of
-from shoestring.federated.tasks.totals import AFTER, Entry, Telemetry, Totals, together
+from shoestring.federated.tasks.aggregates import EDGES, ColumnMoments, Histogram, counted, length, moments, sums_of
+from shoestring.federated.tasks.totals import AFTER, DeviceTotals, MetricSums, Telemetry, together
 
 numbers = st.floats(-100, 100)
 devices = st.lists(st.tuples(st.floats(1, 50), numbers, numbers), min_size=1, max_size=12)
 
 
-def told(weight: float, a: float, b: float, candidate: int = 0) -> Totals:
-    entry = Entry((candidate,), AFTER, "loss", moments(weight, [a, b]), counted(a / weight, EDGES))
-    return Totals((entry,), Telemetry(1, 1, 2, 0.5, 10, 20, (("odd", 1),)), (1, 0))
+def told(weight: float, a: float, b: float, candidate: int = 0) -> DeviceTotals:
+    entry = MetricSums((candidate,), AFTER, "loss", moments(weight, [a, b]), counted(a / weight, EDGES))
+    return DeviceTotals((entry,), Telemetry(1, 1, 2, 0.5, 10, 20, (("odd", 1),)), (1, 0))
 
 
 @settings(max_examples=50, deadline=None)
@@ -56,11 +56,11 @@ def test_a_value_on_an_edge_belongs_to_the_bin_above_and_none_is_lost() -> None:
 
 def test_histograms_and_sums_that_do_not_fit_are_refused() -> None:
     for wrong in (lambda: Histogram((1.0, 1.0), (0, 0, 0)), lambda: Histogram((), (1,)), lambda: Histogram((1.0,), (1,)),
-                  lambda: Moments(1, (1.0,)), lambda: counted(1.0, (0.0,)).plus(counted(1.0, (0.5,)))):
+                  lambda: ColumnMoments(1, (1.0,)), lambda: counted(1.0, (0.0,)).plus(counted(1.0, (0.5,)))):
         with pytest.raises(Mistake):
             wrong()
 
 
 def test_what_a_device_tells_is_written_and_read_to_the_bit() -> None:
     whole = together([told(3.0, 0.1, 0.7), told(7.0, 1 / 3, 1e-9)])
-    assert from_json(Totals, to_json(whole)) == whole
+    assert from_json(DeviceTotals, to_json(whole)) == whole

@@ -9,13 +9,13 @@ import pytest
 from shoestring.core.errors import Mistake
 from shoestring.federated.records import Records
 from shoestring.federated.tasks.compare import SAME, compare, halves
-from shoestring.federated.tasks.settings import Candidate
+from shoestring.federated.tasks.settings import TuneCandidate
 from shoestring.federated.tasks.text import comparison_text
 from shoestring.federated.tasks.totals import AFTER, BEFORE
 from shoestring.show.terminal import Screen
 from tests.federated.tasks.toy import CURVATURE, Quadratic, cohort_of, names_of, records_of
 
-ZERO, FAR = Candidate("run 1", trains=False), Candidate("run 2", model="far", trains=False)
+ZERO, FAR = TuneCandidate("run 1", trains=False), TuneCandidate("run 2", model="far", trains=False)
 
 
 def test_two_models_on_the_same_devices_give_the_difference_that_a_person_would_calculate() -> None:
@@ -32,14 +32,14 @@ def test_two_models_on_the_same_devices_give_the_difference_that_a_person_would_
 
 
 def test_settings_are_compared_by_the_personal_models_that_they_make() -> None:
-    found = compare(Candidate("slow", {"lr": 0.01}), Candidate("right", {"lr": 0.5}), cohort_of(), names_of(30))
+    found = compare(TuneCandidate("slow", {"lr": 0.01}), TuneCandidate("right", {"lr": 0.5}), cohort_of(), names_of(30))
     assert found.when == AFTER and found.changes[0].verdict == "better"
-    back = compare(Candidate("right", {"lr": 0.5}), Candidate("slow", {"lr": 0.01}), cohort_of(), names_of(30))
+    back = compare(TuneCandidate("right", {"lr": 0.5}), TuneCandidate("slow", {"lr": 0.01}), cohort_of(), names_of(30))
     assert next(one.verdict for one in back.changes if one.metric == "loss") == "worse"
 
 
 def test_a_metric_of_which_nobody_says_what_is_good_is_higher_or_lower() -> None:
-    a, b = Candidate("slow", {"lr": 0.01}), Candidate("right", {"lr": 0.5})
+    a, b = TuneCandidate("slow", {"lr": 0.01}), TuneCandidate("right", {"lr": 0.5})
     assert {one.metric: one.verdict for one in compare(a, b, cohort_of(), names_of(60)).changes} == {"loss": "better", "near": "higher"}
     assert {one.metric: one.verdict for one in compare(a, b, cohort_of(goal="max near"), names_of(60)).changes} == {
         "loss": "better", "near": "better"}
@@ -81,7 +81,7 @@ def test_two_halves_of_the_devices_are_two_independent_samples() -> None:
     first, second = halves(names, 3)
     assert len(first) == len(second) == 40 and not set(first) & set(second) and halves(names, 3) != halves(names, 4)
     assert set(halves(names[::-1], 3)[0]) == set(first), "the order of names does not matter"
-    found = compare(Candidate("slow", {"lr": 0.01}), Candidate("right", {"lr": 0.5}), cohort_of(), names, apart=True)
+    found = compare(TuneCandidate("slow", {"lr": 0.01}), TuneCandidate("right", {"lr": 0.5}), cohort_of(), names, apart=True)
     loss = next(one for one in found.changes if one.metric == "loss")
     assert found.design == "independent" and loss.devices == (40, 40) and loss.verdict == "better" and found.telemetry.trainings == 80
     same = compare(ZERO, ZERO, cohort_of(), names, apart=True)
@@ -91,19 +91,19 @@ def test_two_halves_of_the_devices_are_two_independent_samples() -> None:
 def test_both_must_be_judged_at_the_same_moment() -> None:
     for apart in (False, True):
         with pytest.raises(Mistake, match="at the same moment"):
-            compare(ZERO, Candidate("tuned"), cohort_of(), names_of(40), apart=apart)
+            compare(ZERO, TuneCandidate("tuned"), cohort_of(), names_of(40), apart=apart)
 
 
 def test_devices_on_which_one_of_them_diverged_are_counted() -> None:
     with pytest.raises(Mistake, match="no metric in common that may be told of; wild: no finite number on 20 devices"):
-        compare(Candidate("a"), Candidate("wild", {"lr": 60.0, "epochs": 40}), cohort_of(), names_of(20))
+        compare(TuneCandidate("a"), TuneCandidate("wild", {"lr": 60.0, "epochs": 40}), cohort_of(), names_of(20))
     found = compare(ZERO, FAR, cohort_of(Quadratic(spoilt="device 3")), names_of(20))
     assert found.telemetry.errors == (("no finite number", 1),) and found.changes[0].devices == (19, 19)
 
 
 def test_a_candidate_is_not_better_for_having_diverged_where_it_is_hard() -> None:
     cohort = cohort_of(Quadratic(steep="device 0"))
-    slow, right = Candidate("slow", {"lr": 0.01}), Candidate("right", {"lr": 0.5})
+    slow, right = TuneCandidate("slow", {"lr": 0.01}), TuneCandidate("right", {"lr": 0.5})
     found = compare(slow, right, cohort, names_of(40))
     assert found.failed == {"right": 1} and {one.metric: one.verdict for one in found.changes}["loss"] == "perhaps better"
     assert "right: no finite number on 1 device, which" in comparison_text(found)

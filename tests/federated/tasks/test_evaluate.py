@@ -15,7 +15,7 @@ from shoestring.federated.tasks.device import Question, answers
 from shoestring.federated.tasks.evaluate import evaluate
 from shoestring.federated.tasks.gather import gathered
 from shoestring.federated.tasks.release import TooFew
-from shoestring.federated.tasks.settings import Candidate, candidates_of, settings_of
+from shoestring.federated.tasks.settings import TuneCandidate, candidates_of, settings_of
 from shoestring.federated.tasks.text import evaluation_text
 from shoestring.federated.tasks.totals import AFTER, BEFORE, together
 from tests.federated.tasks.toy import CURVATURE, ZERO, Quadratic, cohort_of, job_of, names_of, records_of
@@ -49,7 +49,7 @@ def test_means_are_those_of_every_devices_own_result() -> None:
 
 
 def test_models_are_compared_without_training_where_none_is_asked_for() -> None:
-    result = evaluate([Candidate("zero", trains=False), Candidate("far", model="far", trains=False)], cohort_of(), names_of(20))
+    result = evaluate([TuneCandidate("zero", trains=False), TuneCandidate("far", model="far", trains=False)], cohort_of(), names_of(20))
     assert {one.when for one in result.measured} == {BEFORE} and result.telemetry.trainings == 0
     assert result.one("far", "loss", BEFORE).by_device.mean < result.one("zero", "loss", BEFORE).by_device.mean
 
@@ -90,7 +90,7 @@ def test_a_device_without_a_finite_number_or_anything_held_out_is_no_part_of_a_m
 
 
 def test_a_setting_that_diverges_is_counted_and_spoils_nothing() -> None:
-    wild = (*RATES, Candidate("wild", {"lr": 50.0, "epochs": 30}))
+    wild = (*RATES, TuneCandidate("wild", {"lr": 50.0, "epochs": 30}))
     result = evaluate(wild, cohort_of(), names_of(20))
     assert result.failed == {"wild": 20} and "wild: no finite number on 20 devices" in evaluation_text(result)
     assert result.one("lr=0.5", "loss", AFTER) == evaluate(RATES, cohort_of(), names_of(20)).one("lr=0.5", "loss", AFTER)
@@ -122,8 +122,8 @@ def test_the_sum_of_all_is_what_devices_told_in_any_order() -> None:
     (lambda: evaluate(RATES, cohort_of(), []), "no device"),
     (lambda: evaluate(RATES, cohort_of(), [*names_of(20), "device 3"]), "'device 3' is asked twice"),
     (lambda: evaluate([*RATES, RATES[0]], cohort_of(), names_of(20)), "two candidates are called 'lr=0.1'"),
-    (lambda: evaluate([Candidate("x", model="fra")], cohort_of(), names_of(20)), "did you mean far"),
-    (lambda: evaluate([Candidate("x", {"epoch": 1})], cohort_of(), names_of(20)), "did you mean epochs"),
+    (lambda: evaluate([TuneCandidate("x", model="fra")], cohort_of(), names_of(20)), "did you mean far"),
+    (lambda: evaluate([TuneCandidate("x", {"epoch": 1})], cohort_of(), names_of(20)), "did you mean epochs"),
     (lambda: evaluate(RATES, cohort_of(local=Local()), names_of(20)), r"held_out=0\.2"),
 ])
 def test_what_can_not_work_is_told_before_any_device_is_asked(wrong: object, told: str) -> None:

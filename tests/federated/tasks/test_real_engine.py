@@ -5,15 +5,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from shoestring.federated.cohort import Engine, work_of
 from shoestring.federated.layout import layout_of
 from shoestring.federated.records import records_of
-from shoestring.federated.round import Device, Objective, Order, add_sums
+from shoestring.federated.round import DeviceView, Objective, Order, add_sums
+from shoestring.federated.simulation.cohort import Engine, work_of
 from shoestring.federated.tasks.compare import compare
 from shoestring.federated.tasks.evaluate import evaluate
 from shoestring.federated.tasks.gather import Cohort
 from shoestring.federated.tasks.registry import Registry
-from shoestring.federated.tasks.settings import Candidate, candidates_of, settings_of
+from shoestring.federated.tasks.settings import TuneCandidate, candidates_of, settings_of
 from shoestring.federated.tasks.totals import AFTER, BEFORE
 from shoestring.federated.tasks.tune import tune
 from tests.federated.toys import ONE_BY_ONE, records, toy_job
@@ -33,8 +33,8 @@ def real() -> tuple[Cohort, Engine, torch.Tensor]:
 
 def test_an_evaluation_measures_what_a_round_would() -> None:
     cohort, engine, row = real()
-    result = evaluate([Candidate("job"), Candidate("fast", {"lr": 0.3})], cohort, NAMES)
-    devices = [Device(cohort.records(name)) for name in NAMES]
+    result = evaluate([TuneCandidate("job"), TuneCandidate("fast", {"lr": 0.3})], cohort, NAMES)
+    devices = [DeviceView(cohort.records(name)) for name in NAMES]
     for candidate, rate in (("job", 0.1), ("fast", 0.3)):
         updates = work_of(engine)(Order(3, 0, row, judges=True), devices, Objective(replace(cohort.job.local, lr=rate)))
         for when, told in ((BEFORE, updates.before), (AFTER, updates.after)):
@@ -52,5 +52,5 @@ def test_a_rate_that_learns_is_found_and_told_from_one_that_does_not() -> None:
     cohort, _, _ = real()
     found = tune(candidates_of(settings_of("lr=0.0001,0.3 epochs=3")), cohort, NAMES)
     assert found.best.candidate.settings["lr"] == 0.3 and not found.tried[1].as_good
-    report = compare(Candidate("begun", trains=False), Candidate("nothing", model="zero", trains=False), cohort, NAMES)
+    report = compare(TuneCandidate("begun", trains=False), TuneCandidate("nothing", model="zero", trains=False), cohort, NAMES)
     assert {one.metric for one in report.changes} == {"loss", "accuracy"}

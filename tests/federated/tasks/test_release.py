@@ -9,15 +9,15 @@ from shoestring.core.errors import Mistake
 from shoestring.federated.tasks.aggregates import EDGES, Histogram, counted, moments
 from shoestring.federated.tasks.estimates import by_device, by_sample
 from shoestring.federated.tasks.release import OTHERS, Released, TooFew, joined, released
-from shoestring.federated.tasks.totals import AFTER, Entry, Telemetry, Totals, together
+from shoestring.federated.tasks.totals import AFTER, DeviceTotals, MetricSums, Telemetry, together
 
 
-def told(value: float, weight: float = 4.0, metrics: tuple[str, ...] = ("loss",)) -> Totals:
-    entries = tuple(Entry((0,), AFTER, name, moments(weight, [value * weight]), counted(value, EDGES)) for name in metrics)
-    return Totals(entries, Telemetry(1, 1))
+def told(value: float, weight: float = 4.0, metrics: tuple[str, ...] = ("loss",)) -> DeviceTotals:
+    entries = tuple(MetricSums((0,), AFTER, name, moments(weight, [value * weight]), counted(value, EDGES)) for name in metrics)
+    return DeviceTotals(entries, Telemetry(1, 1))
 
 
-def groups_of(sizes: dict[str, int]) -> dict[str, Totals]:
+def groups_of(sizes: dict[str, int]) -> dict[str, DeviceTotals]:
     return {name: together(told(0.01 * number) for number in range(size)) for name, size in sizes.items()}
 
 
@@ -97,7 +97,7 @@ def test_a_group_that_one_device_dominates_is_not_what_is_left_of_the_whole() ->
 
 def test_a_group_tells_nothing_of_its_errors() -> None:
     by_group = groups_of({"a": 20, "b": 20})
-    by_group["a"] = by_group["a"].plus(Totals((), Telemetry(1, 0, errors=(("odd", 1),)), (1,)))
+    by_group["a"] = by_group["a"].plus(DeviceTotals((), Telemetry(1, 0, errors=(("odd", 1),)), (1,)))
     seen = released(by_group)
     assert seen.whole.telemetry.errors == (("odd", 1),) and not seen.groups["a"].telemetry.errors and not seen.groups["a"].failed
 

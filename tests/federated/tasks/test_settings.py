@@ -7,7 +7,7 @@ import torch
 
 from shoestring.core.errors import Mistake
 from shoestring.core.local import Local
-from shoestring.federated.tasks.settings import Candidate, candidates_of, settings_of
+from shoestring.federated.tasks.settings import TuneCandidate, candidates_of, settings_of
 
 
 def test_a_grid_has_every_combination_once() -> None:
@@ -40,12 +40,12 @@ def test_a_grid_that_can_not_work_is_refused_with_the_reason(written: str, told:
 
 def test_settings_change_the_jobs_local_and_nothing_else() -> None:
     local = Local(epochs=3, batch=5, lr=0.2, held_out=0.1)
-    assert Candidate("one", {"lr": 1.0}).local(local) == replace(local, lr=1.0)
-    assert Candidate("none").local(local) == local
+    assert TuneCandidate("one", {"lr": 1.0}).local(local) == replace(local, lr=1.0)
+    assert TuneCandidate("none").local(local) == local
 
 
 def test_a_rate_that_the_jobs_own_optimizer_would_ignore_is_refused() -> None:
     local = Local(optimizer=torch.optim.Adam, held_out=0.1)
     with pytest.raises(Mistake, match="knows no lr"):
-        Candidate("one", {"lr": 1.0}).local(local)
-    assert Candidate("one", {"epochs": 2}).local(local).epochs == 2
+        TuneCandidate("one", {"lr": 1.0}).local(local)
+    assert TuneCandidate("one", {"epochs": 2}).local(local).epochs == 2

@@ -11,7 +11,7 @@ from shoestring.core.errors import Mistake
 from shoestring.federated.tasks.compare import Comparison
 from shoestring.federated.tasks.evaluate import Evaluation
 from shoestring.federated.tasks.perform import performed
-from shoestring.federated.tasks.settings import Candidate, candidates_of, settings_of
+from shoestring.federated.tasks.settings import TuneCandidate, candidates_of, settings_of
 from shoestring.federated.tasks.task import FILE, FederatedTask, attach, check_code, code_of, models_of, read, write
 from shoestring.federated.tasks.tune import Tuning
 from tests.federated.tasks.toy import cohort_of, names_of
@@ -58,14 +58,14 @@ def test_a_model_outside_of_the_tasks_folder_is_not_read(tmp_path: Path) -> None
     outside = replace(task.models[0], path="../secret")
     (tmp_path / "secret").write_bytes(b"1234")
     with pytest.raises(Mistake, match="outside"):
-        models_of(replace(task, models=(outside,), candidates=(Candidate("x"),)), tmp_path / "inside")
+        models_of(replace(task, models=(outside,), candidates=(TuneCandidate("x"),)), tmp_path / "inside")
 
 
 def test_what_makes_no_task_is_refused(tmp_path: Path) -> None:
     task = task_in(tmp_path)
     for change, told in (({"kind": "evalute"}, "did you mean evaluate"), ({"kind": "compare", "candidates": ()}, "give two"),
                          ({"candidates": ()}, "without candidates"), ({"by": "rows"}, "devices"), ({"goal": "loss"}, "goal="),
-                         ({"candidates": (Candidate("x", model="no"),)}, "of the model 'no'")):
+                         ({"candidates": (TuneCandidate("x", model="no"),)}, "of the model 'no'")):
         with pytest.raises(Mistake, match=told):
             replace(task, **change)   # type: ignore[arg-type]
 

@@ -6,7 +6,7 @@ import pytest
 
 from shoestring.core.errors import Mistake
 from shoestring.federated.tasks.release import TooFew
-from shoestring.federated.tasks.settings import Candidate, candidates_of, settings_of
+from shoestring.federated.tasks.settings import TuneCandidate, candidates_of, settings_of
 from shoestring.federated.tasks.text import tuning_text
 from shoestring.federated.tasks.tune import rung_sizes, tune
 from tests.federated.tasks.toy import Quadratic, cohort_of, names_of
@@ -41,13 +41,13 @@ def test_a_larger_metric_is_better_where_the_goal_says_so() -> None:
 
 
 def test_equal_settings_are_as_good_as_each_other_despite_rounding() -> None:
-    same = [Candidate(f"copy {number}", {"lr": 0.1}) for number in range(5)]
+    same = [TuneCandidate(f"copy {number}", {"lr": 0.1}) for number in range(5)]
     found = tune(same, cohort_of(), names_of(30))
     assert all(one.as_good and one.behind == pytest.approx(0, abs=1e-12) for one in found.tried)
 
 
 def test_a_setting_that_diverges_is_never_the_best() -> None:
-    wild = Candidate("wild", {"lr": 60.0, "epochs": 40})
+    wild = TuneCandidate("wild", {"lr": 60.0, "epochs": 40})
     found = tune([wild, *GRID[:4]], cohort_of(), names_of(30))
     assert found.best.candidate != wild and found.tried[-1].candidate == wild and found.tried[-1].mean is None
     assert found.failed == {"wild": 30} and "diverged" in tuning_text(found)
@@ -63,7 +63,7 @@ def test_a_setting_that_diverges_on_one_device_gives_way_to_the_best_that_does_n
 
 def test_where_every_setting_diverges_nothing_is_chosen() -> None:
     with pytest.raises(TooFew, match="30 no finite number"):
-        tune([Candidate("wild", {"lr": 60.0, "epochs": 40}), Candidate("wilder", {"lr": 90.0, "epochs": 40})], cohort_of(), names_of(30))
+        tune([TuneCandidate("wild", {"lr": 60.0, "epochs": 40}), TuneCandidate("wilder", {"lr": 90.0, "epochs": 40})], cohort_of(), names_of(30))
 
 
 def test_a_device_whose_records_spoil_every_setting_disqualifies_none() -> None:

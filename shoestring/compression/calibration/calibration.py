@@ -1,0 +1,364 @@
+"""What is known of a model before it is compressed: how it uses its weights, and what damage it does to store one of them in another way.
+
+A calibration looks at some batches once: outputs, and second moments of the inputs of every weight. The damage of a form is then
+
+    error = sum over rows of (w - q) M (w - q)^T      what the layer computes differently, by arithmetic
+    damage = sensitivity * error                      of the model's outputs; the sensitivity of a weight is measured once
+
+and of those forms that an allocation takes, the damage is measured itself: the model runs with this one weight stored so.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shoestring.compression.calibration.answers import Answer
+from shoestring.compression.calibration.fidelity import Fidelity, FidelitySums, Forward, OutputFidelity, OutputMeasure, fidelity, outputs
+from shoestring.compression.calibration.latency import LatencyTimer, clock_of
+from shoestring.compression.calibration.moments import SecondMoment
+from shoestring.compression.calibration.probe import a_part, as_one
+from shoestring.compression.calibration.scratch import Scratch, ScratchTensor, trim
+from shoestring.compression.calibration.weight_usage import Usage, Weight, looking_at, weights_of
+from shoestring.compression.formats.format import PlainFormat, WeightFormat
+from shoestring.compression.formats.grid import GridFormat, matrix_shape
+from shoestring.compression.formats.kinds import KINDS
+from shoestring.compression.formats.manifest import Stored
+from shoestring.compression.formats.place import inside
+from shoestring.compression.formats.sparse import SparseFormat
+from shoestring.compression.quantization.rounding import LARGEST, GridSetting, RoundedWeight, rounded
+from shoestring.core.batch import Batch
+from shoestring.core.errors import Mistake
+
+PROBE = GridSetting(4, 64)      # the grid by which a weight's sensitivity is measured
+PROBED, FEWEST = 32, 8      # vectors of outputs, and samples, on which single weights are tried, at least
+LOOKED_AT = 4096            # rows of a table by which the error of a grid is estimated, before it is made of all of them
+NOTHING = 1e-12             # damage below this is rounding of the outputs
+AT_ONCE = 1 << 22           # numbers of a weight that are compared at once
+
+Damages = tuple[float, ...]     # of every output
+
+
+@dataclass
+class StorageChoice:
+    """A way to store a weight, whose form is made when it is needed."""
+
+    stored: Stored
+    error: float                          # estimated
+    make: Callable[[], WeightFormat]
+    scratch: Scratch | None = None        # where it lies once it was made: all ways of all weights are larger than the model
+    parts: dict[str, ScratchTensor] | None = None
+
+    @property
+    def form(self) -> WeightFormat:
+        if self.parts is None or self.scratch is None:
+            form = self.make()
+            self.put_aside(form)
+            return form
+        tensors = {name: self.scratch.read(place) for name, place in self.parts.items()}
+        return KINDS[self.stored.kind](self.stored.shape, self.stored.dtype, self.stored.settings, tensors)
+
+    def put_aside(self, form: WeightFormat) -> None:
+        """Read it from the file from now on; what made it is given up, with all that it holds."""
+        if self.scratch is not None:
+            self.parts = {name: self.scratch.keep(tensor) for name, tensor in form.tensors().items()}
+            self.make = given_up
+
+
+def given_up() -> WeightFormat:
+    raise AssertionError("a form that was put aside is read, not made again")
+
+
+@dataclass
+class Calibration:
+    """Of one model on some batches. `original`: the model whose outputs count, where this one was cut already."""
+
+    model: nn.Module
+    forward: Forward
+    batches: Sequence[Batch]                # calibration
+    others: Sequence[Batch]                 # damages are measured on: rounding knows the first ones, and looks too good there
+    measures: tuple[OutputMeasure, ...]     # how every output is compared
+    sample: Batch = None                    # one, that answers are timed with
+    original: nn.Module | None = None
+    ways: dict[tuple[str, str], StorageChoice] = field(default_factory=dict)         # by the weight's name and a label of the form
+    damages: dict[tuple[str, str], Damages] = field(default_factory=dict)  # measured, by the same
+    masks: Mapping[str, Tensor] = field(default_factory=dict)              # of weights that were cut to zeros: what is left
+    seed: int | None = None                                                # that those masks follow from, if they do
+    notes: tuple[str, ...] = ()                                            # what techniques left alone, and why
+    edits: tuple[Mapping[str, Any], ...] = ()                              # how this model was made of the one it was before
+    derived: dict[str, Calibration] = field(default_factory=dict)                # studies of models that techniques made of this one
+
+    def __post_init__(self) -> None:
+        self.model.eval().requires_grad_(False)
+
+    @cached_property
+    def scratch(self) -> Scratch:
+        return Scratch()
+
+    @cached_property
+    def weights(self) -> tuple[Weight, ...]:
+        return weights_of(self.model)
+
+    @cached_property
+    def values(self) -> dict[str, Tensor]:
+        return dict(self.model.named_parameters(remove_duplicate=False))
+
+    @cached_property
+    def too_large(self) -> dict[str, float]:
+        """The largest number of every weight that has some which float16, the type of all scales and tables, does not hold."""
+        largest = {weight.name: float(self.values[weight.name].abs().max()) for weight in self.weights if weight.count}
+        return {name: value for name, value in largest.items() if value > LARGEST}
+
+    @cached_property
+    def storable(self) -> tuple[Weight, ...]:
+        """The weights that a technique may store otherwise."""
+        return tuple(weight for weight in self.weights if weight.name not in self.too_large)
+
+    @property
+    def told(self) -> tuple[str, ...]:
+        """What the user should know: what techniques left alone, and why."""
+        return (*self.notes, *(f"{name} has numbers up to {value:.3g}, and float16 holds {LARGEST:,.0f} at most: it is stored as it is"
+                               for name, value in self.too_large.items()))
+
+    @cached_property
+    def usage(self) -> dict[str, Usage]:
+        """How weights are used on all batches."""
+        with torch.no_grad(), looking_at(self.model, self.weights, self.scratch) as usage:
+            for batch in self.batches:
+                self.forward(self.model, batch)
+        return usage
+
+    @cached_property
+    def clock(self) -> LatencyTimer:
+        """How long the model takes for an answer, and how much longer with packed weights."""
+        return clock_of(self.model, self.forward, self.sample, self.weights)
+
+    @cached_property
+    def probe(self) -> list[Batch]:
+        """The batches on which single weights are tried: some samples of each, so that there are short ones and long ones. Of a language
+        model every token is compared, so that few samples are enough."""
+        said = self.said([a_part(self.others[0], 1)])
+        count = max(FEWEST, -(-PROBED // max(min(one.count for one in self.compared(said, said).outputs), 1)))
+        return as_one([a_part(batch, max(1, count // len(self.others))) for batch in self.others[:count]], self.said)
+
+    def said(self, batches: Sequence[Batch], model: nn.Module | None = None) -> list[Answer]:
+        """What the model, or another one, says."""
+        return outputs(self.model if model is None else model, self.forward, batches, self.measures)
+
+    def compared(self, found: Sequence[Answer], wanted: Sequence[Answer]) -> Fidelity:
+        return fidelity(found, wanted, self.measures)
+
+    def comparison(self, batches: Sequence[Batch], model: nn.Module, original: nn.Module) -> FidelitySums:
+        """Of what two models say, of which only one batch is there at a time."""
+        found = FidelitySums(self.measures)
+        for batch in batches:
+            found.add(self.said([batch], model)[0], self.said([batch], original)[0])
+        return found
+
+    @cached_property
+    def wanted(self) -> list[Answer]:
+        """The outputs of the model itself on the probe."""
+        found = self.said(self.probe)
+        if not same(found[0], self.said(self.probe[:1])[0]):
+            raise Mistake("the model gives other outputs for the same batch when it is called again: what a smaller one does to them can't "
+                          "be told from chance; let it draw nothing and keep nothing in eval mode")
+        return found
+
+    @cached_property
+    def base(self) -> Fidelity:
+        """How close the model is to the original before any weight of it is stored otherwise."""
+        if self.original is None or self.original is self.model:
+            return unharmed(self.measures)
+        return self.comparison(self.others, self.model, self.original).fidelity
+
+    # Forms
+
+    def grids(self, weight: Weight, settings: Sequence[GridSetting]) -> list[str]:
+        """The labels of a weight on grids, all rounded at once."""
+        labels = [f"grid {setting.bits}/{setting.group}" for setting in settings]
+        missing = [setting for setting, label in zip(settings, labels, strict=True) if (weight.name, label) not in self.ways]
+        rows, value = self.shape(weight)[0], self.matrix(weight, self.values[weight.name])
+        if missing and self.moment(weight) is None and rows > LOOKED_AT and self.mask(weight) is None:
+            few = value[:: -(-rows // LOOKED_AT)]
+            for setting, one in zip(missing, rounded(few, missing), strict=True):
+                self.add(weight, self.gridded(weight, setting), one.error * rows / len(few),
+                         lambda setting=setting: grid_form(weight, setting, rounded(value, [setting])[0], self.inputs_first(weight)))  # type: ignore[misc]
+        elif missing:
+            inputs = 1 if self.moment(weight) is None else max(self.usage[weight.name].inputs, 1)
+            for setting, one in zip(missing, rounded(value, missing, self.moment(weight), self.mask(weight)), strict=True):
+                form = grid_form(weight, setting, one, self.inputs_first(weight))
+                error = one.error / inputs if weight.dtype == torch.float32 else self.error(weight, form)   # which rounds once more
+                self.add(weight, self.gridded(weight, setting), error, given_up).put_aside(form)
+            trim()
+        return labels
+
+    def gridded(self, weight: Weight, setting: GridSetting) -> tuple[str, Stored]:
+        return (f"grid {setting.bits}/{setting.group}",
+                Stored(weight.names, GridFormat.kind, weight.shape, weight.dtype, grid_settings(setting, self.inputs_first(weight))))
+
+    def add(self, weight: Weight, what: tuple[str, Stored], error: float, make: Callable[[], WeightFormat]) -> StorageChoice:
+        is_the_weight = what[1].kind == PlainFormat.kind and not what[1].settings
+        self.ways[weight.name, what[0]] = StorageChoice(what[1], error, make, None if is_the_weight else self.scratch)
+        return self.ways[weight.name, what[0]]
+
+    def form(self, weight: Weight, label: str, make: Callable[[], WeightFormat]) -> str:
+        """The label of a weight in a form, made once."""
+        if (weight.name, label) not in self.ways:
+            form = make()
+            stored = Stored(weight.names, form.kind, weight.shape, weight.dtype, form.settings)
+            exact = form.kind == PlainFormat.kind and not form.settings
+            self.add(weight, (label, stored), 0.0 if exact else self.error(weight, form), lambda: form).put_aside(form)
+        return label
+
+    def zeroed(self, weight: Weight, inner: Callable[[Tensor], WeightFormat]) -> WeightFormat:
+        """A weight that was cut to zeros: the mask, or what it follows from, and a form of what is left."""
+        value, mask = self.values[weight.name], self.masks[weight.name]
+        return SparseFormat.of(value, inner, mask) if self.seed is None else SparseFormat.of_seed(value, inner, int(mask.sum()), self.seed)
+
+    def moment(self, weight: Weight) -> SecondMoment | None:
+        """The second moment of its inputs, the columns of its `matrix`; None of one that is looked up, or used in an unknown way."""
+        moment = self.usage[weight.name].moment
+        if moment is None or moment.columns != self.shape(weight)[1] or not bool(torch.isfinite(moment.diagonal()).all()):
+            return None
+        return moment
+
+    def inputs_first(self, weight: Weight) -> bool:
+        """Whether it is multiplied as x W: then what is rounded is W^T, whose rows belong to outputs as those of other weights do."""
+        usage = self.usage[weight.name]
+        return usage.inputs_first and usage.moment is not None and weight.name not in self.masks
+
+    def shape(self, weight: Weight) -> tuple[int, int]:
+        """Rows (outputs) and columns (inputs) of its matrix."""
+        rows, columns = matrix_shape(weight.shape)
+        return (columns, rows) if self.inputs_first(weight) else (rows, columns)
+
+    def matrix(self, weight: Weight, value: Tensor) -> Tensor:
+        """A weight, or what is of its shape, as outputs by inputs."""
+        flat = value.reshape(matrix_shape(weight.shape))
+        return flat.T if self.inputs_first(weight) else flat
+
+    def importance(self, weight: Weight) -> Tensor | None:
+        """Mean squares of what the numbers of a weight, as (first dimension, others), are multiplied with."""
+        moment = self.moment(weight)
+        if moment is None:
+            return None
+        found = moment.diagonal().clamp(min=0) / max(self.usage[weight.name].inputs, 1)
+        return found[:, None] if self.inputs_first(weight) else found
+
+    def mask(self, weight: Weight) -> Tensor | None:
+        found = self.masks.get(weight.name)
+        return None if found is None else self.matrix(weight, found)
+
+    def error(self, weight: Weight, form: WeightFormat) -> float:
+        """What is off in a form, in the metric of the weight's inputs."""
+        moment, total = self.moment(weight), 0.0
+        some = max(1, AT_ONCE // max(self.shape(weight)[1], 1))   # rows
+        mine, wanted = (self.matrix(weight, one).split(some) for one in (form.dense(), self.values[weight.name]))
+        for one, other in zip(mine, wanted, strict=True):
+            off = (one - other).float()
+            total += float(off.square().sum(dtype=torch.float64)) if moment is None else moment.error(off)
+        return total / (1 if moment is None else max(self.usage[weight.name].inputs, 1))
+
+    # Damage
+
+    @property
+    def nothing(self) -> Damages:
+        return (0.0,) * len(self.measures)
+
+    def damage(self, weight: Weight, label: str) -> Damages:
+        """Of a form that was made: measured, or by the weight's sensitivity."""
+        if (known := self.damages.get((weight.name, label))) is not None:
+            return known
+        if not weight.is_matrix:
+            return self.together(label)
+        error = self.ways[weight.name, label].error
+        return tuple(one * error for one in self.sensitivity(weight))
+
+    def sensitivity(self, weight: Weight) -> Damages:
+        """Damage for every unit of error."""
+        label = f"grid {PROBE.bits}/{PROBE.group}"
+        self.grids(weight, [PROBE])
+        error = self.ways[weight.name, label].error
+        return tuple(one / error for one in self.measured(weight, label)) if error > 0 else self.nothing
+
+    def measured(self, weight: Weight, label: str) -> Damages:
+        """The damage of this one weight stored so, on the probe."""
+        key = weight.name, label
+        if key not in self.damages:
+            if not self.usage[weight.name].calls and not self.changes(weight):
+                self.damages[key] = self.nothing
+            else:
+                wanted, form = self.wanted, self.ways[key].form   # before anything is swapped
+                with (swapped(self.values[weight.name], form.dense()) if form.keeps_inputs else inside(self.model, {weight.name: form})):
+                    found = self.probed(wanted)
+                self.damages[key] = tuple(one if one > NOTHING else 0.0 for one in found.damages)
+        return self.damages[key]
+
+    def probed(self, wanted: Sequence[Answer]) -> Fidelity:
+        """How close the model, as it is now, is to these outputs of the probe."""
+        found = FidelitySums(self.measures)
+        for batch, one in zip(self.probe, wanted, strict=True):
+            found.add(self.said([batch])[0], one)
+        return found.fidelity
+
+    def together(self, label: str) -> Damages:
+        """The damage of vectors (biases, norms), which is too small to be measured of each: of all that are in this form, by how many
+        they are."""
+        if ("", label) not in self.damages:
+            vectors = [weight for weight in self.weights if not weight.is_matrix and (weight.name, label) in self.ways]
+            wanted = self.wanted
+            with ExitStack() as stack:
+                for weight in vectors:
+                    stack.enter_context(swapped(self.values[weight.name], self.ways[weight.name, label].form.dense()))
+                found = self.probed(wanted)
+            self.damages["", label] = tuple(max(one, 0.0) / max(len(vectors), 1) for one in found.damages)
+        return self.damages["", label]
+
+    def changes(self, weight: Weight) -> bool:
+        """Whether a weight that no function was seen to use changes the outputs (a custom operation, the weights of an LSTM)."""
+        return self.matters[weight.name]
+
+    @cached_property
+    def matters(self) -> dict[str, bool]:
+        """Of every weight, whether outputs have a gradient by it or another output without it."""
+        found, wanted = {}, self.wanted
+        for weight in self.weights:
+            if self.usage[weight.name].calls:
+                found[weight.name] = True
+                continue
+            with swapped(self.values[weight.name], self.values[weight.name] * 1.5 + 0.01):
+                found[weight.name] = not same(self.said(self.probe[:1])[0], wanted[0])
+        return found
+
+
+def unharmed(measures: Sequence[OutputMeasure]) -> Fidelity:
+    """Of a model as it is."""
+    return Fidelity(1.0, 1.0, 0, tuple(OutputFidelity(one.name, one.measure, 1.0, 1.0, 0, 0, None) for one in measures))
+
+
+def same(one: Answer, other: Answer) -> bool:
+    return all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+def grid_settings(setting: GridSetting, transposed: bool) -> dict[str, Any]:
+    return {"bits": setting.bits, "group": setting.group} | ({"transposed": True} if transposed else {})
+
+
+def grid_form(weight: Weight, setting: GridSetting, one: RoundedWeight, transposed: bool = False) -> WeightFormat:
+    return GridFormat.of(one.codes, one.scales, one.zeros, setting.bits, setting.group, weight.shape, weight.dtype, transposed)
+
+
+@contextmanager
+def swapped(weight: Tensor, value: Tensor) -> Iterator[None]:
+    """While inside, a weight has other numbers. It stays the same parameter: whoever holds it sees them."""
+    before = weight.data
+    weight.data = value.to(weight.dtype)
+    try:
+        yield
+    finally:
+        weight.data = before

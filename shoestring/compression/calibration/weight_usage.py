@@ -1,0 +1,235 @@
+"""The weights of a model that can be stored in another form, and how the model uses them."""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from shoestring.compression.calibration.moments import SecondMoment
+from shoestring.compression.calibration.scratch import Scratch
+from shoestring.compression.formats.grid import matrix_shape
+from shoestring.compression.formats.manifest import DTYPES
+from shoestring.core.errors import Mistake
+from shoestring.core.private import DispatchMode, own_parameters
+
+ROWS = 4096         # of inputs of one call that are looked at for second moments: more of a large feature map say little more
+NUMBERS = 1 << 22   # of patches of a feature map that are made at once
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One weight. `names`: all that the model has for it, more than one if it is tied."""
+
+    names: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+    @property
+    def count(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether it has rows and columns that are worth a grid; a bias, or the scale of a norm, has not."""
+        return len(self.shape) > 1 and matrix_shape(self.shape)[1] > 1
+
+
+def weights_of(model: nn.Module) -> tuple[Weight, ...]:
+    """The model's floating-point parameters, each once; what is not finite is refused."""
+    names: dict[int, list[str]] = {}
+    values: dict[int, Tensor] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+        values[id(parameter)] = parameter
+    found = []
+    for key, value in values.items():
+        if isinstance(value, nn.UninitializedParameter):
+            raise Mistake(f"{names[key][0]} has no shape before the model was called once (a lazy module): call it once in the job's model "
+                          f"factory")
+        if not value.is_floating_point():
+            continue
+        if value.dtype not in DTYPES.values() or value.layout is not torch.strided:
+            raise Mistake(f"{names[key][0]} is {value.layout} of {value.dtype}: only dense ones of {', '.join(DTYPES)} can be compressed")
+        if not value.is_meta and not bool(torch.isfinite(value).all()):
+            raise Mistake(f"{names[key][0]} has numbers that are not finite: the model was trained to NaN, or its file is damaged; "
+                          f"compress a checkpoint from before that")
+        found.append(Weight(tuple(names[key]), tuple(value.shape), value.dtype))
+    if not found:
+        raise Mistake("the model has no weights: there is nothing to compress")
+    return tuple(found)
+
+
+@dataclass
+class Usage:
+    """How a weight was used in the calls that were looked at."""
+
+    calls: int = 0                         # of modules that own it; 1 if it was used and none of them was called
+    scratch: Scratch | None = None         # where its moment is put; None: it has none
+    moment: SecondMoment | None = None     # sum of x x^T over inputs x of a product: (columns, columns), or (rows, rows) if inputs_first
+    inputs: int = 0                        # x that it is a sum of
+    largest: float = 0.0                   # of their numbers, without sign
+    index: Tensor | None = None            # of an embedding: rows that the last call looked up
+    kinds: set[str] = field(default_factory=set)   # linear, inputs first, convolution, embedding, recurrent
+    inputs_first: bool = False             # it is multiplied as x W, not as x W^T: its rows belong to inputs
+    mixed: bool = False                    # both, so that nothing can be said
+
+    def add(self, kind: str, rows: Tensor, inputs_first: bool = False) -> None:
+        """Inputs, as rows."""
+        self.kinds.add(kind)
+        if not len(rows):
+            return
+        self.largest = max(self.largest, float(rows.abs().max()))
+        if self.mixed or (self.inputs and self.inputs_first != inputs_first):
+            self.mixed, self.moment = True, None
+            return
+        if len(rows) > ROWS:   # evenly spread
+            rows = rows[:: -(-len(rows) // ROWS)]
+        self.inputs_first, self.inputs = inputs_first, self.inputs + len(rows)
+        if self.scratch is not None:
+            self.moment = self.moment or SecondMoment.none_yet(rows.shape[1], self.scratch)
+            self.moment.add(rows.float())
+
+
+class UsageProbe(DispatchMode):
+    """While inside, notes how weights are used, by the operations that are computed and the storage that they read: it does not matter what
+    modules or functions call them, nor by which views."""
+
+    def __init__(self, weights: Mapping[str, Tensor], scratch: Scratch | None) -> None:
+        super().__init__()
+        self.usage = {name: Usage(scratch=scratch) for name in weights}
+        self.places = {one.untyped_storage().data_ptr(): (name, one) for name, one in weights.items() if one.is_contiguous()}
+
+    def __torch_dispatch__(self, function: Any, types: Sequence[type], args: tuple[Any, ...] = (),
+                           kwargs: Mapping[str, Any] | None = None) -> Any:
+        found = function(*args, **dict(kwargs or {}))
+        if note := USES.get(function):
+            note(self, args, found)
+        return found
+
+    def weight(self, tensor: Any) -> tuple[Usage, Tensor] | None:
+        """The weight that a tensor is, or is a view of."""
+        if not isinstance(tensor, Tensor) or tensor.layout is not torch.strided:
+            return None
+        name, whole = self.places.get(tensor.untyped_storage().data_ptr(), ("", tensor))
+        return (self.usage[name], whole) if name else None
+
+    def product(self, left: Tensor, right: Tensor) -> None:
+        """left @ right, of which one may be a weight."""
+        if known := self.weight(right):
+            add_product(*known, right, left.reshape(-1, left.shape[-1]))
+        if (known := self.weight(left)) and left.dim() > 1:
+            x = right if right.dim() > 1 else right[:, None]
+            add_product(*known, left.transpose(-1, -2), x.transpose(-1, -2).reshape(-1, x.shape[-2]))
+
+
+def add_product(usage: Usage, whole: Tensor, view: Tensor, rows: Tensor) -> None:
+    """Note rows @ view, a view (inputs, outputs) of a weight, or copies of it one above the other."""
+    if view.dim() == 3 and (view.shape[0] == 1 or not view.stride(0)):
+        view = view[0]
+    columns = matrix_shape(tuple(whole.shape))[1]
+    if view.dim() != 2 or whole.dim() < 2 or rows.shape[1] != view.shape[0]:
+        usage.kinds.add("other")
+    elif view.shape[0] == columns and view.stride(0) == 1:
+        usage.add("linear", rows)
+    elif view.shape[0] == len(whole) and view.stride(0) == columns:
+        usage.add("inputs first", rows, inputs_first=True)
+    else:
+        usage.kinds.add("other")
+
+
+def note_convolution(look: UsageProbe, args: tuple[Any, ...], found: Any) -> None:
+    x, weight, _, stride, padding, dilation, transposed, _, groups = args
+    known = look.weight(weight)
+    if known is None or known[1].shape != weight.shape:
+        return
+    known[0].kinds.add("convolution")
+    if transposed and groups == 1:
+        known[0].add("convolution", x.movedim(1, -1).reshape(-1, x.shape[1]), inputs_first=True)
+    elif not transposed and groups == 1 and weight.dim() in (3, 4):
+        known[0].add("convolution", patches(x, weight, stride, padding, dilation))
+
+
+def note_embedding(look: UsageProbe, args: tuple[Any, ...], found: Any) -> None:
+    if known := look.weight(args[0]):
+        known[0].kinds.add("embedding")
+        known[0].index = args[1].detach()
+
+
+def note_recurrent(look: UsageProbe, args: tuple[Any, ...], found: Any) -> None:
+    """A layer of an LSTM: (steps, batch, inputs), and the states that each step begins with."""
+    x, inputs, hidden, _, _, first, _, backwards = args[:8]
+    states = torch.cat((found[0][1:], first.reshape(1, *found[0].shape[1:]))) if backwards else torch.cat(
+        (first.reshape(1, *found[0].shape[1:]), found[0][:-1]))
+    for weight, rows in ((inputs, x), (hidden, states)):
+        if known := look.weight(weight):
+            known[0].add("recurrent", rows.reshape(-1, rows.shape[-1]))
+
+
+ATEN = torch.ops.aten
+USES: dict[Any, Callable[[UsageProbe, tuple[Any, ...], Any], None]] = {
+    ATEN.mm.default: lambda look, args, found: look.product(args[0], args[1]),
+    ATEN.bmm.default: lambda look, args, found: look.product(args[0], args[1]),
+    ATEN.mv.default: lambda look, args, found: look.product(args[0], args[1]),
+    ATEN.addmm.default: lambda look, args, found: look.product(args[1], args[2]),
+    ATEN.addmv.default: lambda look, args, found: look.product(args[1], args[2]),
+    ATEN.baddbmm.default: lambda look, args, found: look.product(args[1], args[2]),
+    ATEN.convolution.default: note_convolution, ATEN.embedding.default: note_embedding, ATEN.mkldnn_rnn_layer.default: note_recurrent}
+
+
+def patches(x: Tensor, weight: Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]) -> Tensor:
+    """What a convolution multiplies its rows with: (positions, in * kernel)."""
+    image, kernel = x if x.dim() == weight.dim() else x[None], tuple(weight.shape[2:])
+    if weight.dim() == 3:   # one dimension: a picture of height 1
+        image, kernel = image[..., None, :], (1, *kernel)
+        stride, padding, dilation = (1, *stride), (0, *padding), (1, *dilation)
+    return spread_patches(image, lambda some: functional.unfold(some, kernel, dilation=tuple(dilation), padding=tuple(padding),
+                                                                stride=tuple(stride)))
+
+
+def spread_patches(image: Tensor, unfold: Callable[[Tensor], Tensor]) -> Tensor:
+    """At most 4096 patches of all pictures, evenly spread. `unfold` gives (pictures, in * kernel, positions): a few pictures at a time,
+    because patches are as many times larger as the kernel has pixels."""
+    if not len(image):
+        return image.reshape(0, 0)
+    first = unfold(image[:1])
+    step, at_once = -(-len(image) * first.shape[2] // ROWS), max(1, NUMBERS // max(first.numel(), 1))
+    found = []
+    for begin in range(0, len(image), at_once):
+        some = unfold(image[begin:begin + at_once]).transpose(1, 2).flatten(0, 1)
+        found.append(some[-begin * first.shape[2] % max(step, 1)::max(step, 1)])
+    return torch.cat(found)
+
+
+@contextmanager
+def looking_at(model: nn.Module, weights: Sequence[Weight], scratch: Scratch | None = None) -> Iterator[dict[str, Usage]]:
+    """While inside, how the model's weights are used is noted, with second moments if there is a `scratch` file to put them in. Torch's
+    fused attention, which hides its products, is off."""
+    values = dict(model.named_parameters(remove_duplicate=False))
+    look = UsageProbe({weight.name: values[weight.name] for weight in weights}, scratch)
+    names = {id(values[weight.name]): weight.name for weight in weights}
+
+    def counted(module: nn.Module, given: Any) -> None:
+        for name in {names[id(one)] for one in own_parameters(module).values() if id(one) in names}:
+            look.usage[name].calls += 1
+
+    fused = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    with ExitStack() as stack:
+        stack.callback(torch.backends.mha.set_fastpath_enabled, fused)
+        for module in model.modules():
+            if any(id(one) in names for one in own_parameters(module).values()):
+                stack.callback(module.register_forward_pre_hook(counted).remove)
+        with look:
+            yield look.usage
+    for usage in look.usage.values():
+        usage.calls = max(usage.calls, 1) if usage.kinds else 0

@@ -1,0 +1,92 @@
+"""The job of `shoestring distill`: a student's job file, taught. Its flags are plain text, so a run keeps them and every process makes the
+same job again; files and weights are named with the beginning of their SHA-256, and one that has changed is refused.
+"""
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from shoestring.compression.distillation.method import distilled, gaussian
+from shoestring.compression.distillation.peers import codistilled
+from shoestring.compression.distillation.sources import digest_of, opener, read, taken_from
+from shoestring.compression.distillation.students import fewer_layers, layers_of, parsed_layers
+from shoestring.compression.distillation.teachers import Teachers
+from shoestring.core.batch import Batch
+from shoestring.core.errors import Mistake
+from shoestring.core.job import Job
+from shoestring.jobfile import job_path, loaded_job
+
+
+def job(student: str, student_flags: str = "{}", teacher: str = "[]", objective: str = "kl", temperature: float | None = None,
+        alpha: float | None = None, axis: int = -1, passes: int = 0, peers: int = 0, unlabelled: str = "", ratio: int = 1,
+        noise: str = "", layers: str = "", steps: int | None = None, epochs: int | None = None, seed: int | None = None) -> Job:
+    """`student`, `unlabelled`: job files; `student_flags`: JSON; `teacher`: JSON list of teachers as sources.py reads them."""
+    course = {name: value for name, value in (("steps", steps), ("epochs", epochs), ("seed", seed)) if value is not None}
+    given = (("objective", objective), ("temperature", temperature), ("alpha", alpha), ("axis", axis))
+    how: dict[str, Any] = {name: value for name, value in given if value is not None}   # peers have other defaults than a teacher
+    own = of_file(student, {**decoded("student_flags", student_flags, dict), **course})
+    named = decoded("teacher", teacher, list) if teacher.lstrip().startswith("[") else [teacher]
+    more = of_file(unlabelled, {}) if unlabelled else None
+    if bool(named) == bool(peers):
+        raise Mistake(f"{len(named)} teachers and {peers} peers: give one --teacher or more, or else --peers 2")
+    if peers:
+        if passes or noise or layers:
+            raise Mistake("--passes, --noise and --layers are about a teacher, and --peers has none: leave them out")
+        return codistilled(own, peers, **how, unlabelled=more, ratio=ratio)
+    teachers = Teachers(tuple(opener(one) for one in named), passes)
+    own = own if not layers else thinned(own, layers, named)
+    return distilled(own, teachers, **how, noise=noise_of(noise) if noise else None, unlabelled=more, ratio=ratio)
+
+
+def decoded(flag: str, text: str, kind: type) -> Any:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise Mistake(f"--{flag} {text!r} is not JSON: {error}") from None
+    if not isinstance(found, kind):
+        raise Mistake(f"--{flag} {text!r}: give a JSON {'object' if kind is dict else 'list'}")
+    return found
+
+
+def of_file(written: str, flags: dict[str, Any]) -> Job:
+    """The job of a file that may be pinned."""
+    found = read(written)
+    path = job_path(found.path)
+    if found.digest and digest_of(path) != found.digest:
+        raise Mistake(f"{path} is not the job file that this distillation was begun with: put it back, or begin anew with --fresh")
+    return loaded_job(path, flags)
+
+
+def thinned(own: Job, layers: str, named: list[str]) -> Job:
+    """The student's job with some blocks of its model, which begin as those of the first teacher."""
+    kept = parsed_layers(layers)
+    from shoestring.measure.fake import Stage
+
+    file = taken_from(named[0])
+    return replace(own, model=lambda: fewer_layers(own.model(), kept), weights=layers_of(Stage().model(own.model), kept, file))
+
+
+def noise_of(written: str) -> Callable[[Batch], Batch]:
+    """A number, the deviation of Gaussian noise, or a Python file with `def noise(batch)`."""
+    try:
+        return gaussian(float(written))
+    except ValueError as error:
+        if isinstance(error, Mistake):
+            raise
+    import importlib.util
+
+    found = read(written)
+    spec = importlib.util.spec_from_file_location("shoestring_noise", found.path) if found.path.endswith(".py") else None
+    if spec is None or spec.loader is None:
+        raise Mistake(f"--noise {written}: give a standard deviation such as 0.1, or a Python file with `def noise(batch)`")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        if found.digest and digest_of(found.path) != found.digest:
+            raise Mistake(f"{found.path} is not the file that this distillation was begun with: put it back, or begin anew with --fresh")
+        spec.loader.exec_module(module)
+        made: Callable[[Batch], Batch] = module.noise
+    except (OSError, AttributeError) as error:
+        raise Mistake(f"--noise {written}: {error}; give a Python file with `def noise(batch)`") from error
+    return made

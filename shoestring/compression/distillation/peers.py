@@ -1,0 +1,90 @@
+"""Co-distillation: peers that learn from each other's predictions while they learn from the labels.
+
+    loss = (1/n) sum_i [ (1 - alpha) (own loss of i) + alpha (distillation of i from the mean of the others) ]
+
+Others' predictions carry no gradient. All peers see the same batches and differ by their beginning and their dropout; in Anil, Pereyra,
+Passos, Ormandi, Dahl, Hinton: Large Scale Distributed Neural Network Training through Online Distillation, 2018, arXiv 1804.03235, they see
+other data and older copies of each other, because their peers are on other machines. At the end one is enough: `first_peer`.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeVar
+
+from torch import Tensor, nn
+
+from shoestring.compression.distillation.losses import TeacherOutputs, compared_tensor, distillation_loss
+from shoestring.compression.distillation.method import lesson
+from shoestring.compression.distillation.unlabelled import Unlabelled, bare, beside
+from shoestring.core.batch import Batch
+from shoestring.core.errors import Mistake
+from shoestring.core.job import Job
+
+FIRST = "peers.0."
+V = TypeVar("V")
+
+
+class PeerOutputs(NamedTuple):
+    """What each peer gave."""
+
+    each: tuple[Any, ...]
+
+
+class Peers(nn.Module):
+    """Several models of one kind; called, it gives what each of them gives."""
+
+    def __init__(self, make: Callable[[], nn.Module], count: int) -> None:
+        super().__init__()
+        self.peers = nn.ModuleList(make() for _ in range(count))
+
+    def forward(self, *words: Any, **named: Any) -> PeerOutputs:
+        return PeerOutputs(tuple(peer(*words, **named) for peer in self.peers))
+
+
+def codistilled(own: Job, peers: int, *, objective: str = "kl", temperature: float = 1.0, alpha: float = 0.5, axis: int = -1,
+                unlabelled: Job | None = None, ratio: int = 1) -> Job:
+    """A job of so many peers of the student's kind."""
+    plan = lesson(objective, temperature, alpha, axis)
+    if peers < 2:
+        raise Mistake(f"--peers {peers}: co-distillation needs 2 or more")
+    if plan.hidden:
+        raise Mistake("peers learn from each other's outputs: leave hidden(...) out of the objective")
+    if plan.alpha == 1:
+        raise Mistake("--alpha 1 with peers: nobody would learn from the labels, and peers only agree with each other; give less than 1")
+    if own.weights:
+        raise Mistake("the student's job begins from weights of a file, so all peers would begin as the same model: leave `weights` out")
+
+    def forward(model: nn.Module, batch: Batch) -> PeerOutputs:
+        assert isinstance(model, Peers), "the model that this job makes"
+        return PeerOutputs(tuple(own.forward(peer, bare(batch)) for peer in model.peers))
+
+    def loss(output: PeerOutputs, batch: Batch) -> Tensor:
+        inner = bare(batch)
+        told = [compared_tensor(one).detach() for one in output.each]
+        total: Any = 0.0
+        for number, one in enumerate(output.each):
+            others = TeacherOutputs(tuple(other for place, other in enumerate(told) if place != number))
+            taught = plan.alpha * distillation_loss(plan.terms, one, (), others, inner, plan.temperature, plan.axis)
+            total = total + (taught if isinstance(batch, Unlabelled) else taught + (1 - plan.alpha) * own.loss(one, inner))
+        mean: Tensor = total / len(told)
+        return mean
+
+    def first(model: nn.Module) -> nn.Module:
+        assert isinstance(model, Peers), "the model that this job makes"
+        return model.peers[0]
+
+    validate, metrics, show = own.validate, own.metrics, own.show
+    job = replace(own, model=lambda: Peers(own.model, peers), forward=forward, loss=loss,
+                  metrics=metrics and (lambda output, batch: metrics(output.each[0], batch)),
+                  validate=validate and (lambda model: validate(first(model))), show=show and (lambda model: show(first(model))))
+    return job if unlabelled is None else beside(job, own, unlabelled, ratio)
+
+
+def first_peer(weights: Mapping[str, V]) -> dict[str, V]:
+    """Of the weights of all peers those of the first, under the names that the student alone has.
+
+    >>> first_peer({"peers.0.bias": 1, "peers.1.bias": 2})
+    {'bias': 1}
+    """
+    return {name.removeprefix(FIRST): value for name, value in weights.items() if name.startswith(FIRST)}

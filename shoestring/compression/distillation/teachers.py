@@ -1,0 +1,165 @@
+"""Teachers: who a student learns from. They are read, never trained: no gradient, evaluation mode, weights that stay as they are.
+
+    one                  its output
+    several              an ensemble: the mean of their probabilities (losses.py takes the mean)
+    passes=K             a dropout ensemble: K passes of each with dropout on and all else in evaluation mode (Gal, Ghahramani: Dropout as a
+                         Bayesian Approximation, 2016, arXiv 1506.02142; Bulo, Porzi, Kontschieder: Dropout Distillation, 2016, ICML)
+    a run of peers       all its peers (peers.py)
+    a distilled run      like any run: so several teachers can be distilled in two stages, first into one of their size, then into a student
+
+Loading is lazy: planning looks at jobs whose teachers nobody asks yet. A rehearsal runs the teacher for real on its real batch, so what the
+teacher computes, and the weights that it computes with, are in the predicted peak.
+"""
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from shoestring.compression.distillation.losses import TeacherOutputs, compared_tensor
+from shoestring.core import random_state
+from shoestring.core.batch import Batch, tensors
+from shoestring.core.errors import Mistake
+from shoestring.core.job import default_forward
+
+T = TypeVar("T")
+# Modules that drop at random in training and do nothing else then. An encoder layer's own mode says whether it takes a fused path without.
+DROPPING = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout, nn.RNNBase,
+            nn.MultiheadAttention, nn.TransformerEncoderLayer)
+
+
+@dataclass(frozen=True)
+class LoadedTeacher:
+    """A teacher that is there: its model and how it is called on a batch."""
+
+    model: nn.Module
+    forward: Callable[[nn.Module, Batch], Any] = default_forward
+    name: str = "the teacher"
+
+
+@dataclass(frozen=True)
+class Teachers:
+    """Those that a student learns from, opened when they are first asked."""
+
+    openers: tuple[Callable[[], LoadedTeacher], ...]
+    passes: int = 0                                          # of each, with dropout on; 0: one, in evaluation mode
+    opened: dict[int, LoadedTeacher] = field(default_factory=dict)  # by their number, once they were asked
+
+    def __post_init__(self) -> None:
+        if not self.openers:
+            raise Mistake("a distillation without a teacher: name a run with --teacher RUN, or let peers learn from each other, --peers 2")
+        if self.passes < 0 or self.passes == 1:
+            raise Mistake(f"--passes {self.passes}: a dropout ensemble takes 2 passes or more; 0 asks the teacher once, without dropout")
+
+    def say(self, batch: Batch, modules: Sequence[str] = ()) -> TeacherOutputs:
+        """What they give for a batch, and what these of their modules give."""
+        outputs: list[Tensor] = []
+        hidden: list[list[Tensor]] = [[] for _ in modules]
+        for number in range(len(self.openers)):
+            one = self.ready(number, batch)
+            with torch.no_grad(), torch.autocast(device_of(batch).type, enabled=False), dropping(one, bool(self.passes)):
+                for _ in range(self.passes or 1):
+                    with seen_outputs(one.model, modules, one.name) as seen:
+                        outputs += (compared_tensor(each) for each in answers(one.forward(one.model, batch)))
+                    for place, name in zip(hidden, modules, strict=True):
+                        place.append(seen[name])
+        return TeacherOutputs(tuple(outputs), tuple(map(tuple, hidden)))
+
+    def ready(self, number: int, batch: Batch) -> LoadedTeacher:
+        """A teacher, opened and where the batch is."""
+        if number not in self.opened:
+            found = aside(self.openers[number])
+            found.model.requires_grad_(False).eval()
+            self.opened[number] = found
+        device = device_of(batch)
+        if device.type != "cpu":
+            self.opened[number].model.to(device)
+        return self.opened[number]
+
+
+def answers(output: Any) -> tuple[Any, ...]:
+    """The outputs in what a teacher's forward gave: one, or one of each of its peers."""
+    from shoestring.compression.distillation.method import StudentOutputs
+    from shoestring.compression.distillation.peers import PeerOutputs
+
+    if isinstance(output, PeerOutputs):
+        return output.each
+    return (output.own,) if isinstance(output, StudentOutputs) else (output,)
+
+
+def aside(work: Callable[[], T]) -> T:
+    """What `work` gives, done in a thread of its own: who looks at tensors here (a rehearsal, a tracker) does not see it, and no random
+    number is drawn."""
+    done: list[T] = []
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            done.append(work())
+        except BaseException as error:
+            failed.append(error)
+
+    with random_state.kept():
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+    if failed:
+        raise failed[0]
+    return done[0]
+
+
+def device_of(batch: Batch) -> torch.device:
+    return next((one.device for one in tensors(batch)), torch.device("cpu"))
+
+
+@contextmanager
+def dropping(teacher: LoadedTeacher, wanted: bool) -> Iterator[None]:
+    """While inside, dropout is on, if it is wanted, and nothing else is in training mode."""
+    found = [module for module in teacher.model.modules() if isinstance(module, DROPPING)] if wanted else []
+    if wanted and not any(drops(module) for module in found):
+        raise Mistake(f"{teacher.name} has no dropout, so all passes of a dropout ensemble would be the same: leave --passes out, or train "
+                      f"a teacher with nn.Dropout")
+    for module in found:
+        module.training = True
+    try:
+        yield
+    finally:
+        for module in found:
+            module.training = False
+
+
+def drops(module: nn.Module) -> bool:
+    if isinstance(module, (nn.RNNBase, nn.MultiheadAttention)):
+        return float(module.dropout) > 0 and getattr(module, "num_layers", 2) > 1   # torch drops between layers of a recurrent net
+    return float(getattr(module, "p", 0.0)) > 0
+
+
+@contextmanager
+def seen_outputs(model: nn.Module, names: Sequence[str], who: str) -> Iterator[dict[str, Tensor]]:
+    """While inside, what these modules give is kept, the last time that each is called; channels of images are moved last."""
+    found: dict[str, Tensor] = {}
+    with ExitStack() as stack:
+        for name in names:
+            try:
+                module = model.get_submodule(name)
+            except AttributeError:
+                there = ", ".join(list(dict(model.named_modules()))[1:9])
+                raise Mistake(f"{who} has no module {name!r} to take hidden states of; it has {there}, ...") from None
+            stack.callback(module.register_forward_hook(keeping(found, name)).remove)
+        yield found
+    missing = [name for name in names if name not in found]
+    if missing:
+        raise Mistake(f"the module {missing[0]!r} of {who} was not called in its forward: name another one in hidden(...)")
+
+
+def keeping(found: dict[str, Tensor], name: str) -> Callable[[nn.Module, Any, Any], None]:
+    def hook(module: nn.Module, given: Any, output: Any) -> None:
+        value = compared_tensor(output)
+        found[name] = value.movedim(1, -1) if value.dim() > 3 else value
+
+    return hook

@@ -1,0 +1,193 @@
+"""Factorizations as data: which layer becomes which chain. Applied, they make a new model; names of its weights follow from them alone."""
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shoestring.compression.factorization.chains import LowRankConv, LowRankLinear, TrainEmbedding, TuckerConv
+from shoestring.compression.factorization.values import low_rank, tensor_train, tucker
+from shoestring.core.codec import Json, Unreadable, to_json
+from shoestring.core.codec import from_json as value_from_json
+from shoestring.core.errors import Mistake
+
+
+@dataclass(frozen=True)
+class LowRankEdit:
+    """A linear layer, a Conv1D of transformers or a convolution of 1 x 1 pixels becomes two."""
+
+    module: str
+    rank: int
+
+
+@dataclass(frozen=True)
+class TuckerEdit:
+    """A convolution becomes three."""
+
+    module: str
+    ranks: tuple[int, int]   # channels of the core: outputs, inputs
+
+
+@dataclass(frozen=True)
+class TensorTrainEdit:
+    """An embedding becomes a tensor train."""
+
+    module: str
+    rows: tuple[int, int, int]
+    columns: tuple[int, int, int]
+    ranks: tuple[int, int]
+
+
+Edit = LowRankEdit | TuckerEdit | TensorTrainEdit
+EDITS: dict[str, Any] = {kind.__name__: kind for kind in (LowRankEdit, TuckerEdit, TensorTrainEdit)}
+MOST_NUMBERS = 1 << 16   # that a small layer may have after an edit
+Moments = Mapping[str, Tensor]   # of the inputs of weights, by their names: sums of x x^T
+
+
+def edited(model: nn.Module, edits: Sequence[Edit]) -> nn.Module:
+    """A new model with chains in the place of layers, whose weights are not fitted yet; the given one is not changed.
+
+    >>> [(name, tuple(one.shape)) for name, one in edited(nn.Sequential(nn.Linear(8, 6)), [LowRank("0", 2)]).named_parameters()]
+    [('0.0.weight', (2, 8)), ('0.1.weight', (6, 2)), ('0.1.bias', (6,))]
+    """
+    result = copy.deepcopy(model)
+    for edit in edits:
+        before = module_of(result, edit)
+        chain = chain_for(before, edit).train(before.training)
+        chain.requires_grad_(next(before.parameters()).requires_grad)
+        places = [name for name, one in result.named_modules(remove_duplicate=False) if one is before]
+        for name in places:
+            if not name:
+                result = chain
+            else:
+                parent, _, own = name.rpartition(".")
+                setattr(result.get_submodule(parent), own, chain)
+    return result
+
+
+@torch.no_grad()
+def fitted(model: nn.Module, edits: Sequence[Edit], moments: Moments | None = None) -> nn.Module:
+    """A new model with chains in the place of layers, that computes as nearly the same as their ranks allow."""
+    result = edited(model, edits)
+    for edit in edits:
+        before: Any = module_of(model, edit)
+        if before.weight.is_meta:
+            raise Mistake(f"{edit.module} has no numbers (it is on the meta device): fit the model that has been trained")
+        moment = (moments or {}).get(f"{edit.module}.weight")
+        chain: Any = result.get_submodule(edit.module)
+        for target, value in zip(targets(chain), factors(before, edit, moment), strict=True):
+            target.copy_(value.view(target.shape))
+        if getattr(before, "bias", None) is not None:
+            chain.bias.copy_(before.bias)
+    return result
+
+
+def factors(layer: Any, edit: Edit, moment: Tensor | None) -> tuple[Tensor, ...]:
+    """The values of a chain's weights, in its order."""
+    match edit:
+        case LowRankEdit():
+            weight = layer.weight.T if is_transposed(layer) else layer.weight.flatten(1)
+            left, right = low_rank(weight, edit.rank, moment)
+            return right, left
+        case TuckerEdit():
+            left, core, right = tucker(layer.weight, edit.ranks, moment)
+            return right, core, left
+        case TensorTrainEdit():
+            return tensor_train(layer.weight, edit.rows, edit.columns, edit.ranks)
+
+
+def targets(chain: Any) -> tuple[Tensor, ...]:
+    return tuple(chain.cores) if isinstance(chain, TrainEmbedding) else tuple(one.weight for one in chain)
+
+
+def is_transposed(layer: nn.Module) -> bool:
+    """Whether it is transformers' Conv1D, a linear layer whose weight is (in, out)."""
+    return type(layer).__name__ == "Conv1D" and hasattr(layer, "nf")
+
+
+def module_of(model: nn.Module, edit: Edit) -> nn.Module:
+    try:
+        return model.get_submodule(edit.module)
+    except AttributeError:
+        raise Mistake(f"the model has no module {edit.module!r}: these edits are of another model") from None
+
+
+def chain_for(layer: Any, edit: Edit) -> nn.Module:
+    """The layers that a layer becomes, with its dtype and on its device."""
+    kinds: tuple[Any, ...] = {LowRankEdit: (nn.Linear, nn.Conv2d), TuckerEdit: (nn.Conv2d,), TensorTrainEdit: (nn.Embedding,)}[type(edit)]
+    if not isinstance(layer, kinds) and not (isinstance(edit, LowRankEdit) and is_transposed(layer)):
+        raise Mistake(f"{edit.module} is a {type(layer).__name__}, not for {type(edit).__name__}: these edits are of another model")
+    if (count := numbers_in_chain(layer, edit)) > MOST_NUMBERS + 4 * layer.weight.numel():
+        raise Mistake(f"{edit.module} has {layer.weight.numel()} numbers, and would have {count} after {edit}: no edit of ours makes a "
+                      f"layer larger; take a folder that was not changed")
+    stride: Any = getattr(layer, "stride", 1)
+    padding: Any = getattr(layer, "padding", 0)
+    kind = {"dtype": layer.weight.dtype, "device": layer.weight.device}
+    bias = getattr(layer, "bias", None) is not None
+    match edit:
+        case LowRankEdit(rank=rank) if isinstance(layer, nn.Conv2d):
+            first = nn.Conv2d(layer.in_channels, rank, 1, stride, padding, bias=False, padding_mode=layer.padding_mode, **kind)
+            return LowRankConv(first, nn.Conv2d(rank, layer.out_channels, 1, bias=bias, **kind))
+        case LowRankEdit(rank=rank):
+            turned = is_transposed(layer)
+            inputs, outputs = layer.weight.shape if turned else reversed(layer.weight.shape)
+            return LowRankLinear(inputs, outputs, rank, bias, turned, **kind)
+        case TuckerEdit(ranks=(outputs, inputs)):
+            core = nn.Conv2d(inputs, outputs, layer.kernel_size, stride, padding, layer.dilation, bias=False,
+                             padding_mode=layer.padding_mode, **kind)
+            return TuckerConv(nn.Conv2d(layer.in_channels, inputs, 1, bias=False, **kind), core,
+                              nn.Conv2d(outputs, layer.out_channels, 1, bias=bias, **kind))
+        case TensorTrainEdit():
+            if prod(edit.columns) != layer.embedding_dim or prod(edit.rows) < layer.num_embeddings:
+                raise Mistake(f"{edit.module} is a table of {layer.num_embeddings} x {layer.embedding_dim}, and the train one of "
+                              f"{prod(edit.rows)} x {prod(edit.columns)}: these edits are of another model")
+            return TrainEmbedding(layer.num_embeddings, edit.rows, edit.columns, edit.ranks, layer.padding_idx, **kind)
+
+
+def numbers_in_chain(layer: Any, edit: Edit) -> int:
+    """How many numbers the layers have that a layer becomes, but for the bias."""
+    outputs, inputs, *window = layer.weight.shape
+    match edit:
+        case LowRankEdit(rank=rank):
+            return int(rank * (inputs * prod(window) + outputs))
+        case TuckerEdit(ranks=(left, right)):
+            return int(inputs * right + left * right * prod(window) + left * outputs)
+        case TensorTrainEdit():
+            ranks = (1, *edit.ranks, 1)
+            return sum(ranks[one] * edit.rows[one] * edit.columns[one] * ranks[one + 1] for one in range(3))
+
+
+def as_json(edits: Iterable[Edit]) -> Json:
+    return [{"edit": type(edit).__name__} | to_json(edit) for edit in edits]
+
+
+def from_json(data: Json) -> tuple[Edit, ...]:
+    """
+    >>> edits = (LowRankEdit("fc", 3), TuckerEdit("conv", (4, 5)), TensorTrainEdit("words", (3, 4, 5), (2, 2, 2), (7, 8)))
+    >>> from_json(as_json(edits)) == edits
+    True
+    """
+    if not isinstance(data, list) or any(not isinstance(one, dict) or one.get("edit") not in EDITS for one in data):
+        raise Mistake(f"factorizations are a list of {', '.join(EDITS)}, not what is there: take a folder that was not changed")
+    try:
+        found = tuple(value_from_json(EDITS[one["edit"]], {name: value for name, value in one.items() if name != "edit"}) for one in data)
+    except (Unreadable, KeyError, TypeError, ValueError) as error:
+        raise Mistake(f"a factorization can't be read ({error}): take a folder that was not changed") from None
+    if any(number < 1 for one in found for number in numbers_of(one)):
+        raise Mistake("a factorization has a rank below 1: take a folder that was not changed")
+    return found
+
+
+def numbers_of(edit: Edit) -> tuple[int, ...]:
+    match edit:
+        case LowRankEdit(rank=rank):
+            return (rank,)
+        case TuckerEdit(ranks=ranks):
+            return ranks
+        case TensorTrainEdit():
+            return (*edit.rows, *edit.columns, *edit.ranks)

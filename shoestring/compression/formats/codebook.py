@@ -1,0 +1,81 @@
+"""Every number as the index of one of a few values: w = scale value[code]."""
+from __future__ import annotations
+
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from shoestring.compression.formats.bits import packed, packed_bytes, unpacked
+from shoestring.compression.formats.format import FormatTensor, Settings, Shape, WeightFormat
+from shoestring.compression.formats.grid import matrix_shape
+
+
+class CodebookFormat(WeightFormat):
+    """A weight as rows of codes into one table of 2^bits values (float16); each `group` numbers of a row share a scale (float16).
+
+        w = scale value[code]          group 0: w = value[code], no scales are stored
+
+    The values may lie anywhere, closer where the weights are: that is what a grid can't do. A grid has its own zero for every group, which
+    is what a codebook can't do. A row that is not a multiple of the group has a shorter last one.
+    """
+
+    kind = "codebook"
+    codes: Tensor
+    values: Tensor
+    scales: Tensor
+
+    @classmethod
+    def layout(cls, shape: Shape, dtype: torch.dtype, settings: Settings) -> dict[str, FormatTensor]:
+        bits, group = int(settings["bits"]), int(settings["group"])
+        if not 2 <= bits <= 8 or group < 0 or not shape:
+            raise ValueError(f"a codebook of {bits} bits in groups of {group} for a weight of {list(shape)}")
+        rows, columns = matrix_shape(shape)
+        parts = {"codes": FormatTensor((packed_bytes(rows * columns, bits),), torch.uint8), "values": FormatTensor((2 ** bits,), torch.float16)}
+        return parts | ({"scales": FormatTensor((rows, -(-columns // group)), torch.float16)} if group else {})
+
+    @classmethod
+    def of(cls, codes: Tensor, values: Tensor, scales: Tensor | None, bits: int, group: int, shape: Shape, dtype: torch.dtype) -> Self:
+        """Of codes (rows, columns), a table of 2^bits values, and scales (rows, groups) or none.
+
+        >>> form = Codebook.of(torch.tensor([[0, 3, 1]]), torch.tensor([-1.0, -0.25, 0.25, 1.0]), None, 2, 0, (3,), torch.float32)
+        >>> form.dense(), form.stored_bytes
+        (tensor([-1.0000,  1.0000, -0.2500]), 10)
+        """
+        stored = {"codes": packed(codes, bits), "values": values.to(torch.float16)}
+        stored |= {} if scales is None else {"scales": scales.to(torch.float16)}
+        return cls(shape, dtype, {"bits": bits, "group": group}, stored)
+
+    def dense(self) -> Tensor:
+        rows, columns = matrix_shape(self.shape)
+        codes = unpacked(self.codes, int(self.settings["bits"]), rows * columns)
+        return self.valued(codes, rows, getattr(self, "scales", None)).view(self.shape)
+
+    def rows(self, index: Tensor) -> Tensor:
+        count, columns = matrix_shape(self.shape)
+        bits, wanted = int(self.settings["bits"]), index.reshape(-1)
+        if columns % 8 or len(self.shape) == 1 or not columns:   # then a row may begin within a byte
+            return super().rows(index)
+        codes = unpacked(self.codes.view(count, -1)[wanted].reshape(-1), bits, len(wanted) * columns)
+        scales = self.scales[wanted] if int(self.settings["group"]) else None
+        return self.valued(codes, len(wanted), scales).view(*index.shape, *self.shape[1:])
+
+    def valued(self, codes: Tensor, rows: int, scales: Tensor | None) -> Tensor:
+        """scale value[code] of rows of codes, in the weight's own type."""
+        values = torch.index_select(self.values.to(self.dtype), 0, codes.to(torch.int32))
+        if scales is None or not values.numel():
+            return values
+        return scaled(values.view(rows, -1), scales, int(self.settings["group"]))
+
+
+def scaled(values: Tensor, scales: Tensor, group: int) -> Tensor:
+    """Rows whose groups are each multiplied by their scale. The values are changed.
+
+    >>> scaled(torch.ones(1, 5), torch.tensor([[2.0, 3.0]]), 4)
+    tensor([[2., 2., 2., 2., 3.]])
+    """
+    columns, scales = values.shape[1], scales.to(values.dtype)
+    group = min(group, max(columns, 1))   # a group may be longer than a row
+    if columns % group == 0:
+        return values.view(len(values), -1, group).mul_(scales[..., None]).view(len(values), columns)
+    return values.mul_(scales.repeat_interleave(group, 1)[:, :columns])

@@ -1,0 +1,88 @@
+"""Whole numbers of 2 to 8 bits on a grid of its own for every group of a row: w = scale (code - zero)."""
+from __future__ import annotations
+
+from math import prod
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from shoestring.compression.formats.bits import packed, packed_bytes, unpacked
+from shoestring.compression.formats.format import FormatTensor, Settings, Shape, WeightFormat
+
+
+class GridFormat(WeightFormat):
+    """A weight as rows (its first dimension) of codes; each `group` numbers of a row share a scale (float16) and a zero, which is a code.
+
+        w = scale (code - zero)
+
+    `transposed`: rows are those of W^T, for a weight that is multiplied as x W (its first dimension belongs to inputs).
+
+    Zero is on every grid, so that what was cut away stays cut away. A row that is not a multiple of the group has a shorter last one.
+    """
+
+    kind = "grid"
+    codes: Tensor
+    scales: Tensor
+    zeros: Tensor
+
+    @classmethod
+    def layout(cls, shape: Shape, dtype: torch.dtype, settings: Settings) -> dict[str, FormatTensor]:
+        bits, group = int(settings["bits"]), int(settings["group"])
+        if not 2 <= bits <= 8 or group < 1 or not shape:
+            raise ValueError(f"a grid of {bits} bits in groups of {group} for a weight of {list(shape)}")
+        rows, columns = grid_shape(shape, settings)
+        groups = -(-columns // group)
+        return {"codes": FormatTensor((packed_bytes(rows * columns, bits),), torch.uint8), "scales": FormatTensor((rows, groups), torch.float16),
+                "zeros": FormatTensor((packed_bytes(rows * groups, bits),), torch.uint8)}
+
+    @classmethod
+    def of(cls, codes: Tensor, scales: Tensor, zeros: Tensor, bits: int, group: int, shape: Shape, dtype: torch.dtype,
+           transposed: bool = False) -> Self:
+        """Of codes (rows, columns), with scales and zeros (rows, groups)."""
+        stored = {"codes": packed(codes, bits), "scales": scales.to(torch.float16), "zeros": packed(zeros, bits)}
+        return cls(shape, dtype, {"bits": bits, "group": group} | ({"transposed": True} if transposed else {}), stored)
+
+    def dense(self) -> Tensor:
+        rows, columns = grid_shape(self.shape, self.settings)
+        bits = int(self.settings["bits"])
+        codes = unpacked(self.codes, bits, rows * columns).view(rows, columns)
+        found = self.valued(codes, self.scales, self.zero_points())
+        return (found.T.contiguous() if self.settings.get("transposed") else found).view(self.shape)
+
+    def rows(self, index: Tensor) -> Tensor:
+        rows, columns = matrix_shape(self.shape)
+        bits, wanted = int(self.settings["bits"]), index.reshape(-1)
+        if columns % 8 or self.settings.get("transposed"):   # then a row may begin within a byte
+            return super().rows(index)
+        codes = unpacked(self.codes.view(rows, -1)[wanted].reshape(-1), bits, len(wanted) * columns).view(len(wanted), columns)
+        return self.valued(codes, self.scales[wanted], self.zero_points()[wanted]).view(*index.shape, *self.shape[1:])
+
+    def zero_points(self) -> Tensor:
+        return unpacked(self.zeros, int(self.settings["bits"]), self.scales.numel()).view(self.scales.shape)
+
+    def valued(self, codes: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
+        """scale (code - zero), group by group, in the weight's own type."""
+        columns = codes.shape[1]
+        group = min(int(self.settings["group"]), max(columns, 1))   # a group may be longer than a row
+        scales, zeros = scales.to(self.dtype), zeros.to(self.dtype)
+        if columns % group == 0:
+            parts = codes.view(len(codes), -1, group).to(self.dtype)
+            return parts.sub_(zeros[..., None]).mul_(scales[..., None]).view(len(codes), columns)
+        wide = scales.repeat_interleave(group, 1)[:, :columns], zeros.repeat_interleave(group, 1)[:, :columns]
+        return (codes.to(self.dtype) - wide[1]).mul_(wide[0])
+
+
+def grid_shape(shape: Shape, settings: Settings) -> tuple[int, int]:
+    """Rows and columns of the codes."""
+    rows, columns = matrix_shape(shape)
+    return (columns, rows) if settings.get("transposed") is True else (rows, columns)
+
+
+def matrix_shape(shape: Shape) -> tuple[int, int]:
+    """Rows and columns of a weight: its first dimension, and all others. A vector is one row.
+
+    >>> matrix_shape((64, 3, 3, 3)), matrix_shape((10,))
+    ((64, 27), (1, 10))
+    """
+    return (shape[0], prod(shape[1:])) if len(shape) > 1 else (1, prod(shape))

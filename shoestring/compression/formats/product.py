@@ -1,0 +1,135 @@
+"""Several neighbouring numbers at once as the index of a vector, or of several that are added: product and additive quantization."""
+from __future__ import annotations
+
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from shoestring.compression.formats.bits import EIGHT, packed, packed_bytes, unpacked
+from shoestring.compression.formats.format import FormatTensor, Settings, Shape, WeightFormat
+from shoestring.compression.formats.grid import matrix_shape
+
+MOST_BITS = 12
+
+
+class ProductSizes(NamedTuple):
+    """What follows from a weight's shape and a product's settings."""
+
+    rows: int
+    columns: int
+    places: int     # vectors of a row, the last filled up
+    books: int
+    stages: int
+    length: int
+    bits: int
+    rotation: int   # numbers that are rotated together, 0: none
+
+    @property
+    def codes(self) -> int:
+        return self.rows * self.places * self.stages
+
+    @property
+    def width(self) -> int:
+        """Columns with what a row is filled up with."""
+        return self.places * self.length
+
+
+def sizes_of(shape: Shape, settings: Settings) -> ProductSizes:
+    """Checked. A row is filled up to whole vectors, and to whole rotations; books 0: one for every place of a row."""
+    length, bits, stages, rotation = (int(settings[name]) for name in ("length", "bits", "stages", "rotation"))
+    if length < 1 or not 2 <= bits <= MOST_BITS or stages < 1 or rotation < 0 or rotation % length or not shape:
+        raise ValueError(f"{stages} codes of {bits} bits for {length} numbers, rotated by {rotation}, for a weight of {list(shape)}")
+    rows, columns = matrix_shape(shape)
+    together = rotation or length
+    places = -(-columns // together) * (together // length)
+    books = int(settings["books"]) or max(places, 1)
+    if books < 1 or places % books:
+        raise ValueError(f"{books} codebooks for {places} vectors of a row")
+    return ProductSizes(rows, columns, places, books, stages, length, bits, rotation)
+
+
+class ProductFormat(WeightFormat):
+    """Each `length` neighbouring numbers of a row are a sum of `stages` entries of codebooks, each chosen by a code of `bits`.
+
+        v[p] = sum_s table[p mod books, s, code[p, s]]          p: place of the vector in its row
+        w[j] = scale[j] (v R^T)[j]                              R: orthogonal, on each `rotation` neighbouring numbers; both optional
+
+    books 1: one codebook for all places (vector quantization); one for every place: product quantization (Jégou, Douze, Schmid 2011,
+    Product Quantization for Nearest Neighbor Search, doi 10.1109/TPAMI.2010.57); with R: optimized product quantization (Ge, He, Ke, Sun
+    2013, Optimized Product Quantization, doi 10.1109/CVPR.2013.379); stages > 1: residual or additive quantization (Martinez, Zakhmi,
+    Hoos, Little 2018, LSQ++, doi 10.1007/978-3-030-01270-0_30). Tables, scales and R are float16; codes above 8 bits are two streams.
+    """
+
+    kind = "product"
+    codes: Tensor
+    high: Tensor
+    tables: Tensor
+    rotation: Tensor
+    scales: Tensor
+
+    @classmethod
+    def layout(cls, shape: Shape, dtype: torch.dtype, settings: Settings) -> dict[str, FormatTensor]:
+        sizes = sizes_of(shape, settings)
+        parts = {"codes": FormatTensor((packed_bytes(sizes.codes, min(sizes.bits, EIGHT)),), torch.uint8),
+                 "tables": FormatTensor((sizes.books, sizes.stages, 2 ** sizes.bits, sizes.length), torch.float16)}
+        if sizes.bits > EIGHT:
+            parts["high"] = FormatTensor((packed_bytes(sizes.codes, sizes.bits - EIGHT),), torch.uint8)
+        if sizes.rotation:
+            parts["rotation"] = FormatTensor((sizes.rotation, sizes.rotation), torch.float16)
+        if settings["scaled"]:
+            parts["scales"] = FormatTensor((sizes.columns,), torch.float16)
+        return parts
+
+    @classmethod
+    def of(cls, codes: Tensor, tables: Tensor, settings: Settings, shape: Shape, dtype: torch.dtype, *,
+           rotation: Tensor | None = None, scales: Tensor | None = None) -> Self:
+        """Of codes (rows, places, stages) and tables (books, stages, 2^bits, length)."""
+        bits = int(settings["bits"])
+        low = codes.to(torch.int64)
+        stored = {"codes": packed(low & 255 if bits > EIGHT else low, min(bits, EIGHT)), "tables": tables.to(torch.float16)}
+        if bits > EIGHT:
+            stored["high"] = packed(low >> EIGHT, bits - EIGHT)
+        stored |= {} if rotation is None else {"rotation": rotation.to(torch.float16)}
+        stored |= {} if scales is None else {"scales": scales.to(torch.float16)}
+        return cls(shape, dtype, settings, stored)
+
+    def dense(self) -> Tensor:
+        sizes = sizes_of(self.shape, self.settings)
+        return self.valued(self.all_codes(sizes), sizes).view(self.shape)
+
+    def rows(self, index: Tensor) -> Tensor:
+        sizes, wanted = sizes_of(self.shape, self.settings), index.reshape(-1)
+        each = sizes.places * sizes.stages
+        if each % EIGHT or len(self.shape) == 1 or not each:   # then a row may begin within a byte
+            return super().rows(index)
+        codes = unpacked(self.codes.view(sizes.rows, -1)[wanted].reshape(-1), min(sizes.bits, EIGHT), len(wanted) * each).to(torch.int64)
+        if sizes.bits > EIGHT:
+            high = unpacked(self.high.view(sizes.rows, -1)[wanted].reshape(-1), sizes.bits - EIGHT, len(wanted) * each)
+            codes = codes | high.to(torch.int64) << EIGHT
+        return self.valued(codes, sizes._replace(rows=len(wanted))).view(*index.shape, *self.shape[1:])
+
+    def all_codes(self, sizes: ProductSizes) -> Tensor:
+        codes = unpacked(self.codes, min(sizes.bits, EIGHT), sizes.codes).to(torch.int64)
+        return codes | unpacked(self.high, sizes.bits - EIGHT, sizes.codes).to(torch.int64) << EIGHT if sizes.bits > EIGHT else codes
+
+    def valued(self, codes: Tensor, sizes: ProductSizes) -> Tensor:
+        """The numbers of some rows (rows, columns), of their codes."""
+        vectors = decoded(codes.view(sizes.rows, sizes.places, sizes.stages), self.tables.to(self.dtype))
+        values = vectors.view(sizes.rows, sizes.width)
+        if sizes.rotation:
+            values = (values.view(-1, sizes.rotation) @ self.rotation.to(self.dtype).T).view(sizes.rows, sizes.width)
+        values = values[:, :sizes.columns]
+        return values * self.scales.to(self.dtype) if self.settings["scaled"] else values.contiguous()
+
+
+def decoded(codes: Tensor, tables: Tensor) -> Tensor:
+    """The sum over stages of the tables' entries: (rows, places, length) of codes (rows, places, stages)."""
+    books, stages, entries, length = tables.shape
+    rows, places = codes.shape[:2]
+    first = torch.arange(places, device=codes.device) % books * (stages * entries)          # of a place's book
+    flat, total = tables.reshape(-1, length), torch.zeros(0, dtype=tables.dtype)
+    for stage in range(stages):
+        found = torch.index_select(flat, 0, (codes[..., stage] + first + stage * entries).reshape(-1))
+        total = found if stage == 0 else total.add_(found)
+    return total.view(rows, places, length)

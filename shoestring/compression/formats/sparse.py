@@ -1,0 +1,134 @@
+"""Only the numbers that are not zero: where they are, as a bitmap or as a seed, and another form of what they are."""
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from math import prod
+from typing import Self
+from zlib import crc32
+
+import torch
+from torch import Tensor, nn
+
+from shoestring.compression.formats.bits import packed, packed_bytes, unpacked
+from shoestring.compression.formats.format import FormatTensor, Settings, Shape, WeightFormat
+from shoestring.compression.sparse.masks import lowest, seed_scores
+from shoestring.core.errors import Mistake
+
+INNER = "inner."   # before the names of the inner form's tensors
+
+
+class SparseFormat(WeightFormat):
+    """The numbers of a weight that are kept, in order, as a vector in a form of their own; all others are zero.
+
+        bytes = count / 8 (a bitmap; none where the mask is a seed)  +  bytes of the inner form of `kept` numbers
+
+    A bitmap is smaller than indices of b bits wherever more than 1/b of the numbers are kept. A mask that was drawn is drawn again from its
+    seed; its checksum is among the settings, so that another mask is told, and never gives other weights.
+    """
+
+    kind = "sparse"
+    mask: Tensor
+
+    def __init__(self, shape: Shape, dtype: torch.dtype, settings: Settings, tensors: Mapping[str, Tensor]) -> None:
+        nn.Module.__init__(self)   # the tensors of the inner form are buffers of a child
+        self.described(shape, dtype, settings, tensors)
+        if "mask" in tensors:
+            self.register_buffer("mask", tensors["mask"])
+            ones = -1 if self.mask.is_meta else int(unpacked(self.mask, 1, prod(shape)).sum())
+            if ones not in (-1, int(settings["kept"])):
+                raise Mistake(f"a bitmap that keeps {ones} of {prod(shape)} numbers, where {settings['kept']} are stored: it is damaged; "
+                              "store the weight again")
+        inside = {name.removeprefix(INNER): tensor for name, tensor in tensors.items() if name.startswith(INNER)}
+        self.inner: WeightFormat = inner_kind(settings)((int(settings["kept"]),), dtype, settings["inner_settings"], inside)
+        self.drawn: Tensor | None = None   # the bitmap of a seed, once it was needed
+
+    @classmethod
+    def layout(cls, shape: Shape, dtype: torch.dtype, settings: Settings) -> dict[str, FormatTensor]:
+        count, kept = prod(shape), int(settings["kept"])
+        if not 0 <= kept <= count:
+            raise ValueError(f"{kept} numbers kept of {count}")
+        parts = {} if "seed" in settings else {"mask": FormatTensor((packed_bytes(count, 1),), torch.uint8)}
+        inside = inner_kind(settings).layout((kept,), dtype, settings["inner_settings"])
+        return parts | {INNER + name: part for name, part in inside.items()}
+
+    @classmethod
+    def blank(cls, shape: Shape, dtype: torch.dtype, settings: Settings) -> Self:
+        inner = partial(inner_kind(settings).blank, dtype=dtype, settings=settings["inner_settings"])
+        parts = {} if "seed" in settings else {"mask": packed(torch.arange(prod(shape)) < int(settings["kept"]), 1)}
+        inside = inner((int(settings["kept"]),)).tensors()
+        return cls(shape, dtype, settings, parts | {INNER + name: tensor for name, tensor in inside.items()})
+
+    @classmethod
+    def of(cls, weight: Tensor, inner: Callable[[Tensor], WeightFormat], mask: Tensor | None = None) -> Self:
+        """Of a weight, what is not zero in it (or what a mask keeps), and a form for the vector of the numbers that are left.
+
+        >>> from shoestring.compression.formats.format import Plain
+        >>> form = Sparse.of(torch.tensor([0.0, 2.0, 0.0, -1.0]), Plain.of)
+        >>> form.dense(), form.stored_bytes
+        (tensor([ 0.,  2.,  0., -1.]), 9)
+        """
+        where = (weight.detach() != 0 if mask is None else mask).reshape(-1).cpu()
+        return cls.with_mask(weight, inner, where, {}, {"mask": packed(where, 1)})
+
+    @classmethod
+    def of_seed(cls, weight: Tensor, inner: Callable[[Tensor], WeightFormat], kept: int, seed: int) -> Self:
+        """Of a weight that was cut with `seeded_mask(weight.shape, kept, seed)`: the mask takes no bytes."""
+        where = seeded_mask(tuple(weight.shape), kept, seed).reshape(-1)
+        if bool((weight.detach().reshape(-1).cpu()[~where] != 0).any()):
+            raise Mistake(f"a weight of {list(weight.shape)} has numbers where the mask of seed {seed} that keeps {kept} has none: they "
+                          "would be lost; multiply it by the mask first, or store it with a bitmap")
+        return cls.with_mask(weight, inner, where, {"seed": seed, "checksum": crc32(packed(where, 1).numpy().tobytes())}, {})
+
+    @classmethod
+    def with_mask(cls, weight: Tensor, inner: Callable[[Tensor], WeightFormat], where: Tensor, settings: Settings,
+                  tensors: Mapping[str, Tensor]) -> Self:
+        flat = weight.detach().reshape(-1)
+        form = inner(flat[where.to(flat.device)])
+        settings = dict(settings) | {"kept": int(where.sum()), "inner": form.kind, "inner_settings": form.settings}
+        inside = {INNER + name: value for name, value in form.tensors().items()}
+        return cls(tuple(weight.shape), weight.dtype, settings, {**tensors, **inside})
+
+    def dense(self) -> Tensor:
+        count, kept = prod(self.shape), int(self.settings["kept"])
+        bitmap = self.mask if "seed" not in self.settings else self.bitmap()
+        empty = torch.zeros(count, dtype=self.dtype, device=bitmap.device)
+        if not kept:
+            return empty.view(self.shape)
+        where = unpacked(bitmap, 1, count).to(torch.bool)
+        values = self.inner.dense()
+        return empty.masked_scatter_(where.to(values.device), values).view(self.shape)
+
+    def bitmap(self) -> Tensor:
+        """Of a mask that is a seed: drawn once, then kept beside the form (count / 8 bytes of memory, none on disk)."""
+        if self.drawn is None:
+            seed, kept = int(self.settings["seed"]), int(self.settings["kept"])
+            drawn = packed(seeded_mask(self.shape, kept, seed), 1)
+            if crc32(drawn.numpy().tobytes()) != int(self.settings["checksum"]):
+                raise Mistake(f"the mask of seed {seed} that keeps {kept} is not the one that these weights were stored with: the settings "
+                              "were changed, or masks are made in another way now; store the weights again")
+            self.drawn = drawn
+        device = next((tensor.device for tensor in self.inner.buffers()), self.drawn.device)
+        return self.drawn.to(device)
+
+
+def seeded_mask(shape: Shape, kept: int, seed: int) -> Tensor:
+    """True for exactly `kept` numbers: the mask that `compression.sparse.masks.seed_mask` makes of a share and the same seed.
+
+    >>> from shoestring.compression.sparse.masks import seed_mask
+    >>> torch.equal(seeded_mask((2, 4), 4, seed=3), seed_mask((2, 4), share=0.5, seed=3))
+    True
+    """
+    count = prod(shape)
+    if not 0 <= kept <= count:
+        raise Mistake(f"{kept} of {count} numbers can't be kept: give a whole number from 0 to {count}")
+    return ~lowest(seed_scores(count, seed), count - kept).view(shape)
+
+
+def inner_kind(settings: Settings) -> type[WeightFormat]:
+    from shoestring.compression.formats.kinds import KINDS  # which knows this file
+
+    kind = settings["inner"]
+    if kind not in KINDS or issubclass(KINDS[kind], SparseFormat):
+        raise ValueError(f"a sparse weight whose numbers are {kind!r}: there are {', '.join(one for one in KINDS if one != SparseFormat.kind)}")
+    return KINDS[kind]

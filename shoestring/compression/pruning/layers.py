@@ -1,0 +1,108 @@
+"""Whole layers: blocks of a list that repeat, give what they take in shape, and can be left out.
+
+    h -> h + f(h)   without the block   h -> h
+
+Sajjad, Dalvi, Durrani, Nakov: On the Effect of Dropping Layers of Pre-trained Transformer Models, 2020, arXiv 2004.03844.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shoestring.compression.pruning.cuts import Attribute, Drop
+from shoestring.compression.pruning.record import tensors_in
+from shoestring.measure.blocks import blocks
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Blocks of one list that are alike."""
+
+    container: str
+    length: int                # members of the list
+    members: tuple[int, ...]   # which of them may go
+
+    @property
+    def name(self) -> str:
+        return f"layers {self.container}"
+
+    def path(self, member: int) -> str:
+        return f"{self.container}.{member}".lstrip(".")
+
+
+def stacks_of(model: nn.Module, example: Callable[[nn.Module], Any]) -> tuple[Stack, ...]:
+    """The stacks of a model: blocks of the same class with weights of the same shapes whose output has the shape of their input."""
+    found = {name: block for name, block in blocks(model).items() if any(True for _ in block.children())}
+    calls: dict[str, list[bool]] = {name: [] for name in found}
+    with ExitStack() as stack, torch.no_grad():
+        for name, block in found.items():
+            def see(module: nn.Module, args: Any, kwargs: Any, output: Any, name: str = name) -> None:
+                given, given_back = tensors_in([args, kwargs]), tensors_in(output)
+                calls[name].append(bool(given and given_back) and given[0].shape == given_back[0].shape)
+            stack.callback(block.register_forward_hook(see, with_kwargs=True).remove)
+        example(model)
+    alike: dict[Any, list[str]] = {}
+    for name, block in found.items():
+        container = name.rpartition(".")[0]
+        if calls[name] == [True] and isinstance(model.get_submodule(container), (nn.ModuleList, nn.Sequential)):
+            alike.setdefault((container, type(block), tuple(tuple(one.shape) for one in block.parameters())), []).append(name)
+    stacks = []
+    for (container, *_), names in alike.items():
+        holder: Any = model.get_submodule(container)
+        order = [name for name, _ in holder.named_children()]
+        if len(names) > 1:
+            stacks.append(Stack(container, len(order), tuple(order.index(name.rpartition(".")[2]) for name in names)))
+    return tuple(stacks)
+
+
+@contextmanager
+def skipped(model: nn.Module, stack: Stack, members: Sequence[int]) -> Iterator[None]:
+    """While inside, these blocks give back what they are given."""
+    holder: Any = model.get_submodule(stack.container)
+    with ExitStack() as hooks:
+        for member in members:
+            hooks.callback(holder[member].register_forward_hook(given_back, with_kwargs=True).remove)
+        yield
+
+
+def given_back(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+    given = tensors_in([args, kwargs])[0]
+    if isinstance(output, Tensor):
+        return given
+    if isinstance(output, tuple):
+        return (given, *output[1:])
+    return output
+
+
+def dropped(model: nn.Module, stack: Stack, kept: Sequence[int], named: bool) -> list[Attribute | Drop]:
+    """The edits that leave only `kept` of a list, with numbers of layers that follow (`named`: also counts, found by their names)."""
+    holder: Any = model.get_submodule(stack.container)
+    edits: list[Attribute | Drop] = []
+    for new, old in enumerate(kept):
+        for name, module in holder[old].named_modules(prefix=stack.path(old)):
+            if getattr(module, "layer_idx", new) != new:
+                edits.append(Attribute(name, "layer_idx", new))
+    if named:
+        parts = stack.container.split(".") if stack.container else []
+        for length in range(len(parts)):
+            edits += counts(model, ".".join(parts[:length]), stack.length, kept)
+    return [*edits, Drop(stack.container, stack.length, tuple(kept))]
+
+
+def counts(model: nn.Module, name: str, length: int, kept: Sequence[int]) -> Iterator[Attribute]:
+    """Numbers of layers that a module around a list keeps, and its config: num_hidden_layers, a list with an entry a layer."""
+    module: Any = model.get_submodule(name)
+    for owner, config in ((module, False), (getattr(module, "config", None), True)):
+        for attribute, value in (vars(owner) if hasattr(owner, "__dict__") else {}).items():
+            if attribute.startswith("_"):
+                continue
+            if type(value) is int and value == length and any(word in attribute for word in ("layer", "depth", "block")):
+                yield Attribute(name, attribute, len(kept), config)
+            elif config and "layer" in attribute and isinstance(value, (list, tuple)) and len(value) == length and all(
+                    isinstance(one, (int, float, str, bool)) for one in value):
+                yield Attribute(name, attribute, [value[place] for place in kept], True)

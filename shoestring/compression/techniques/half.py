@@ -1,0 +1,29 @@
+"""Weights in float16: half the bytes, and hardly any damage."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+from shoestring.compression.calibration.weight_usage import Weight
+from shoestring.compression.formats.format import PlainFormat
+from shoestring.compression.technique import ModelCost, Storage
+
+
+@dataclass(frozen=True)
+class Half(Storage):
+    """Numbers of 16 bits, with 11 significant ones (IEEE 754-2019 binary16): off by at most 2^-11 of each.
+
+    Weights whose numbers float16 does not have (above 65,504) are left alone (`Study.too_large`).
+    """
+
+    why: ClassVar[str] = "half the bytes, hardly any damage"
+
+    def labels(self, cost: ModelCost, weight: Weight) -> Sequence[str]:
+        value = cost.study.values[weight.name]
+        if weight.dtype.itemsize <= 2 or not weight.count:
+            return ()
+        if weight.name in cost.study.masks:
+            return (cost.study.form(weight, "float16, zeros", partial(cost.study.zeroed, weight, partial(PlainFormat.of, stored="float16"))),)
+        return (cost.study.form(weight, "float16", partial(PlainFormat.of, value, "float16")),)

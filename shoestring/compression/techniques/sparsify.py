@@ -1,0 +1,87 @@
+"""Weights set to zero one by one, and stored as a bitmap and what is left."""
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from shoestring.compression.calibration.calibration import Calibration
+from shoestring.compression.formats.sparse import seeded_mask
+from shoestring.compression.technique import ZEROS, ModelCost
+from shoestring.compression.techniques.restructure import Restructure
+from shoestring.core.errors import Mistake
+from shoestring.core.technique import text
+
+FASTER = 0.9    # share of zeros below which products of sparse matrices are slower on CPUs than dense ones
+WAYS = ("magnitude", "random")
+
+
+@dataclass(frozen=True)
+class Sparsify(Restructure):
+    """A share of the numbers of every matrix is set to zero: those that matter least, |w_ij| sqrt(M_jj), with M_jj the mean square of
+    the input that w_ij is multiplied with (Sun et al. 2024, "Wanda", arXiv 2306.11695; by |w_ij| alone where it is not known), or drawn
+    from a seed. What is left is stored behind a bitmap of one bit a number; a mask that was drawn is stored as its seed.
+
+    share    of the numbers that become zero
+    by       magnitude, or random: the baseline
+    For weights that learn to be zero while they are trained, see docs/sparse.md.
+    """
+
+    share: float = 0.5
+    by: str = "magnitude"
+    seed: int = 0
+    why: ClassVar[str] = "zeros take a bit"
+    seam: ClassVar[str] = "zeros"
+    order: ClassVar[int] = ZEROS
+
+    def __post_init__(self) -> None:
+        if self.by not in WAYS:
+            raise Mistake(f"Sparsify(by={self.by!r}): there are {', '.join(WAYS)}")
+        if not 0 < self.share < 1:
+            raise Mistake(f"Sparsify(share={self.share}): give a share between 0 and 1")
+
+    def refusal(self, cost: ModelCost, /) -> str:
+        if cost.wanted.latency is not None and self.share < FASTER:
+            return (f"zeros here and there make nothing faster below {FASTER:.0%}: a CPU multiplies dense matrices faster than sparse ones "
+                    f"of {self.share:.0%} zeros; use Prune, which leaves smaller dense ones, or leave --latency out")
+        return super().refusal(cost)
+
+    def studied(self, study: Calibration) -> Calibration:
+        key = text(self)
+        if key not in study.derived:
+            model = copy.deepcopy(study.model)
+            values, masks = dict(model.named_parameters(remove_duplicate=False)), self.masks(study)
+            if not masks:
+                raise Mistake("the model has no weight with rows and columns: there is nothing to set to zero")
+            with torch.no_grad():
+                for name, mask in masks.items():
+                    values[name].mul_(mask)
+            study.derived[key] = Calibration(model, study.forward, study.batches, study.others, study.measures, study.sample, masks=masks,
+                                       notes=study.notes, seed=self.seed if self.by == "random" else None,
+                                       original=study.original if study.original is not None else study.model)
+        return study.derived[key]
+
+    def changed(self, study: Calibration) -> tuple[nn.Module, Mapping[str, Any], Sequence[str]]:
+        raise AssertionError("the structure stays as it is")
+
+    def masks(self, study: Calibration) -> dict[str, Tensor]:
+        found = {}
+        for weight in study.weights:
+            if not weight.is_matrix:
+                continue
+            kept = weight.count - int(self.share * weight.count)
+            if self.by == "random":
+                found[weight.name] = seeded_mask(weight.shape, kept, self.seed)
+                continue
+            size = study.values[weight.name].abs()
+            importance = study.importance(weight)
+            if importance is not None:
+                size = (size.reshape(len(size), -1) * importance.sqrt()).reshape(weight.shape)
+            mask = torch.zeros(weight.count, dtype=torch.bool)
+            mask[size.reshape(-1).topk(kept).indices] = True
+            found[weight.name] = mask.reshape(weight.shape)
+        return found

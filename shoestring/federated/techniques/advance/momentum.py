@@ -1,0 +1,58 @@
+"""FedAvgM: the server's weights move with momentum, which evens out rounds whose devices differ.
+
+    v  <-  momentum v + d
+    w  <-  w + lr v            d: the combined update; v begins at 0
+
+momentum=0, lr=1 is plain averaging, to the bit. A round into which nothing came leaves w and v alone.
+Hsu, Qi, Brown 2019, Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification, arXiv 1909.06335.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from shoestring.core.errors import Mistake
+from shoestring.core.exactness import Exactness
+from shoestring.federated.round import Round
+from shoestring.federated.technique import FederatedTechnique, RoundCost
+from shoestring.federated.techniques.advance.stepping import Moments, check_rates, stepping
+
+
+@dataclass(frozen=True)
+class FedAvgM(FederatedTechnique):
+    momentum: float = 0.9
+    lr: float = 1.0
+
+    why: ClassVar[str] = "the server's weights move with momentum"
+    seam: ClassVar[str] = "advance"
+    slot: ClassVar[str] = "advance"
+    order: ClassVar[int] = 70
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.momentum < 1.0:
+            raise Mistake(f"FedAvgM(momentum={self.momentum}): give a number from 0 to less than 1")
+        check_rates("FedAvgM", lr=self.lr)
+
+    @classmethod
+    def choices(cls, cost: RoundCost) -> tuple[FedAvgM, ...]:
+        return ()
+
+    @property
+    def is_plain(self) -> bool:
+        return self.momentum == 0.0 and self.lr == 1.0
+
+    def exactness(self, cost: RoundCost) -> Exactness:
+        return Exactness.BITS if self.is_plain else Exactness.CHANGED
+
+    def cost(self, cost: RoundCost) -> RoundCost:
+        return cost
+
+    def apply(self, round: Round) -> Round:
+        def step(update: Tensor, before: Moments) -> tuple[Tensor, Moments]:
+            velocity = self.momentum * before["v"] + update
+            return self.lr * velocity, {"v": velocity}
+
+        return round if self.is_plain else stepping(round, "FedAvgM", step, lambda weights: {"v": torch.zeros_like(weights)})

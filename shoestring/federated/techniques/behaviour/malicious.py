@@ -1,0 +1,105 @@
+"""Malicious devices: a share of the simulated devices sends what harms. Who they are follows from the seed and their names, for all rounds.
+
+    sign-flip     - strength u                                     u: what the device found
+    noise         N(0, (strength |u| / sqrt(size))^2)              as long as u, on average, and says nothing
+    label-flip    what it finds on flipped classes, y -> classes - 1 - y
+    replacement   strength (x - w)                                 x: what it finds on flipped classes; enough of it replaces the mean
+
+They do not clip, and what honest devices send is the same bits. What techniques send beside an update is left as it is.
+Bagdasaryan, Veit, Hua, Estrin, Shmatikov 2020, How To Backdoor Federated Learning, arXiv 1807.00459 (replacement); Tolpegin, Truex,
+Gursoy, Liu 2020, Data Poisoning Attacks Against Federated Learning Systems, arXiv 2007.08432 (label flip).
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import inf, sqrt
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from shoestring.core.errors import Mistake
+from shoestring.core.exactness import Exactness
+from shoestring.federated.layout import Layout
+from shoestring.federated.round import DeviceView, Objective, Order, Round, Updates
+from shoestring.federated.seeds import generator_of
+from shoestring.federated.technique import FederatedTechnique, RoundCost
+from shoestring.federated.techniques.behaviour.flipped import check_classes, flipped
+
+USUAL = {"sign-flip": 1.0, "label-flip": 1.0, "noise": 1.0, "replacement": 10.0}   # strength of every attack, if none is given
+
+
+@dataclass(frozen=True)
+class Malicious(FederatedTechnique):
+    share: float = 0.2          # of all devices
+    attack: str = "sign-flip"
+    strength: float = 0.0       # 0: the attack's usual one
+    classes: int = 0            # of the job, for flipping; 0: as many as the model's last layer has outputs
+
+    why: ClassVar[str] = "simulated devices that do harm"
+    seam: ClassVar[str] = "devices"
+    slot: ClassVar[str] = "malicious"
+    order: ClassVar[int] = 35
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.share <= 1:
+            raise Mistake(f"share={self.share} in Malicious: it is the share of devices that are malicious; give 0 to 1")
+        if self.attack not in USUAL:
+            raise Mistake(f"attack={self.attack!r} in Malicious: there are {', '.join(USUAL)}")
+        if not 0 <= self.strength < inf:
+            raise Mistake(f"strength={self.strength} in Malicious: give a number above 0, or nothing for the attack's usual one")
+        if self.strength and self.attack == "label-flip":
+            raise Mistake(f"strength={self.strength} in Malicious: flipped classes have none; use attack='replacement', which multiplies "
+                          f"what is found on them")
+        if self.classes < 0 or self.classes == 1:
+            raise Mistake(f"classes={self.classes} in Malicious: it is how many classes the job has; give 2 or more")
+
+    def cost(self, cost: RoundCost, /) -> RoundCost:
+        return cost
+
+    def exactness(self, cost: RoundCost, /) -> Exactness:
+        return Exactness.CHANGED if self.share else Exactness.BITS
+
+    @classmethod
+    def choices(cls, cost: RoundCost, /) -> tuple[Malicious, ...]:
+        return ()
+
+    def apply(self, subject: Round, /) -> Round:
+        classes = self.classes or outputs(subject.layout)
+
+        def work(order: Order, devices: Sequence[DeviceView], objective: Objective) -> Updates:
+            harmful = [is_malicious(self.share, order.seed, device.name) for device in devices]
+            if self.attack in ("label-flip", "replacement"):
+                for device in devices:   # every one, so that a job that has no classes is refused and not only its malicious devices
+                    check_classes(device.records, classes)
+                devices = [replace(device, records=flipped(device.records, classes)) if harm else device
+                           for device, harm in zip(devices, harmful, strict=True)]
+            found = subject.work(order, devices, objective)
+            if self.attack == "label-flip" or not any(harmful):
+                return found
+            rows = found.rows.clone()
+            for place, device in enumerate(devices):
+                if harmful[place]:
+                    rows[place] = self.attacked(rows[place], order, device.name)
+            return replace(found, rows=rows)
+
+        return subject.with_(work=work)
+
+    def attacked(self, row: Tensor, order: Order, name: str) -> Tensor:
+        """What a malicious device sends in place of its row."""
+        strength = self.strength or USUAL[self.attack]
+        if self.attack == "noise":
+            drawn = torch.randn(row.shape, generator=generator_of(order.seed, "malicious noise", order.round, name))
+            return drawn * (strength * float(row.norm()) / sqrt(row.numel()))
+        return row * (-strength if self.attack == "sign-flip" else strength)
+
+
+def is_malicious(share: float, seed: int, name: str) -> bool:
+    return float(torch.rand((), dtype=torch.float64, generator=generator_of(seed, "malicious", name))) < share
+
+
+def outputs(layout: Layout) -> int:
+    """Of the model's last layer."""
+    last = [entry for entry in layout.entries if entry.trained][-1]
+    return last.shape[0] if last.shape else 1

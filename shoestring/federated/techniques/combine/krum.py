@@ -1,0 +1,120 @@
+"""Krum and Multi-Krum: the update that is nearest to its neighbours, or the mean of the few that are.
+
+    score(i)    =  sum of |x_i - x_j|^2 over the k - f - 2 other updates j that are nearest to x_i
+    Krum        update  =  x_i with the least score (of equals, the first)
+    Multi-Krum  update  =  mean of the m with the least scores;   m = 1: Krum
+
+    x_i: update of device i, of k devices, of which f are malicious
+
+Krum's proof needs k >= 2 f + 3; Multi-Krum's is for m <= k - f - 2 (El Mhamdi, Guerraoui, Rouault 2018, The Hidden Vulnerability of
+Distributed Learning in Byzantium, arXiv 1802.07927). Devices count alike, however many samples they have. With fewer than 2 f + 3
+devices, or than m, the round makes no update: see gathered.py.
+Blanchard, El Mhamdi, Guerraoui, Stainer 2017, Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent, arXiv 1703.02757.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from shoestring.core.errors import Mistake
+from shoestring.federated.round import Round
+from shoestring.federated.technique import FederatedTechnique, RoundCost
+from shoestring.federated.techniques.combine.gathered import blocks, not_private, robust
+
+
+@dataclass(frozen=True)
+class Krum(FederatedTechnique):
+    malicious: int   # most devices of a round that may be
+
+    why: ClassVar[str] = "the one update that is nearest to others: resists malicious devices"
+    seam: ClassVar[str] = "combine"
+    slot: ClassVar[str] = "combine"
+    order: ClassVar[int] = 50
+
+    def __post_init__(self) -> None:
+        check_malicious("Krum", self.malicious)
+
+    @classmethod
+    def choices(cls, cost: RoundCost) -> tuple[Krum, ...]:
+        return ()
+
+    def refusal(self, cost: RoundCost) -> str:
+        return not_private(cost) or self.too_few(cost.per_round)
+
+    def too_few(self, count: int) -> str:
+        return too_few(count, self.malicious)
+
+    def cost(self, cost: RoundCost) -> RoundCost:
+        return cost
+
+    def apply(self, round: Round) -> Round:
+        return robust(round, "Krum", lambda rows: (rows[int(ranked(rows, self.malicious)[0])].clone(), 1), self.too_few)
+
+
+@dataclass(frozen=True)
+class MultiKrum(FederatedTechnique):
+    malicious: int   # most devices of a round that may be
+    keep: int = 0    # devices whose mean is taken; 0: all that the proof allows, k - malicious - 2
+
+    why: ClassVar[str] = "the mean of the updates that are nearest to others: resists malicious devices"
+    seam: ClassVar[str] = "combine"
+    slot: ClassVar[str] = "combine"
+    order: ClassVar[int] = 50
+
+    def __post_init__(self) -> None:
+        check_malicious("MultiKrum", self.malicious)
+        if self.keep < 0:
+            raise Mistake(f"MultiKrum(keep={self.keep}): it is a number of devices; give 1 or more, or 0 for as many as are safe")
+
+    @classmethod
+    def choices(cls, cost: RoundCost) -> tuple[MultiKrum, ...]:
+        return ()
+
+    def refusal(self, cost: RoundCost) -> str:
+        return not_private(cost) or self.too_few(cost.per_round)
+
+    def too_few(self, count: int) -> str:
+        most = count - self.malicious - 2
+        if reason := too_few(count, self.malicious):
+            return reason
+        return "" if self.keep <= most else (f"keep={self.keep} of {count} devices with {self.malicious} malicious: more than {most} may "
+                                             f"have a malicious one among them; give keep={most} or less, or more devices a round")
+
+    def cost(self, cost: RoundCost) -> RoundCost:
+        return cost
+
+    def apply(self, round: Round) -> Round:
+        def rule(rows: Tensor) -> tuple[Tensor, int]:
+            kept = ranked(rows, self.malicious)[:self.keep or len(rows) - self.malicious - 2].sort().values
+            return torch.cat([block[kept].mean(dim=0, dtype=torch.float64).to(rows.dtype) for block in blocks(rows)]), len(kept)
+
+        return robust(round, "MultiKrum", rule, self.too_few)
+
+
+def check_malicious(name: str, malicious: int) -> None:
+    if malicious < 0:
+        raise Mistake(f"{name}(malicious={malicious}): it is a number of devices; give 0 or more")
+
+
+def too_few(count: int, malicious: int) -> str:
+    least = 2 * malicious + 3
+    return "" if count >= least else (f"{count} devices, {malicious} of them malicious: Krum needs {least} or more to tell them apart; "
+                                      f"give {least} a round or more, or fewer malicious ones")
+
+
+def ranked(rows: Tensor, malicious: int) -> Tensor:
+    """The numbers of the rows, least score first."""
+    apart = distances(rows).fill_diagonal_(torch.inf)   # nobody is their own neighbour
+    scores = apart.sort(dim=1).values[:, :len(rows) - malicious - 2].sum(dim=1)
+    return scores.argsort(stable=True)
+
+
+def distances(rows: Tensor) -> Tensor:
+    """Squared distances (k, k) of all pairs, in 64 bits and from differences, so that equal rows are at 0 and huge ones at a number."""
+    total = torch.zeros(len(rows), len(rows), dtype=torch.float64)
+    for block in blocks(rows):
+        total += torch.cdist(block.double(), block.double(), compute_mode="donot_use_mm_for_euclid_dist").square()
+    return total

@@ -1,0 +1,83 @@
+"""AdaptiveClip: the clipping norm follows the updates, so that a stated share of them is no longer than it.
+
+    b~  =  (sum_i (b_i - 1/2) + N(0, s^2)) / m + 1/2          b_i: 1 if |u_i| <= C
+    C  <-  C exp(-rate (b~ - quantile))
+
+The count is noisy, because it is told of devices like the sum is: GaussianNoise adds so much more to the updates that both together keep
+its promise. s = noise times m, the devices expected.
+Andrew, Thakkar, McMahan, Ramaswamy 2021, Differentially Private Learning with Adaptive Clipping, arXiv 1905.03871.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from math import exp, inf
+from typing import ClassVar
+
+import torch
+
+from shoestring.core.errors import Mistake
+from shoestring.federated.randomness import with_noise
+from shoestring.federated.round import Combined, Population, Round, ServerState, Updates
+from shoestring.federated.technique import FederatedTechnique, RoundCost
+from shoestring.federated.techniques.private.clip import NORM, as_tensor, check_norm, within
+from shoestring.federated.techniques.private.norms import clipped
+
+NEXT, COUNTED, EXPECTED = "AdaptiveClip.norm", "AdaptiveClip.counted", "AdaptiveClip.expected"
+LEAST, MOST = 1e-12, 1e12   # norms
+
+
+@dataclass(frozen=True)
+class AdaptiveClip(FederatedTechnique):
+    quantile: float = 0.5   # share of updates that are to be no longer than the norm
+    start: float = 1.0      # norm of the first round
+    rate: float = 0.2
+    noise: float = 0.05     # of the count, as a share of the devices expected
+
+    why: ClassVar[str] = "the clipping norm follows the updates"
+    seam: ClassVar[str] = "private"
+    slot: ClassVar[str] = "clip"
+    order: ClassVar[int] = 60
+
+    def __post_init__(self) -> None:
+        check_norm(self.start, "start", "AdaptiveClip")
+        if not 0 < self.quantile < 1:
+            raise Mistake(f"quantile={self.quantile!r} in AdaptiveClip: it is a share of the updates; give more than 0 and less than 1")
+        if not 0 < self.rate < inf:
+            raise Mistake(f"rate={self.rate!r} in AdaptiveClip: the norm would never change; give a number above 0")
+        if not 0 < self.noise < inf:
+            raise Mistake(f"noise={self.noise!r} in AdaptiveClip: a count without noise tells of devices without limit; give a number "
+                          f"above 0, such as 0.05")
+
+    @classmethod
+    def choices(cls, cost: RoundCost, /) -> tuple[AdaptiveClip, ...]:
+        return ()
+
+    def cost(self, cost: RoundCost, /) -> RoundCost:
+        """As of its first round: what the norm becomes, only the updates will say."""
+        return replace(within(cost, self.start), counted=self.noise * cost.per_round)
+
+    def apply(self, subject: Round, /) -> Round:
+        def begin(server: ServerState, population: Population) -> ServerState:
+            server = subject.begin(server, population)
+            return replace(server, state={NEXT: as_tensor(self.start), **server.state, EXPECTED: torch.tensor(population.per_round)})
+
+        def combine(server: ServerState, arriving: Iterable[Updates]) -> Combined:
+            norm, expected = float(server.state[NEXT]), int(server.state[EXPECTED])
+            halves: list[float] = []   # sums of b - 1/2
+
+            def shortened() -> Iterator[Updates]:
+                for updates in arriving:
+                    rows, inside = clipped(updates.rows, norm)
+                    halves.append(float((inside.double() - 0.5).sum()))
+                    yield replace(updates, rows=rows)
+
+            found = subject.combine(server, shortened())
+            deviation = self.noise * expected
+            count = with_noise(torch.tensor([sum(halves)]), deviation, subject.randomness, "count noise", server.round)
+            share = float(count) / expected + 0.5
+            after = min(max(norm * exp(-self.rate * (share - self.quantile)), LEAST), MOST)
+            told = {NORM: as_tensor(norm), NEXT: as_tensor(after), COUNTED: as_tensor(deviation)}
+            return replace(found, state={**found.state, **told})
+
+        return subject.with_(begin=begin, combine=combine)

@@ -1,0 +1,90 @@
+"""GaussianNoise: the server adds noise to the sum of clipped updates, so that nobody can tell whether any one device took part.
+
+    update  =  (sum_i u_i + N(0, (z C)^2 I)) / m          |u_i| <= C, m devices expected, each takes part with the chance m / N
+
+Epsilon is that of adding or removing all records of one device, for whoever sees all weights of all rounds. What is
+told of a round beside the weights (losses, metrics, counts) is not covered. Of the clip and the noise of a count (AdaptiveClip) together
+
+    z^-2 = z_u^-2 + (2 s)^-2          z_u of the updates, s of the count: what is added is z_u, what is promised is z
+
+McMahan, Ramage, Talwar, Zhang 2018, Learning Differentially Private Recurrent Language Models, arXiv 1710.06963; Andrew, Thakkar, McMahan,
+Ramaswamy 2021, Differentially Private Learning with Adaptive Clipping, arXiv 1905.03871.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import inf
+from typing import ClassVar
+
+from shoestring.core.errors import Mistake
+from shoestring.federated.round import Combined, Population, Round, ServerState, Updates
+from shoestring.federated.technique import FederatedTechnique, RoundCost
+from shoestring.federated.techniques.private.adaptive_clip import COUNTED
+from shoestring.federated.techniques.private.sampling import (
+    alike,
+    begun,
+    check_multiplier,
+    choose,
+    cost_with_noise,
+    noise_refusal,
+    noisy,
+    norm_of,
+)
+from shoestring.privacy.account import noise_for
+
+
+@dataclass(frozen=True)
+class GaussianNoise(FederatedTechnique):
+    multiplier: float = 1.0   # z: standard deviation of the sum's noise, in units of the clipping norm
+
+    why: ClassVar[str] = "noise in the sum hides every single device"
+    seam: ClassVar[str] = "private"
+    slot: ClassVar[str] = "combine"
+    needs: ClassVar[tuple[str, ...]] = ("Clip", "AdaptiveClip", "DeviceClip")
+    order: ClassVar[int] = 62
+
+    def __post_init__(self) -> None:
+        check_multiplier(self.multiplier, "GaussianNoise")
+
+    @classmethod
+    def choices(cls, cost: RoundCost, /) -> tuple[GaussianNoise, ...]:
+        """As much as the epsilon that was asked for needs."""
+        if cost.wanted == inf or not cost.delta or not cost.clip:
+            return ()
+        try:
+            return (cls(noise_for(cost.wanted, cost.per_round / cost.clients, cost.rounds, cost.delta)),)
+        except Mistake:   # no noise is enough
+            return ()
+
+    def refusal(self, cost: RoundCost, /) -> str:
+        if cost.counted and 2 * cost.counted <= self.multiplier:
+            return (f"the count of AdaptiveClip has noise of {cost.counted:g} devices, which alone tells more than multiplier="
+                    f"{self.multiplier:g} promises: give AdaptiveClip a noise of more than {self.multiplier / 2 / cost.per_round:.2g}")
+        return noise_refusal(cost, "Clip(norm=1.0), which the server does after decoding")
+
+    def drift(self, cost: RoundCost, /) -> float:
+        return self.cost(cost).error - cost.error
+
+    def cost(self, cost: RoundCost, /) -> RoundCost:
+        return cost_with_noise(cost, self.multiplier, added(self.multiplier, cost.counted))
+
+    def apply(self, subject: Round, /) -> Round:
+        def begin(server: ServerState, population: Population) -> ServerState:
+            return begun(subject.begin(server, population), population, subject.randomness)
+
+        def combine(server: ServerState, arriving: Iterable[Updates]) -> Combined:
+            found = subject.combine(server, alike(arriving))
+            counted = float(found.state[COUNTED]) if COUNTED in found.state else 0.0
+            return noisy(server, found, added(self.multiplier, counted) * norm_of(found), subject.randomness, "noise")
+
+        return subject.with_(begin=begin, choose=choose, combine=combine)
+
+
+def added(multiplier: float, counted: float) -> float:
+    """z_u of the formula above.
+
+    >>> added(1.0, 0.0), round(added(1.0, 2.5), 4)
+    (1.0, 1.0206)
+    """
+    return float((multiplier ** -2 - (2 * counted) ** -2) ** -0.5) if counted else multiplier

@@ -1,0 +1,133 @@
+"""TopK: only the largest numbers of an update are sent; the device keeps what it left out and adds it to its next update.
+
+    sent = top_k(update + left)          left <- update + left - sent
+
+Biased: what is left out is late, not lost (error feedback). By then others have moved the weights, and a device that never takes part
+again never sends it. |error|^2 = the squares of the smallest n - k numbers. Of equals, those that stand first are sent.
+Stich, Cordonnier, Jaggi 2018, Sparsified SGD with Memory, arXiv 1809.07599; Karimireddy, Rebjock, Stich, Jaggi 2019, Error Feedback Fixes
+SignSGD, arXiv 1901.09847.
+"""
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from shoestring.core.errors import Mistake
+from shoestring.federated.evidence import remembered
+from shoestring.federated.plain import VALUES
+from shoestring.federated.round import DeviceView, Order, Round, Sent, Updates
+from shoestring.federated.technique import FederatedTechnique, RoundCost
+from shoestring.federated.techniques.send.coding import coded, device_noise, recoded, unlimited
+from shoestring.federated.techniques.send.levels import levels_bytes
+from shoestring.federated.techniques.send.places import Placed, marks, placed, shortest
+
+SHARES = (0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
+BITS, BLOCK = (8, 4, 2), 1024   # of QuantizeUpdates, that the chooser tries after it
+PLACES, COUNTS, LEFT = "TopK.places", "TopK.counts", "TopK.left"
+
+
+@dataclass(frozen=True)
+class TopK(FederatedTechnique):
+    share: float = 0.01   # of the numbers, that is sent
+
+    why: ClassVar[str] = "only the largest numbers on the way up, the others later"
+    seam: ClassVar[str] = "send"
+    slot: ClassVar[str] = "sparse"
+    order: ClassVar[int] = 40
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share < 1:
+            raise Mistake(f"share={self.share!r} in TopK: it is the share of the numbers that is sent; give more than 0 and less than 1")
+
+    @classmethod
+    def choices(cls, cost: RoundCost, /) -> tuple[TopK, ...]:
+        """Usual shares, and those that fill the bytes that a device may send, as they are or quantized."""
+        shares = dict.fromkeys((*SHARES, *(share for bits in (32, *BITS) if (share := filling(cost, bits)))))
+        return tuple(one for one in map(cls, shares) if one.share * cost.values >= 0.99 and one.bytes(cost.values) < 4 * cost.values)
+
+    def refusal(self, cost: RoundCost, /) -> str:
+        return device_noise(cost)
+
+    def count(self, size: int) -> int:
+        """Numbers that are sent."""
+        return min(max(round(self.share * size), 1), size)
+
+    def bytes(self, size: int) -> int:
+        """Of them and of where they stand."""
+        return 4 * self.count(size) + shortest(self.count(size), size)[0]
+
+    def drift(self, cost: RoundCost, /) -> float:
+        return self.cost(cost).error - cost.error
+
+    def cost(self, cost: RoundCost, /) -> RoundCost:
+        count = self.count(cost.values)
+        less = replace(cost, values=count, up=cost.up - 4 * cost.values + self.bytes(cost.values),
+                       device_bytes=cost.device_bytes + 4 * cost.values)
+        if cost.evidence is None:
+            return coded(less, 1 - count / cost.values)   # all numbers alike: the worst there is
+        decoded, values = largest(cost.evidence.decoded, count)
+        return unlimited(recoded(less, replace(cost.evidence, decoded=decoded, values=values)))
+
+    def apply(self, subject: Round, /) -> Round:
+        def encode(order: Order, devices: Sequence[DeviceView], updates: Updates) -> Sent:
+            sent = subject.encode(order, devices, updates)
+            rows, kept = sent.payload[VALUES].clone(), torch.zeros(sent.payload[VALUES].shape, dtype=torch.bool)
+            count, there = self.count(rows.shape[1]), {device.name: device for device in devices}
+            for row, chosen, name in zip(rows, kept, sent.told.names, strict=True):
+                state = there[name].state
+                if LEFT in state and state[LEFT].shape == row.shape:
+                    row += state[LEFT]
+                chosen.copy_(top(row, count))
+                if bool(row.isfinite().all()):
+                    state[LEFT] = row.masked_fill(chosen, 0.0)
+                else:
+                    row.fill_(torch.nan)   # so that it is rejected, whatever would be sent of it; what is left is still that of before
+            places, counts = placed(kept, count)
+            return replace(sent, payload={**sent.payload, VALUES: rows[kept].view(len(rows), count), PLACES: places, COUNTS: counts})
+
+        def decode(order: Order, sent: Sent) -> Updates:
+            payload, size = dict(sent.payload), order.weights.numel()
+            found = Placed(payload.pop(PLACES), payload.pop(COUNTS))
+            kept, good = marks(found, self.count(size), size)
+            values = torch.where(good[:, None], payload.pop(VALUES), torch.nan)   # what makes no sense is rejected
+            rows = torch.zeros(len(values), size).masked_scatter_(kept, values)
+            return subject.decode(order, replace(sent, payload={**payload, VALUES: rows}))
+
+        return subject.with_(encode=encode, decode=decode)
+
+
+def filling(cost: RoundCost, bits: int) -> float:
+    """The largest share whose numbers, of so many bits, and places fit what a device may send; 0 if nothing is limited or nothing fits."""
+    size, room = cost.values, cost.upload - (cost.up - 4 * cost.values)
+
+    def taken(count: int) -> int:
+        return shortest(count, size)[0] + (4 * count if bits == 32 else levels_bytes(count, bits, BLOCK))
+
+    count = bisect_right(range(1, size), room, key=taken) if cost.upload else 0   # `taken` never falls
+    digits = 3
+    while count and round((share := float(f"{count / size:.{digits}g}")) * size) != count:
+        digits += 1   # as few as name this count
+    return share if count else 0.0
+
+
+def top(row: Tensor, count: int) -> Tensor:
+    """Marks of the `count` largest magnitudes, the first ones of equals; of a row that is not finite the first ones."""
+    if not bool(row.isfinite().all()):
+        return torch.arange(len(row)) < count
+    sizes = row.abs()
+    least = sizes.topk(count).values[-1]
+    kept = sizes > least
+    kept[(sizes == least).nonzero().flatten()[:count - int(kept.sum())]] = True
+    return kept
+
+
+@remembered
+def largest(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Rows (m, size) of which only the largest numbers are left, and those alone (m, count), in their order."""
+    kept = torch.stack([top(row, count) for row in rows])
+    return rows * kept, rows[kept].view(len(rows), count)

@@ -1,0 +1,60 @@
+"""The one list of techniques. A new one is a new file and a line here.
+
+It is the only file of planning that knows any technique by name; the few that the planner needs for something of its own are below.
+"""
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from shoestring.training.data_parallel.asynchronous import Asynchronous
+from shoestring.training.data_parallel.compress_gradients import CompressGradients
+from shoestring.training.data_parallel.data_parallel import DataParallel
+from shoestring.training.data_parallel.drop_stragglers import DropStragglers
+from shoestring.training.data_parallel.local_steps import LocalSteps
+from shoestring.training.data_parallel.shard import Shard
+from shoestring.training.memory.accumulate import Accumulate
+from shoestring.training.memory.allocator import Allocator, following
+from shoestring.training.memory.checkpoint import Checkpoint
+from shoestring.training.memory.ema import EMA
+from shoestring.training.memory.fused import FusedOptimizer
+from shoestring.training.memory.low_rank import LowRank
+from shoestring.training.memory.offload_activations import OffloadActivations
+from shoestring.training.memory.offload_model import OffloadModel
+from shoestring.training.memory.offload_optimizer import OffloadOptimizer
+from shoestring.training.memory.precision import Precision
+from shoestring.training.memory.step_in_backward import StepInBackward
+from shoestring.training.pipeline.pipeline import Pipeline
+from shoestring.training.sequence.sequence_pipeline import SequencePipeline
+from shoestring.training.technique import TrainingTechnique as Technique
+from shoestring.training.tensor.tensor_parallel import TensorParallel
+
+CATALOGUE: tuple[type[Technique], ...] = (
+    SequencePipeline,
+    LowRank,
+    Precision,
+    Pipeline,
+    Accumulate,
+    OffloadActivations,
+    Checkpoint,
+    FusedOptimizer,
+    OffloadOptimizer,
+    OffloadModel,
+    StepInBackward,
+    DataParallel,
+    Shard,
+    CompressGradients,
+    LocalSteps,
+    Asynchronous,
+    DropStragglers,
+    TensorParallel,
+    EMA,
+    Allocator,
+)
+
+TOGETHER: Technique = DataParallel()                  # how workers train together where nothing else is asked for
+ALL_BLOCKS_AGAIN: Technique = Checkpoint(every=1)   # one step under it shows whether blocks can be computed again
+
+
+def close_environment() -> Mapping[str, str]:
+    """Variables of a worker whose process follows its tensors, so that its size tells of them."""
+    return following().environment

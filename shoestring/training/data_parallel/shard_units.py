@@ -1,0 +1,89 @@
+"""Units: how the weights of a model are cut into parts, one for every worker.
+
+A unit is a block, or a bucket of the weights outside of all blocks. Its weights lie one after the other in a stretch that is cut into
+`world` equal parts, padded at the end. The optimizer steps pieces: what of each weight lies in this worker's part.
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shoestring.core.link import Link
+from shoestring.core.private import resize_storage
+from shoestring.core.run import Run
+from shoestring.training.data_parallel.reducer import Bucket, bucketed, part_of
+
+VECTOR = 16   # numbers: parts begin at a multiple of it
+
+
+class ShardUnit(Bucket):
+    """Weights that are cut together."""
+
+    def __init__(self, members: Sequence[nn.Parameter], link: Link, block: nn.Module | None, parted: bool) -> None:
+        super().__init__(members, link.world * VECTOR)
+        self.link, self.block, self.parted = link, block, parted
+        self.part = self.size // link.world
+        self.begin = link.rank * self.part
+        first = members[0]
+        self.whole = first.data.new_empty(self.size)
+        with torch.no_grad():
+            for parameter in members:
+                view = part_of(self.whole, self.offsets[parameter], parameter)
+                view.copy_(parameter)
+                parameter.data = view
+            self.whole[sum(parameter.numel() for parameter in members):].zero_()
+        self.own = self.whole[self.begin:self.begin + self.part]
+        self.present = True
+        if parted:
+            self.own = self.own.clone()
+            self.release()
+        self.pieces = {parameter: nn.Parameter(self.own[start - self.begin:stop - self.begin]) for parameter in members
+                       for start, stop in [self.span(parameter)] if start < stop}
+        self.gradient: Tensor | None = None   # of this worker's part
+
+    def span(self, parameter: nn.Parameter) -> tuple[int, int]:
+        """Where in the stretch this worker's piece of a weight begins and ends."""
+        start = self.offsets[parameter]
+        return max(start, self.begin), min(start + parameter.numel(), self.begin + self.part)
+
+    def gather(self) -> None:
+        """Bring the whole here."""
+        if not self.present:
+            resize_storage(self.whole, self.size)
+            self.link.gather(self.own, self.whole).wait()
+            self.present = True
+
+    def release(self) -> None:
+        """Keep only this worker's part."""
+        if self.present and self.parted:
+            resize_storage(self.whole, 0)
+            self.present = False
+
+
+def cut_up(run: Run, stage: int) -> list[tuple[nn.Module | None, list[nn.Parameter]]]:
+    """The members of every unit, with its block, in the order in which backward comes to them. What several stages use is a unit for
+    itself, so that workers of all these stages cut it alike."""
+    count: dict[nn.Parameter, int] = {}
+    for block in run.blocks.values():
+        for parameter in block.parameters():
+            count[parameter] = count.get(parameter, 0) + 1
+    inside: list[tuple[nn.Module | None, list[nn.Parameter]]] = []
+    for block in reversed(list(run.blocks.values())):
+        own = [parameter for parameter in block.parameters()
+               if count[parameter] == 1 and (stage == 3 or parameter.requires_grad) and parameter not in run.shared]
+        inside += [(block, members) for members in alike(own)]
+    outside = [parameter for parameter in run.model.parameters()
+               if count.get(parameter, 0) != 1 and (stage == 3 or parameter.requires_grad) and parameter not in run.elsewhere
+               and parameter not in run.shared]
+    return [*inside, *((None, members) for kind in alike(outside) for members in bucketed(kind)), *((None, [one]) for one in run.shared)]
+
+
+def alike(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """Weights that can lie in one stretch: of one dtype and device, all trained or all not."""
+    kinds: dict[Any, list[nn.Parameter]] = {}
+    for parameter in parameters:
+        kinds.setdefault((parameter.dtype, parameter.device, parameter.requires_grad), []).append(parameter)
+    return list(kinds.values())

@@ -1,0 +1,306 @@
+"""The engine of Shard: every worker owns a part of each unit of weights, and of all that goes with it.
+
+    stage 1, 2    the whole stretch is here; after the update everybody sends its part round
+    stage 3       only this worker's part is here; the whole comes before a block's forward and backward and goes after them.
+                  Its storage is emptied and filled again, so what autograd saved of it is right again in time
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shoestring.core.link import CompletedWork, Link, Sending
+from shoestring.core.private import storage_id, storage_id_of, tree_leaves
+from shoestring.core.run import AddUp, Run, RunState
+from shoestring.measure.interception import Guard, patched
+from shoestring.training.data_parallel.reducer import Bucket, Reducer
+from shoestring.training.data_parallel.shard_units import ShardUnit, cut_up
+
+CHUNK = 1 << 22    # bytes that are gathered at once for a checkpoint
+
+
+class Sharding(RunState):
+    """A run's weights in units, and what a run says of them."""
+
+    def __init__(self, run: Run, link: Link, stage: int) -> None:
+        self.run, self.stage, self.link = run, stage, link
+        self.names = {parameter: name for name, parameter in reversed(list(run.model.named_parameters(remove_duplicate=False)))}
+        self.units = [ShardUnit(members, link, block, stage == 3) for block, members in cut_up(run, stage)]
+        self.frozen = [unit for unit in self.units if not unit.members[0].requires_grad]
+        moving = [unit for unit in self.units if unit.members[0].requires_grad]
+        self.unit_of = {parameter: unit for unit in self.units for parameter in unit.members}
+        self.of_block: dict[nn.Module, list[ShardUnit]] = {}
+        for unit in self.units:
+            if unit.block is not None:
+                self.of_block.setdefault(unit.block, []).append(unit)
+        self.reducer = Reducer(moving, link, self.send, keeps_gradients=False)
+        self.sending: Sending = CompletedWork()
+        self.in_backward = False       # backward runs
+        self.groups = [list(group["params"]) for group in run.optimizer.param_groups]
+        for group in run.optimizer.param_groups:
+            group["params"] = [piece for parameter in group["params"] for piece in self.pieces_of(parameter)]
+
+    def pieces_of(self, parameter: nn.Parameter) -> list[nn.Parameter]:
+        unit = self.unit_of.get(parameter)
+        return [parameter] if unit is None else [unit.pieces[parameter]] if parameter in unit.pieces else []
+
+    # The step
+
+    @contextmanager
+    def forward(self) -> Iterator[None]:
+        """While inside, blocks find their weights, in forward and when they are computed again."""
+        if self.stage < 3:
+            yield
+            return
+        with patched({block: self.wrapped(units, block.forward) for block, units in self.of_block.items()}), self.guard():
+            yield
+
+    def guard(self) -> AbstractContextManager[object]:
+        """In a rehearsal, a weight that is used while it is not there is found."""
+        storages = {storage_id_of(unit.whole): self.names[unit.members[0]] for unit in self.units if unit.parted}
+
+        def absent(leaf: Tensor) -> str:
+            storage = leaf.untyped_storage()
+            return "" if storage.nbytes() or not leaf.numel() else storages.get(storage_id(storage), "")
+
+        rehearsed = self.link.imagined and self.link.world > 1
+        return Guard(absent, "use Shard(stage=1) or Shard(stage=2)") if rehearsed and storages else nullcontext()
+
+    def wrapped(self, units: list[ShardUnit], inner: Any) -> Any:
+        def gather(gradient: Tensor | None = None) -> None:
+            for unit in units:
+                unit.gather()
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            gather()
+            output = inner(*args, **kwargs)
+            for leaf in tree_leaves(output):
+                if isinstance(leaf, Tensor) and leaf.requires_grad:
+                    leaf.register_hook(gather)
+            if not self.in_backward:
+                for unit in units:
+                    unit.release()
+            return output
+
+        return forward
+
+    @contextmanager
+    def backward(self, last: bool) -> Iterator[None]:
+        """While inside, gradients that arrive go to their owners. In stage 1 they stay until the last piece of the batch."""
+        self.in_backward = True
+        try:
+            if self.stage == 1 and not last:
+                yield
+                return
+            with self.guard(), self.reducer.listening():
+                yield
+            self.sending.wait()
+            self.sending = CompletedWork()
+        finally:
+            self.in_backward = False
+            for unit in self.units:
+                if unit.block is not None:
+                    unit.release()
+
+    def send(self, bucket: Bucket) -> Sending:
+        """One unit's gradients on the way at a time: what they need is there once."""
+        assert isinstance(bucket, ShardUnit), "these are the units"
+        self.sending.wait()
+        self.sending = Arriving(bucket, self.link)
+        if bucket.block is not None and not self.frozen:
+            bucket.release()
+        return self.sending
+
+    def gather_outside(self) -> None:
+        """Bring what lies outside of all blocks, for the time of a step."""
+        for unit in self.units:
+            if unit.block is None:
+                unit.gather()
+
+    def release(self) -> None:
+        for unit in self.units:
+            unit.release()
+
+    def add_up_parts(self, shared: Mapping[nn.Parameter, AddUp], unused: set[nn.Parameter]) -> set[nn.Parameter]:
+        """Add up this worker's part of the gradients of weights that several stages use, whose workers have the same part. Of the weights
+        that no copy of this stage used, gives those that no other stage used either."""
+        for parameter, add_up in shared.items():
+            unit = self.unit_of[parameter]
+            unit.gradient = unit.gradient if unit.gradient is not None else unit.own.new_zeros(unit.part)
+            if add_up(unit.gradient, parameter not in unused):
+                unused = unused - {parameter}
+        return unused
+
+    def set_gradients(self, unused: set[nn.Parameter]) -> None:
+        """Give the pieces their gradients."""
+        for unit in self.reducer.buckets:
+            assert isinstance(unit, ShardUnit), "these are the units"
+            for parameter, piece in unit.pieces.items():
+                start, stop = unit.span(parameter)
+                whole = unit.gradient
+                piece.grad = None if whole is None or parameter in unused else whole[start - unit.begin:stop - unit.begin]
+            unit.gradient = None
+
+    def clip(self, most: float, optimizer: Any) -> None:
+        """Scale gradients down to a global norm, which is that of all workers' pieces."""
+        found = [piece.grad for group in optimizer.param_groups for piece in group["params"] if piece.grad is not None]
+        weights = {piece: weight for unit in self.units for weight, piece in unit.pieces.items()}
+        square = self.units[0].own.new_zeros(1, dtype=torch.float32)
+        for group in optimizer.param_groups:
+            for piece in group["params"]:
+                if piece.grad is not None:
+                    square += self.run.share(weights.get(piece, piece)) * piece.grad.float().square().sum()
+        self.link.sum(square).wait()
+        self.run.summed(square)
+        norm = square.sqrt_()
+        self.run.noted.note_norm(norm)
+        factor = torch.clamp(most / (norm + 1e-6), max=1.0)
+        for gradient in found:
+            gradient.mul_(factor.to(gradient.dtype))
+
+    def gather_weights(self) -> None:
+        """After the update: everybody's parts to everybody, where the whole keeps_gradients here."""
+        if self.stage < 3:
+            for sending in [unit.link.gather(unit.own, unit.whole) for unit in self.units if unit not in self.frozen]:
+                sending.wait()
+
+    @contextmanager
+    def usable(self) -> Iterator[None]:
+        """While inside, all weights are here."""
+        for unit in self.units:
+            unit.gather()
+        try:
+            yield
+        finally:
+            self.release()
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """While inside, all workers may call the model at the same time: blocks find their weights when they are called."""
+        self.gather_outside()
+        try:
+            with patched({block: self.wrapped(units, block.forward) for block, units in self.of_block.items()} if self.stage == 3 else {}):
+                yield
+        finally:
+            self.release()
+
+    # What survives a restart: the same as in one process, so that any number of workers can go on from it
+
+    @property
+    def kept(self) -> dict[str, ShardedTensor]:
+        if self.stage < 3:
+            return {}
+        return {name: ShardedTensor(self, parameter, lambda parameter=parameter: self.unit_of[parameter].pieces.get(parameter))
+                for name, parameter in self.run.model.named_parameters(remove_duplicate=False) if parameter in self.unit_of}
+
+    def whole_optimizer(self, own: dict[str, Any]) -> dict[str, Any]:
+        """What is parted is gathered when it is written."""
+        optimizer = self.run.optimizer
+        known = [next(map(self.known, self.pieces_of(parameter)), {}) for parameter in self.all_weights()]
+        told = self.link.objects(known)
+        whole: dict[int, dict[str, Any]] = {}
+        for number, parameter in enumerate(self.all_weights()):
+            found = next((one[number] for one in told if one[number]), None)
+            if found:
+                whole[number] = {key: self.parted(parameter, key, dtype) if dtype is not None else value
+                                 for key, (dtype, value) in found.items()}
+        numbers = iter(range(len(whole) + 10**9))
+        groups = [{key: value for key, value in group.items() if key != "params"} | {"params": [next(numbers) for _ in members]}
+                  for group, members in zip(optimizer.param_groups, self.groups, strict=True)]
+        return {"state": whole, "param_groups": groups}
+
+    def all_weights(self) -> list[nn.Parameter]:
+        return [parameter for members in self.groups for parameter in members]
+
+    def known(self, piece: nn.Parameter) -> dict[str, tuple[Any, Any]]:
+        """What a piece's state has: of a tensor as long as the piece its dtype, of anything else the value."""
+        state = self.run.optimizer.state.get(piece, {})
+        return {key: (value.dtype, None) if isinstance(value, Tensor) and value.shape == piece.shape else (None, value)
+                for key, value in state.items()}
+
+    def parted(self, parameter: nn.Parameter, key: str, dtype: torch.dtype) -> Any:
+        optimizer = self.run.optimizer
+        if parameter not in self.unit_of:
+            return optimizer.state[parameter][key]
+        return ShardedTensor(self, parameter, lambda: next(
+            (optimizer.state[piece][key] for piece in self.pieces_of(parameter)), None), dtype)
+
+    def own_optimizer(self, whole: dict[str, Any]) -> dict[str, Any]:
+        """This worker's pieces of a whole state."""
+        state: dict[int, dict[str, Any]] = {}
+        groups, local, number = [], 0, 0
+        for group, members in zip(whole["param_groups"], self.groups, strict=True):
+            own = []
+            for parameter in members:
+                for _ in self.pieces_of(parameter):
+                    if number in whole["state"]:
+                        state[local] = {key: self.piece_of(value, parameter) for key, value in whole["state"][number].items()}
+                    own.append(local)
+                    local += 1
+                number += 1
+            groups.append(group | {"params": own})
+        return {"state": state, "param_groups": groups}
+
+    def piece_of(self, value: Any, parameter: nn.Parameter) -> Any:
+        """This worker's piece of a tensor of a weight's shape."""
+        unit = self.unit_of.get(parameter)
+        if unit is None or not isinstance(value, Tensor) or value.shape != parameter.shape:
+            return value
+        start, stop = unit.span(parameter)
+        first = unit.offsets[parameter]
+        return value.reshape(-1)[start - first:stop - first].clone()
+
+
+class Arriving:
+    """A unit's gradients on their way to their owners."""
+
+    def __init__(self, unit: ShardUnit, link: Link) -> None:
+        self.unit: ShardUnit | None = unit
+        self.flat: Tensor | None = unit.filled      # until it is sent
+        self.part = unit.filled.new_empty(unit.part)
+        self.sending: Sending | None = link.scatter(unit.filled, self.part)
+
+    def wait(self) -> None:
+        if self.unit is None or self.sending is None:
+            return
+        self.sending.wait()
+        if self.unit.gradient is None:
+            self.unit.gradient = self.part
+        else:
+            self.unit.gradient += self.part
+        self.unit = self.sending = self.flat = None
+
+
+class ShardedTensor:
+    """A tensor of a weight's shape of which every worker holds a piece. All of them must ask for it."""
+
+    def __init__(self, sharding: Sharding, parameter: nn.Parameter, piece: Any, dtype: torch.dtype | None = None) -> None:
+        self.sharding, self.parameter, self.piece = sharding, parameter, piece
+        self.dtype, self.shape = dtype or parameter.dtype, parameter.shape
+        self.gathered = False
+
+    def pieces(self) -> Iterator[Tensor]:
+        """Its numbers in order: workers put theirs into zeros and add up bytes, which changes none."""
+        self.gathered = True
+        unit, own = self.sharding.unit_of[self.parameter], self.piece()
+        start, stop = (place - unit.offsets[self.parameter] for place in unit.span(self.parameter))
+        count, step = prod(self.shape), CHUNK // self.dtype.itemsize
+        for begin in range(0, count, step):
+            end = min(begin + step, count)
+            numbers = unit.own.new_zeros(end - begin, dtype=self.dtype)
+            first, last = max(begin, start), min(end, stop)
+            if own is not None and first < last:
+                numbers[first - begin:last - begin] = own.detach().reshape(-1)[first - start:last - start]
+            self.sharding.link.sum(numbers.view(torch.uint8)).wait()
+            yield numbers
+
+    def take(self, whole: Tensor) -> None:
+        """Take this worker's piece of a whole."""
+        own = self.piece()
+        if own is not None:
+            own.data.copy_(self.sharding.piece_of(whole, self.parameter))

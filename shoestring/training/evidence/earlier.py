@@ -1,0 +1,54 @@
+"""What the planner chose when it was asked the same before: among plans within the noise of timing, it is chosen again.
+
+Times are measured, so a second planning of the same command may rank two plans of about the same speed the other way round, and if
+they round differently, the weights differ. Kept beside what is known of the machine; a plan that does not fit any more, or is slower
+than others by more than noise, is not chosen for having been chosen.
+"""
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shoestring.core.errors import Mistake
+from shoestring.measure.cache import read_kept, write_kept
+from shoestring.measure.probe import hardware_file
+from shoestring.training.evidence.tasks import TechniqueSpec, specs_of, techniques_of
+from shoestring.training.plan import Plan
+from shoestring.training.technique import TrainingTechnique as Technique
+
+MOST = 500   # answers that are kept
+
+
+@dataclass(frozen=True)
+class KeptChoice:
+    """What is kept of a plan."""
+
+    techniques: tuple[TechniqueSpec, ...]
+
+
+def place_of(file: str, asked: Mapping[str, Any]) -> Path:
+    """Where the answer to a question is kept: a job file and what was asked of it, on this machine."""
+    machine = hardware_file()
+    question = {"source": hashlib.sha256(Path(file).read_bytes()).hexdigest(), "machine": machine.stem} | dict(asked)
+    written = json.dumps(question, sort_keys=True, default=str)
+    return machine.parent / "plans" / f"{hashlib.sha256(written.encode()).hexdigest()[:32]}.json"
+
+
+def chosen_earlier(place: Path) -> tuple[Technique, ...] | None:
+    found = read_kept(place, KeptChoice)
+    with suppress(Mistake):   # of another version
+        return techniques_of(found.techniques) if found is not None else None
+    return None
+
+
+def remember_choice(place: Path, chosen: Plan) -> None:
+    write_kept(place, KeptChoice(specs_of(chosen.techniques)))
+    with suppress(OSError):
+        known = sorted(place.parent.glob("*.json"), key=lambda path: path.stat().st_mtime)
+        for old in known[:-MOST]:
+            old.unlink(missing_ok=True)

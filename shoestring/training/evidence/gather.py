@@ -1,0 +1,133 @@
+"""All that is found out of a job before anything is predicted: the ledger of its plain step, and what it stands on."""
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from shoestring.core import random_state
+from shoestring.core.ledger import Ledger
+from shoestring.core.ledger_parts import Findings
+from shoestring.core.mesh import on_one_axis
+from shoestring.measure.instructions import deadly
+from shoestring.measure.tracker import Log
+from shoestring.training.evidence.anchor import why_not_again
+from shoestring.training.evidence.pieces import tried_in_pieces
+from shoestring.training.evidence.real_steps import needs_of, real_steps
+from shoestring.training.evidence.rehearsals import Rehearsals, failure
+from shoestring.training.evidence.step import Anchor, first_batch, plain_ledger, unsplittable
+from shoestring.training.evidence.tasks import PiecesTask
+from shoestring.training.technique import TrainingTechnique as Technique
+
+
+@dataclass(frozen=True)
+class Evidence:
+    ledger: Ledger                                               # of the plain step, with those of the precisions that were measured
+    plain: Log                                                   # of the plain steps
+    anchors: Mapping[str, Anchor] = field(default_factory=dict)  # real steps by the key of their variant; "": plain
+    reserved: int = 0                                            # bytes of address space that a worker needs above its memory
+
+    @property
+    def anchor(self) -> Anchor | None:
+        return self.anchors.get("")
+
+
+@dataclass
+class Traits:
+    """What the model and the job do that techniques care about, while it is being found out."""
+
+    found: set[str]
+    reasons: dict[str, str] = field(default_factory=dict)   # trait -> what was found that shows it, where that has to be told
+
+    def note(self, trait: str, why: str) -> None:
+        self.found.add(trait)
+        self.reasons[trait] = why
+
+    def note_pieces(self, rehearsals: Rehearsals, plain: Log, tried: Mapping[str, str]) -> None:
+        """Note what a trial of the batch in two pieces found: the worker's, or where there is none, one here if the model is small."""
+        if "mixes samples" in self.found:
+            self.reasons["mixes samples"] = "batch norm looks at all samples of a batch at once"
+        if "can't be split" in self.found or "mixes samples" in self.found:
+            return
+        if rehearsals.worker is None and rehearsals.fits_here(plain):
+            tried = tried_in_pieces(rehearsals.job, rehearsals.made_here)
+        self.reasons |= tried
+        self.found |= set(tried) - {"not tried"}
+
+    def note_again(self, rehearsals: Rehearsals, plain: Log, again: str) -> None:
+        """Note why blocks can't be computed again: as the worker found, or where there is none, by a step here if the model is small."""
+        if rehearsals.worker is None and "no block runs" not in self.found and rehearsals.fits_here(plain):
+            with random_state.kept():
+                model = rehearsals.made_here()
+                random_state.seed(rehearsals.job.seed)
+                again = why_not_again(replace(rehearsals.job, mesh=on_one_axis()), model)
+        if again:
+            self.note("can't be recomputed", again)
+
+
+def gathered(rehearsals: Rehearsals, variants: Iterable[Technique], only: tuple[Technique, ...] | None = None) -> Evidence:
+    """The evidence for a job; each of the variants is measured beside the plain step. `only`: what these techniques need, and no more."""
+    plain, hardware = rehearsals.log(()), rehearsals.hardware
+    job = rehearsals.job   # planned for the batch that needs most, which the plain steps have told
+    traits = Traits(rehearsals.traits(plain))
+    half = half_of_the_batch(rehearsals, traits)
+    dying = {one.computes_in for one in variants if one.computes_in and deadly(one.computes_in)}   # to this process, which rehearses them
+    traits.found |= {f"{dtype} is deadly here" for dtype in dying}
+    variants = [one for one in variants if one.computes_in not in dying]
+    steps = real_steps(rehearsals, plain, variants, "can't be split" not in traits.found, needs_of(only))
+    traits.found |= {f"no {dtype}" for dtype, what in hardware.dtypes.items() if what}
+    traits.note_pieces(rehearsals, plain, steps.pieces)
+    traits.note_again(rehearsals, plain, steps.again)
+    ledger = plain_ledger(job, plain, half, hardware, steps.anchors.get(""), traits.found)
+    basis = rehearsals.how_real() if rehearsals.real else ledger.findings.basis
+    if "not tried" in traits.reasons:
+        basis += f"; whether the batch can be split was not tried: {traits.reasons['not tried']}"
+    by_precision = {}
+    for variant in variants:
+        try:
+            log, part = logs_under(rehearsals, variant, half is not None, steps.failed.get(variant.key, ""))
+        except Exception as error:
+            traits.note(f"no {variant.computes_in}", str(error) if isinstance(error, VariantFailed) else failure(error))
+            continue
+        by_precision[variant.key] = plain_ledger(job, log, part, hardware, steps.anchors.get(variant.key), traits.found)
+    ledger = replace(ledger, by_precision=by_precision, findings=Findings(frozenset(traits.found), traits.reasons, basis))
+    return Evidence(ledger, plain, steps.anchors, steps.reserved)
+
+
+PIECES = "trying whether a batch in two pieces gives the same numbers"
+
+
+class VariantFailed(Exception):
+    """A variant could not run in the worker."""
+
+
+def logs_under(rehearsals: Rehearsals, variant: Technique, halved: bool, failed: str) -> tuple[Log, Log | None]:
+    """The log of steps under a variant, and with half the batch; `failed`: why the worker could not run it."""
+    if failed:
+        raise VariantFailed(failed)
+    log = rehearsals.log((variant,))
+    return log, rehearsals.half_log((variant,)) if halved else None
+
+
+def half_of_the_batch(rehearsals: Rehearsals, traits: Traits) -> Log | None:
+    """The log of a plain step with half the batch; none where that can't be, which is noted, or says nothing."""
+    job = rehearsals.job
+    if "can't be split" in traits.found:
+        traits.reasons["can't be split"] = unsplittable(job)
+    elif job.count(first_batch(job)) > 1 and not rehearsals.real:
+        try:
+            return rehearsals.half_log()
+        except Exception as error:
+            traits.note("can't be split", f"half of the batch can't be trained on: {failure(error)}")
+    return None
+
+
+def ledger_of_traits(rehearsals: Rehearsals, wanted: Iterable[Technique]) -> Ledger:
+    """The ledger of the plain step without a real one: enough to know how close the wanted techniques stay."""
+    plain = rehearsals.log(())
+    traits = Traits(rehearsals.traits(plain))
+    if any(one.splits_batch or one.unites for one in wanted):
+        tried = {} if rehearsals.worker is None else rehearsals.asked(
+            PiecesTask(**rehearsals.about_job()), rehearsals.hardware.environment, PIECES).found
+        traits.note_pieces(rehearsals, plain, tried)
+    found = plain_ledger(rehearsals.job, plain, None, rehearsals.hardware, None, traits.found)
+    return replace(found, findings=replace(found.findings, reasons=traits.reasons))

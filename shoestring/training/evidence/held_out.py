@@ -1,0 +1,177 @@
+"""The validation in a rehearsal: one pass over the largest held-out batch, and how much all of them are.
+
+It is the very code that validates in training, so its memory is exact too. Code of the job that looks at values which depend on weights
+(a metric by `item()`) is followed up to there, and the log says so. The job's own `validate` may do anything, so of that only what it
+finds is rehearsed; what it makes itself is measured in a real run of it, where there is one.
+"""
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from shoestring.core.batch import Batch, moved, tensors
+from shoestring.core.errors import Mistake
+from shoestring.core.job import Job
+from shoestring.core.run import Run
+from shoestring.data.elements import ByIdentity
+from shoestring.measure.holdings import Holders
+from shoestring.measure.timeline import validation
+from shoestring.measure.tracker import VALIDATE, Log, StorageEvent, Tracker, hold_run, visits_told
+from shoestring.training.validation import SilentObserver, check_goal, held_out, measured, once_through, validating
+
+LONGEST = 5.0   # seconds that held-out data are looked through
+OWN = "validate=... may do anything, so only a real run of it tells"
+
+
+class Watching(SilentObserver):
+    """The tracker looks on at a validation; of batches, at those that are larger than all before. `also` gives the batch of the last
+    step and its loss, which stand meanwhile."""
+
+    def __init__(self, run: Run, tracker: Tracker, holders: Holders, also: Callable[[], tuple[Batch, Any]] = lambda: (None, None)) -> None:
+        self.run, self.tracker, self.holders, self.also = run, tracker, holders, also
+        self.begun, self.largest = False, -1   # bytes of a batch
+
+    @contextmanager
+    def around(self) -> Iterator[None]:
+        with self.tracker:
+            if not self.begun:
+                self.begun = True
+                self.tracker.look(self.hold_all)
+            self.mark(VALIDATE)
+            yield
+            self.mark("")
+
+    def hold_all(self) -> None:
+        """Count what was made while the tracker looked away."""
+        hold_run(self.run, self.tracker)
+        batch, loss = self.also()
+        if not self.tracker.alive("inputs"):   # data that keep their batches have those of the first steps still, which count
+            self.tracker.hold(tensors(batch), "inputs")
+        self.tracker.hold(tensors(loss))
+        self.tracker.hold_new(self.holders.found(self.run))
+
+    def mark(self, phase: str, block: str = "") -> None:
+        self.tracker.look(self.tracker.mark, phase, block)
+
+    @contextmanager
+    def batch(self, batch: Batch) -> Iterator[None]:
+        size = size_of(batch)
+        if size <= self.largest:
+            yield
+            return
+        self.largest = size
+        told = visits_told(self.run, lambda name: self.mark(VALIDATE, name), lambda name, output: self.mark(VALIDATE, f"(after {name})"))
+        with told, self.tracker, self.tracker.holding(tensors(batch), "inputs"):
+            self.mark(VALIDATE, "(start)")
+            yield
+            self.mark("")
+
+
+def size_of(batch: Batch) -> int:
+    """Bytes of a batch; of a part of one, those of the part."""
+    return sum(one.nbytes for one in tensors(batch) if one.layout is torch.strided)
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """What was found in a look through the held-out data."""
+
+    largest: Batch
+    counts: bool          # it is this worker's, and not only to stand there
+    all: float            # bytes of all batches / bytes of the largest
+    batches: int          # that were looked at
+    ended: bool           # those were all
+    seconds: float        # that making and fetching all of them takes
+
+
+@dataclass(frozen=True)
+class HeldOutSource:
+    """What held-out batches follow from, to look through them once; and the job that they are of."""
+
+    data: ByIdentity
+    size: int
+    collate: ByIdentity
+    seed: int
+    split: ByIdentity
+    rank: int
+    world: int
+    job: Job = field(compare=False)
+
+
+def looked_through(job: Job, whole: bool = False) -> HeldOut:
+    """The largest held-out batch, or of a group this worker's part of it, and how much all of them are."""
+    link = job.mesh.along("data")
+    place = (0, 1) if whole else (link.rank, link.world)
+    return look(HeldOutSource(ByIdentity(job.held_out), job.batch, ByIdentity(job.collate), job.seed, ByIdentity(job.split), *place, job))
+
+
+@lru_cache(4)
+def look(source: HeldOutSource) -> HeldOut:
+    begun, largest, counts, most, total, number = time.monotonic(), None, False, -1, 0, 0
+    feed = held_out(source.job, source.world == 1)
+    for batch, own in once_through(feed):
+        size, number = size_of(batch), number + 1
+        total += size
+        if size > most:
+            largest, counts, most = batch, own, size
+        spent = time.monotonic() - begun
+        if spent > LONGEST:
+            rest = max(feed.per_epoch - number, 0)   # where data say how many there are
+            return HeldOut(largest, counts, (total + rest * total / number) / max(most, 1), number, False, spent * (1 + rest / number))
+    if not number:
+        raise Mistake("the job's held_out data yield no batch: there is nothing to validate on")
+    return HeldOut(largest, counts, max(total / most, 1.0) if most > 0 else float(number), number, True, time.monotonic() - begun)
+
+
+def without_validation(job: Job) -> Job:
+    """The same job, which is not validated: for rehearsals of which only the step is wanted."""
+    return replace(job, held_out=None, metrics=None, validate=None, patience=0)
+
+
+def rehearse_validation(run: Run, job: Job, tracker: Tracker, holders: Holders, last: Batch) -> None:
+    """Validate once, on the largest held-out batch, where the tracker looks on. `last`: the batch of the last step."""
+    if not job.validates or not run.assignment.counts_steps:
+        return
+    watch = Watching(run, tracker, holders, lambda: (last, None))
+    if job.validate is not None:
+        tracker.log.unvalidated = OWN
+        with validating(run, job, watch):
+            return
+    found = looked_through(job, run.assignment.asynchronous)
+    float(job.weight(found.largest))
+    device = next(run.model.parameters()).device
+    names: list[str] = []
+    with validating(run, job, watch), watch.batch(found.largest):
+        try:
+            names = list(measured(run, job, moved(found.largest, device)))
+        except Mistake:
+            raise
+        except Exception as error:   # training can go on fake tensors here, or this would not be reached; metrics may not
+            if tracker.stage is None:
+                raise
+            tracker.log.unvalidated = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:120]}"
+    if names:
+        check_goal(job, names)
+
+
+def own_validation(log: Log) -> int:
+    """Bytes of tensors that the job's own validation made at most, above what it found."""
+    found = validation(log)
+    return max(stretch.top for stretch in found) - found[0].end if found else 0
+
+
+def with_own(log: Log, size: int) -> Log:
+    """The log of a rehearsal in which the job's own validation makes tensors of so many bytes."""
+    place = next((number for number, (_, moment) in enumerate(log.marks) if moment.phase == VALIDATE), None)
+    if place is None or not size:
+        return log
+    position, serial = log.marks[place + 1][0], 1 + max((event.storage for event in log.events), default=0)
+    made = [StorageEvent(serial, size), StorageEvent(serial, -size)]
+    marks = [(where + len(made) if number > place else where, moment) for number, (where, moment) in enumerate(log.marks)]
+    return replace(log, events=[*log.events[:position], *made, *log.events[position:]], marks=marks, unvalidated="")

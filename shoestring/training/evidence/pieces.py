@@ -1,0 +1,207 @@
+"""A trial: is a batch in two pieces the same as the batch at once? Losses, gradients and what the forward itself changes are compared.
+
+Plain training sees the whole batch; Accumulate and groups of workers see pieces of it. That is the same up to rounding only if the loss
+is a mean over samples and no sample is looked at beside others: not with contrastive losses, moving averages, weights that are set by the
+first batch. Nobody can read that off a model, so it is tried: two models from the same seed, one given the batch, the other its two
+halves, twice over, so that what a forward leaves behind shows in the next.
+
+Chance must not decide: every number that is drawn is replaced by one and the same (a coin falls as it mostly does, a permutation is a
+reversal), which is the same for a sample wherever it stands in a batch. What Python or NumPy draw can't be replaced.
+"""
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from shoestring.core import random_state
+from shoestring.core.batch import Batch
+from shoestring.core.errors import Mistake
+from shoestring.core.job import Job
+from shoestring.core.mesh import on_one_axis
+from shoestring.core.private import DispatchMode, arguments_of, operation_of
+from shoestring.core.run import weighed
+from shoestring.measure.tracker import really_draws
+from shoestring.training.evidence.rehearse import prepared
+from shoestring.training.evidence.step import first_batch
+from shoestring.training.technique import TrainingTechnique as Technique
+
+ROUNDS = 2
+QUICK = 0.5      # seconds: where a step takes longer, the trial is made with a few samples, FEW or a little more
+FEW = 4
+TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}   # relative, of losses and states
+SLOPE = 10       # gradients may differ by so many times that: they are sums with cancellation
+KNOWN = ("bernoulli", "rand", "uniform", "randn", "normal", "randint", "random", "randperm", "multinomial", "exponential", "geometric",
+         "log_normal", "cauchy")
+QUANTILE = 0.37  # drawn numbers are this far between the least and the most, or so many deviations above the mean
+
+
+@dataclass(frozen=True)
+class PassOutputs:
+    """What some passes over a batch gave."""
+
+    losses: list[float]
+    scale: float                      # of the losses: the sum of their sizes
+    gradients: dict[str, Tensor]
+    weights: dict[str, Tensor]
+    buffers: dict[str, Tensor]
+    outside: str                      # what drew numbers that could not be replaced
+
+
+def tried_in_pieces(job: Job, make: Callable[[], nn.Module], techniques: Iterable[Technique] = (), small: bool = False) -> dict[str, str]:
+    """What is not the same when the job's batch comes in two pieces: traits of the model with what was found; "not tried": why.
+
+    `techniques` are those under which a step fits this machine; `small`: with a few samples instead of the whole batch.
+    """
+    try:
+        batch = first_batch(job)
+        if job.count(batch) < 2:
+            batch = first_batch(replace(job, mesh=on_one_axis()))
+        for technique in techniques:
+            if technique.splits_batch:
+                batch = job.pieces(batch, technique.parts)[-1]
+        if small and job.count(batch) >= 2 * FEW:
+            batch = job.pieces(batch, job.count(batch) // FEW)[0]
+        if job.count(batch) < 2:
+            return {"not tried": "the batch that fits this machine is of one sample"}
+        halves = job.pieces(batch, 2)
+        shares = [float(job.weight(half)) / float(job.weight(batch)) for half in halves]
+    except (Mistake, ZeroDivisionError) as error:
+        return {"not tried": str(error)}
+    used = [technique for technique in techniques if not technique.splits_batch]
+    alone = replace(job, mesh=on_one_axis())
+    with random_state.kept():
+        try:
+            once = passed(alone, used, make(), [(batch, 1.0)])
+        except Exception as error:
+            return {"not tried": f"{type(error).__name__}: {error}".splitlines()[0]}
+        try:
+            apart = passed(alone, used, make(), list(zip(halves, shares, strict=True)))
+        except Exception as error:
+            told = f"half of the batch can't be trained on: {type(error).__name__}: {error}".splitlines()[0]
+            return {"not tried": told} if small else {"can't be split": told}
+    return compared(once, apart)
+
+
+def passed(job: Job, techniques: Iterable[Technique], model: nn.Module, pieces: list[tuple[Batch, float]]) -> PassOutputs:
+    """Losses, gradients and state after passing over the pieces a few times, without an update."""
+    model.zero_grad(set_to_none=True)
+    run = prepared(job, techniques, model)
+    losses, scale, outside = [], 0.0, set[str]()
+    for _ in range(ROUNDS):
+        found = []
+        for piece, share in pieces:
+            random_state.seed(job.seed)   # a coin that is tossed once a forward falls the same way in all of them
+            before = others()
+            with Settled() as calm:
+                found.append(float(run.gradients(replace(run, loss=scaled(run.loss, share)), piece)))
+            outside |= calm.left | ({"Python or NumPy"} if others() != before else set())
+        losses.append(sum(found))
+        scale += sum(map(abs, found))
+    return PassOutputs(losses, scale / ROUNDS, {name: p.grad for name, p in model.named_parameters() if p.grad is not None},
+                {name: p.detach() for name, p in model.named_parameters()}, dict(model.named_buffers()), " and ".join(sorted(outside)))
+
+
+def scaled(loss: Callable[[Any, Batch], Tensor], share: float) -> Callable[[Any, Batch], Tensor]:
+    return lambda output, batch: weighed(loss(output, batch), share)
+
+
+def compared(once: PassOutputs, apart: PassOutputs) -> dict[str, str]:
+    """The traits that the differences show."""
+    if not all(map(math.isfinite, (*once.losses, *apart.losses))):
+        return {"not tried": f"the loss of the trial became {once.losses[-1]}"}
+    reason = difference(once, apart)
+    if once.outside:   # which numbers a sample gets depends on where it stands
+        drawn = f"the model draws numbers by {once.outside}"
+        return {"draws": drawn} | ({"not tried": f"{drawn}, which differ from piece to piece"} if reason else {})
+    return {"mixes samples": reason} if reason else {}
+
+
+def difference(once: PassOutputs, apart: PassOutputs) -> str:
+    """What differs by more than rounding; empty if nothing does."""
+    tolerance = max((TOLERANCE.get(one.dtype, 1e-4) for one in once.weights.values()), default=1e-4)
+    for kind, before, after in (("weight", once.weights, apart.weights), ("buffer", once.buffers, apart.buffers)):
+        for name, value in before.items():
+            if off(value, after.get(name)) > tolerance:
+                return f"a forward changes the {kind} {name} itself, to other values when the batch comes in two pieces"
+    for whole, parts in zip(once.losses, apart.losses, strict=True):
+        if abs(whole - parts) > tolerance * max(once.scale, apart.scale):
+            return f"the loss of a batch is not the mean of its pieces' losses: {whole:.6g} at once, {parts:.6g} in two pieces"
+    squares = {name: float(value.to_dense().abs().double().square().sum()) for name, value in once.gradients.items()}
+    apart_by = sum(float((value.to_dense() - apart.gradients[name].to_dense()).abs().double().square().sum())
+                   if name in apart.gradients else squares[name] for name, value in once.gradients.items())
+    length = math.sqrt(sum(squares.values()))
+    if math.sqrt(apart_by) > SLOPE * tolerance * length:
+        return f"the gradient of a batch is not the mean of its pieces' gradients: they are {math.sqrt(apart_by) / length:.2g} of it apart"
+    return ""
+
+
+def off(value: Tensor, other: Tensor | None) -> float:
+    """By how much of its size a tensor differs."""
+    if other is None or other.shape != value.shape or other.dtype != value.dtype:
+        return math.inf
+    if value.layout is not torch.strided or not value.numel() or torch.equal(value, other):
+        return 0.0
+    if not (value.is_floating_point() or value.is_complex()):
+        return math.inf
+    largest = max(float(value.abs().max()), float(other.abs().max()))
+    return float((value - other).abs().max()) / largest if largest > 0 else 0.0
+
+
+def others() -> tuple[Any, ...]:
+    """Where the generators of Python and NumPy stand."""
+    kind, keys, place, *rest = np.random.get_state()
+    return random.getstate(), kind, bytes(np.asarray(keys).data), place, rest
+
+
+class Settled(DispatchMode):
+    """While active, what is drawn is not left to chance."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left: set[str] = set()   # operations that were left to chance
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        drawn = torch.Tag.nondeterministic_seeded in func.tags and really_draws(func, args, kwargs)
+        if not drawn:
+            return func(*args, **kwargs)
+        found = settled(func, args, kwargs)
+        if found is None:
+            self.left.add(operation_of(func).__name__)
+            return func(*args, **kwargs)
+        return found
+
+
+def settled(func: Any, args: Any, kwargs: Any) -> Tensor | None:
+    """The result of an operation that draws, with one number for all that it would draw; None: nobody knows which."""
+    name = operation_of(func).__name__.rstrip("_").removesuffix("_like")
+    if name not in KNOWN:
+        return None
+    given = {argument.name: argument.default_value for argument in arguments_of(func)}
+    given |= dict(zip(given, args, strict=False)) | kwargs
+    source = given.get("self")
+    chances = source.clone() if isinstance(source, Tensor) and source.is_floating_point() else None   # an operation in place overwrites it
+    out: Tensor = func(*args, **kwargs)
+    if name == "bernoulli":
+        likely = torch.as_tensor(given["p"] if given.get("p") is not None else chances)
+        return out.copy_((likely >= 0.5).expand(out.shape))
+    if name in ("rand", "uniform"):
+        low, high = given.get("from", 0.0), given.get("to", 1.0)
+        return out.fill_(low + QUANTILE * (high - low))
+    if name in ("randn", "normal"):
+        return out.copy_(torch.as_tensor(given.get("mean", 0.0) + QUANTILE * given.get("std", 1.0)).expand(out.shape))
+    if name in ("randint", "random"):
+        return out.fill_(given.get("low") or given.get("from") or 0)
+    if name == "randperm":
+        return out.copy_(torch.arange(len(out) - 1, -1, -1))
+    if name == "multinomial":
+        assert chances is not None, "there are chances to draw by"
+        return out.copy_(chances.topk(out.shape[-1]).indices)
+    return out.fill_(1.0)

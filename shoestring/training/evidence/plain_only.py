@@ -1,0 +1,110 @@
+"""The last resort of planning: plain training, where shoestring's own look at a model failed.
+
+A look (blocks, a rehearsal, the tracker, a trial) can fail for a model that trains well, with an error of ours, or with one of the
+user's code that only the look calls. Whose it is, plain steps show, in which nothing is looked at: if those fail too, it is the job that
+fails, and their error is told. Else the plan is plain training, and says that nothing is predicted and why.
+"""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from itertools import chain, islice
+
+from torch import nn
+
+from shoestring.core import random_state
+from shoestring.core.blame import blamed, failure_text
+from shoestring.core.errors import Crashed, JobFailed, Mistake, OverBudget
+from shoestring.core.foreign import copied_module
+from shoestring.core.job import Job
+from shoestring.core.units import bytes_text
+from shoestring.data.feed import looking
+from shoestring.data.lengths import planned_batches
+from shoestring.measure.process import memory_free
+from shoestring.training.evidence.rehearsals import COPIES, NoRoom
+from shoestring.training.evidence.rehearse import prepared
+from shoestring.training.evidence.tasks import TrialResult, TrialTask, Worker
+from shoestring.training.loop import steps
+from shoestring.training.plan import Plan
+
+STEPS = 3   # of plain training that are tried
+
+
+def is_an_answer(error: Exception) -> bool:
+    """Whether an error while a job is looked at is what the user must know: what was asked for can't be, or memory ran out."""
+    refused = isinstance(error, (Mistake, OverBudget)) and not isinstance(error, (JobFailed, NoRoom))
+    return refused or isinstance(error, MemoryError)
+
+
+@dataclass(frozen=True)
+class PlainOnly:
+    """A job at which shoestring could not look, and why."""
+
+    job: Job
+    error: Exception
+    worker: Worker | None = None        # does tasks of a job file in a child process; None: what is tried is tried here
+    model: nn.Module | None = None      # this very model instead of the job's
+    environment: Mapping[str, str] = field(default_factory=dict)   # of the worker
+    largest: Job | None = None          # the job planned for the batch that needs most, if that is known,
+    numbers: tuple[int, ...] = ()       # and which batches may be that one
+    subject: str = "this model"         # what could not be looked at
+
+    @property
+    def reason(self) -> str:
+        told = isinstance(self.error, (Mistake, Crashed))   # by a worker, whose frames are not here
+        said = str(self.error).strip().splitlines()[0] if told else failure_text(self.error)
+        return f"shoestring could not look at {self.subject} ({said})"
+
+    def refusal(self, what: str) -> Mistake:
+        """That something can't be had for this job, where the job itself does not fail."""
+        self.try_plain()
+        return Mistake(f"{what}: {self.reason}, so nothing is known of it; plain training by one worker works")
+
+    def plan(self, memory: int | None) -> Plan:
+        """Plain training, with what plain steps show of it; `memory`: bytes that the user allows."""
+        tried = self.try_plain()
+        found = Plan(sure=f"{self.reason}, so nothing is predicted and no technique is offered; plain training works", looked=False)
+        if tried is None:
+            return found
+        found = replace(found, process_bytes=tried.process_bytes, step_seconds=tried.step_seconds,
+                        sure=f"{found.sure}: the process and a step are those of {tried.steps} plain steps")
+        if memory is not None and found.process_bytes > memory:
+            raise OverBudget(f"plain training needs {bytes_text(found.process_bytes)}, more than the {bytes_text(memory)} of --memory, "
+                             f"and {self.reason}, so no technique is offered that may need less", found) from self.error
+        return found
+
+    def try_plain(self) -> TrialResult | None:
+        """Plain steps, by the worker or here; None where they would say nothing or can't be done. Raises what the job fails with."""
+        if self.worker is not None and self.job.origin is not None:
+            origin = self.job.origin
+            count = min(STEPS, self.job.steps) if self.job.steps else STEPS
+            task = TrialTask(file=origin.file, flags=dict(origin.flags), steps=count, largest=self.numbers, tracked=False)
+            return self.worker(task, self.environment)
+        if isinstance(self.error, NoRoom) or blamed(self.error).ours:
+            return None
+        with random_state.kept():
+            random_state.seed(self.job.seed)
+            model = self.made_here()
+            if model is not None:
+                random_state.seed(self.job.seed)
+                self.step_here(model)
+        return None
+
+    def step_here(self, model: nn.Module) -> None:
+        """A few plain steps of a model, with the first batches and the largest."""
+        run = prepared(self.job, (), model, tracked=False)
+        with looking(self.job) as feed:
+            largest = planned_batches(self.largest) if self.largest is not None and self.largest.largest is not None else iter(())
+            for _ in steps(run, chain(islice(feed, STEPS), islice(largest, 1))):
+                pass
+
+    def made_here(self) -> nn.Module | None:
+        """A model to try; None where this very one can't be copied, which training need not, or has no room."""
+        if self.model is None:
+            return self.job.model()
+        if COPIES * sum(one.nbytes for one in self.model.parameters()) > memory_free():
+            return None
+        try:
+            return copied_module(self.model, {})
+        except Exception:
+            return None

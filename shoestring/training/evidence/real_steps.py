@@ -1,0 +1,130 @@
+"""Real steps of a job, measured by the worker: whole ones, under techniques that save memory if need be, or one block of each kind."""
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import product
+
+from shoestring.core.codec import to_json
+from shoestring.core.errors import ABOUT_A_BLOCK, Mistake
+from shoestring.core.technique import in_order
+from shoestring.measure.process import memory_free
+from shoestring.measure.timeline import blocks_of, peak
+from shoestring.measure.tracker import Log
+from shoestring.training.catalogue import CATALOGUE, close_environment
+from shoestring.training.evidence.rehearsals import PATIENCE, Rehearsals
+from shoestring.training.evidence.step import Anchor, first_batch, put_together
+from shoestring.training.evidence.tasks import AnchorResult, AnchorStep, AnchorTask, SampleTask, TechniqueSpec, specs_of
+from shoestring.training.technique import TrainingTechnique as Technique
+
+SAMPLE = 3 << 28   # bytes: a block that needs more is not made only to be timed
+UNTRIED = {"not tried": "no real step could be run here"}
+
+
+@dataclass(frozen=True)
+class RealSteps:
+    """What real steps told."""
+
+    anchors: Mapping[str, Anchor] = field(default_factory=dict)   # by the key of the variant that was measured; "": plain
+    failed: Mapping[str, str] = field(default_factory=dict)       # variants that can't run, and why
+    pieces: Mapping[str, str] = field(default_factory=lambda: UNTRIED)   # what a batch in two pieces changes: trait -> what was found
+    again: str = ""                                               # why blocks can't be computed again
+    reserved: int = 0                                             # bytes of address space that a worker needs above its memory
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What is to be measured beside the times of a step."""
+
+    sizes: bool = True    # where its memory goes, by which processes follow that have an allocator of their own
+    pieces: bool = True   # whether a batch in two pieces gives the same numbers
+
+
+def needs_of(only: tuple[Technique, ...] | None) -> Needs:
+    """What must be measured to predict these techniques alone; None: whatever may be chosen."""
+    if only is None:
+        return Needs()
+    united = any(one.unites for one in only)
+    return Needs(united or any(one.predictable or one.environment for one in only), united or any(one.splits_batch for one in only))
+
+
+def real_steps(rehearsals: Rehearsals, plain: Log, variants: Iterable[Technique], splittable: bool, needs: Needs) -> RealSteps:
+    """Measured steps, plain and under each variant; nothing where no step can be run."""
+    environment = rehearsals.hardware.environment
+    if rehearsals.worker is None or rehearsals.job.origin is None:
+        return RealSteps()
+    extra = eased(rehearsals, plain, splittable)
+    if extra is None:
+        return sample(rehearsals, plain)
+    wanted = {"": extra} | {variant.key: in_order((*extra, variant)) for variant in variants}
+    specs = {key: specs_of(techniques) for key, techniques in wanted.items()}
+    try:
+        typical = None if rehearsals.job.largest is None else rehearsals.lengths.typical
+        timing = AnchorTask(**rehearsals.about_job(), variants=specs, pieces=needs.pieces, typical=typical)
+        timed = with_same_times(rehearsals, plain, specs, rehearsals.asked(timing, environment, "measuring a real step"))
+    except Mistake as error:
+        if not extra or not str(error).startswith(ABOUT_A_BLOCK):   # memory that ran out says nothing of blocks
+            raise
+        return RealSteps(again=str(error))   # blocks that can't be computed again, of a model too large for a plain step
+    close = {**environment, **close_environment()}
+    tensors = peak(rehearsals.log(extra)).bytes if extra else peak(plain).bytes
+    pieces = next((technique.parts for technique in extra if technique.splits_batch), 1)
+    first = timed.steps[""]
+    if needs.sizes or extra:   # what does not fit here can't be tried either, and is estimated from this
+        sizing = AnchorTask(**rehearsals.about_job(), variants={"": specs[""]}, memory=True, typical=typical)
+        sized = rehearsals.asked(sizing, close, "measuring where the memory of a real step goes").steps[""]
+    else:
+        sized = AnchorStep(first.times, overheads={"": max(first.process - tensors, 0)})
+    anchors = {
+        key: Anchor(
+            one.times, one.paces, one.adding, one.probes, sized.times["step"],
+            first.process, tensors, sized.overheads, sized.filled, pieces, bool(extra), spread=first.spread, busy=first.busy,
+            validation_seconds=one.validation_seconds, validation_bytes=sized.validation_bytes)
+        for key, one in timed.steps.items() if not one.error
+    }
+    failed = {key: one.error for key, one in timed.steps.items() if one.error}
+    return RealSteps(anchors, failed, timed.pieces, timed.again, first.reserved)
+
+
+def with_same_times(rehearsals: Rehearsals, plain: Log, variants: Mapping[str, tuple[TechniqueSpec, ...]],
+                    measured: AnchorResult) -> AnchorResult:
+    """What was measured, with the seconds that were measured first for such a step. Sizes and what was tried are this job's own: a
+    number may change them without changing the step's log."""
+    if rehearsals.kept is None or rehearsals.real:
+        return measured
+    first = rehearsals.kept.same_times(plain, {"times": to_json(variants)}, measured)
+    steps = {key: replace(one, times=known.times, spread=known.spread, busy=known.busy, paces=known.paces, adding=known.adding,
+                          probes=known.probes, validation_seconds=known.validation_seconds)
+             if (known := first.steps.get(key, one)).error == one.error == "" else one for key, one in measured.steps.items()}
+    return replace(measured, steps=steps)
+
+
+def eased(rehearsals: Rehearsals, plain: Log, splittable: bool) -> tuple[Technique, ...] | None:
+    """Techniques under which a real step fits this machine; None if it can't, or would take too long."""
+    flops = sum(plain.flops.values()) / 2
+    if flops / rehearsals.hardware.flops > PATIENCE:
+        return None
+    free = 0.8 * memory_free()
+    tries: list[tuple[Technique, ...]] = [()]
+    if splittable:
+        samples = rehearsals.job.count(first_batch(rehearsals.job))
+        easing = product(*filter(None, (kind.easing(samples) for kind in CATALOGUE)))
+        tries += [techniques for techniques in easing if any(one.splits_batch for one in techniques)]
+    for techniques in tries:
+        with suppress(Exception):   # what can't be done for this model is no way to run its step
+            need = peak(plain).bytes * 1.5 if not techniques else peak(rehearsals.log(techniques)).bytes * 2
+            if need + 1e9 < free:
+                return techniques
+    return None
+
+
+def sample(rehearsals: Rehearsals, plain: Log) -> RealSteps:
+    """An anchor of one block of each kind, where a whole step is too much and a block is not."""
+    assert rehearsals.worker is not None, "samples run in a child process"
+    largest = max((block.gradient + block.kept for block in blocks_of(plain) if block.inside), default=0)
+    if not largest or rehearsals.real or 2 * largest > SAMPLE:
+        return RealSteps()
+    found = rehearsals.asked(SampleTask(**rehearsals.about_job()), {**rehearsals.hardware.environment, **close_environment()},
+                             "timing one block of each kind")
+    return RealSteps({"": put_together(found, plain)}, reserved=found.reserved)

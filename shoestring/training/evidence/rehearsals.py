@@ -1,0 +1,198 @@
+"""Rehearsals of a job, on fake tensors wherever those can run it, else on real ones: in a child process, or here."""
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from shoestring.core import random_state
+from shoestring.core.codec import to_json
+from shoestring.core.errors import Mistake
+from shoestring.core.foreign import copied_module
+from shoestring.core.hardware import Hardware
+from shoestring.core.job import Job
+from shoestring.core.mesh import Mesh, imagined_mesh
+from shoestring.core.private import load_compiler
+from shoestring.data.lengths import STATED, Lengths
+from shoestring.measure.fake import LooksAtValues
+from shoestring.measure.process import memory_free
+from shoestring.measure.timeline import peak
+from shoestring.measure.tracker import Log
+from shoestring.planning.answers import MeasuredAnswers
+from shoestring.planning.room import named
+from shoestring.training.catalogue import close_environment
+from shoestring.training.evidence.rehearse import rehearse, tracked
+from shoestring.training.evidence.step import half_log, mesh_of_largest, traits_of
+from shoestring.training.evidence.tasks import Position, R, RehearseTask, Task, Worker, specs_of
+from shoestring.training.technique import TrainingTechnique as Technique
+from shoestring.training.technique import mesh_sizes
+
+COPIES = 8        # of a model's weights that must fit in memory for real steps in this process: gradients, moments, activations
+CLOSE = 0.8       # of the peak of the batch that needs most: others that need less than this are not rehearsed again
+PATIENCE = 40.0   # seconds: a real step that is expected to take longer is not run
+Tell = Callable[[str], None]
+
+
+class NoRoom(Mistake):
+    """Fake tensors can't run a model, and this process has no room to try it."""
+
+
+def silent(doing: str) -> None:
+    """Tells nobody."""
+
+
+@dataclass
+class Rehearsals:
+    """A job, the machine, and who does tasks; and what was found out about rehearsing this job."""
+
+    job: Job
+    hardware: Hardware
+    worker: Worker | None = None      # does tasks of a job file in a child process, or in as many as will train; None: all happens here
+    model: nn.Module | None = None    # this very model instead of the job's factory
+    real: bool = False                # whether plain steps need real tensors, and with them all others
+    guessed: str = ""                 # why fake tensors can't run the model
+    measured: set[tuple[Technique, ...]] = field(default_factory=set)   # plans that were rehearsed on real tensors
+    lengths: Lengths = field(default_factory=Lengths)      # what is known of the sizes of the job's batches
+    # Where several batches may be the one that needs most: the job planned for each, with the batch's number. `job` is the first of them
+    candidates: tuple[tuple[int, Job], ...] = ()
+    kept: MeasuredAnswers | None = None          # what earlier plannings of this job found; None: it can't be known again
+    tell: Tell = silent               # told what is being done
+
+    def log(self, techniques: tuple[Technique, ...], rank: int | None = None) -> Log:
+        """The log of a rehearsal: that of the worker that needs most, or of the one with this rank; with the batch that needs most."""
+        if len(self.candidates) < 2:
+            return self.log_of(self.job, self.numbers, techniques, rank)
+        logs = [self.log_of(job, (number,), techniques, rank) for number, job in self.candidates]
+        needs = [peak(log).bytes for log in logs]
+        most = max(needs)
+        if not techniques:   # what needs far less than another in a plain step will under every plan
+            ranked = sorted(zip(needs, self.candidates, strict=True), key=lambda one: -one[0])
+            self.candidates = tuple(candidate for need, candidate in ranked if need >= CLOSE * most)
+            self.job = self.candidates[0][1]
+        return logs[needs.index(most)]
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Of the batches that are planned for, as a worker is told of them; none where it knows them from the job."""
+        return tuple(number for number, _ in self.candidates if number != STATED)
+
+    def log_of(self, job: Job, numbers: tuple[int, ...], techniques: tuple[Technique, ...], rank: int | None) -> Log:
+        place = job.link
+        if rank is None and any(technique.serves for technique in techniques):
+            rank = place.world - 1
+        if rank is not None:
+            mesh = imagined_mesh(mesh_sizes(techniques, place.world), rank, place.same_machine, place.speeds)
+        elif any(technique.across for technique in techniques):
+            mesh = mesh_of_largest(job, techniques, place)
+        else:
+            mesh = imagined_mesh(job.mesh.sizes, place.rank, place.same_machine, place.speeds)
+        if not self.real:
+            try:
+                return self.rehearsed(replace(job, mesh=mesh), techniques, half=False, numbers=numbers)
+            except Mistake:
+                raise
+            except Exception as error:
+                if techniques and not isinstance(error, LooksAtValues):
+                    raise
+                self.guessed = first_line(error) if isinstance(error, LooksAtValues) else f"{type(error).__name__}: {first_line(error)}"
+                self.real = not techniques   # what plain steps can do on fake tensors, other plans can
+        self.measured.add(techniques)
+        if self.worker is not None:
+            stands = {"position": position_of(mesh), "largest": numbers}
+            return self.asked(RehearseTask(**self.about_job(techniques) | stands), close_environment(),
+                              f"rehearsing {named(techniques)} on real tensors, because fake ones can't run it")
+        return self.log_here(replace(job, mesh=mesh), techniques)
+
+    def half_log(self, techniques: tuple[Technique, ...] = ()) -> Log:
+        """The log of one step with half the batch, on fake tensors."""
+        return self.rehearsed(self.job, techniques, half=True, numbers=self.numbers[:1])
+
+    def rehearsed(self, job: Job, techniques: tuple[Technique, ...], half: bool, numbers: tuple[int, ...]) -> Log:
+        """The log of a rehearsal on fake tensors, which is made only if it is not kept; `numbers`: of the batches it is planned for."""
+        def work() -> Log:
+            self.tell(f"rehearsing {named(techniques)} on fake tensors" + " with half the batch" * half)
+            load_compiler()
+            on_device = self.hardware.device != "cpu"
+            return half_log(job, techniques, self.model) if half else rehearse(job, techniques, model=self.model, on_device=on_device)
+
+        if self.kept is None:
+            return work()
+        place = position_of(job.mesh)
+        question = {"rehearsal": to_json(specs_of(techniques)), "half": half, "position": to_json(place), "largest": list(numbers)}
+        return self.kept.answer(question, Log, work)
+
+    def traits(self, plain: Log) -> set[str]:
+        """What the model and the job do that techniques care about, as far as the log of plain steps tells."""
+        def work() -> set[str]:
+            return traits_of(self.job, plain, self.worker is not None)
+
+        return work() if self.kept is None else self.kept.answer({"traits": self.worker is not None}, set[str], work)
+
+    def asked(self, task: Task[R], environment: Mapping[str, str], doing: str) -> R:
+        """The result of a task, done by the worker if it is not kept; `doing` is told then."""
+        assert self.worker is not None, "somebody does tasks"
+        worker = self.worker
+
+        def work() -> R:
+            self.tell(doing)
+            return worker(task, environment)
+
+        return work() if self.kept is None else self.kept.by_worker(task, environment, work)
+
+    def log_here(self, job: Job, techniques: tuple[Technique, ...]) -> Log:
+        """The log of real steps in this process, of a copy of the model; refused where that might not fit."""
+        with random_state.kept():
+            if COPIES * self.weights() > memory_free():
+                raise NoRoom(f"the model can't be planned on fake tensors ({self.guessed}), and this process has no room to try it: write "
+                              f"a job file, so that it can be tried elsewhere")
+            model = self.made_here()
+            random_state.seed(job.seed)
+            return tracked(job, techniques, model, original=self.model)
+
+    def weights(self) -> int:
+        """Bytes of the model's weights; 0 if only making it would tell."""
+        if self.model is not None:
+            return sum(one.nbytes for one in self.model.parameters())
+        with suppress(Exception), torch.device("meta"):
+            return sum(one.nbytes for one in self.job.model().parameters())
+        return 0
+
+    def made_here(self) -> nn.Module:
+        random_state.seed(self.job.seed)
+        return self.job.model() if self.model is None else copied_module(self.model, {})
+
+    def fits_here(self, plain: Log) -> bool:
+        """Whether real passes over the model can be afforded in this process; `plain` is the log of plain steps."""
+        if self.hardware.described:   # its speed is not this machine's
+            return False
+        seconds = sum(plain.flops.values()) / self.hardware.flops
+        return 2 * peak(plain).bytes + 1e9 < 0.8 * memory_free() and 2 * seconds < PATIENCE
+
+    def about_job(self, techniques: tuple[Technique, ...] = ()) -> dict[str, Any]:
+        """What every task about this job has in common."""
+        assert self.job.origin is not None, "only a job from a file can be made again in a child process"
+        return {"file": self.job.origin.file, "flags": dict(self.job.origin.flags), "techniques": specs_of(techniques),
+                "position": position_of(self.job.mesh), "largest": self.numbers}
+
+    def how_real(self) -> str:
+        """How we know what was rehearsed on real tensors."""
+        batches = "the first batches" if self.job.largest is None else "the largest batch"
+        return f"measured on real tensors and {batches} alone, because fake ones could not run it ({self.guessed})"
+
+
+def position_of(mesh: Mesh) -> Position:
+    """Where a worker stands, for a process that makes its mesh again from its techniques."""
+    return Position(mesh.link.rank, mesh.world, mesh.link.same_machine, mesh.sizes.get("stage", 1), mesh.link.speeds)
+
+
+def failure(error: BaseException) -> str:
+    """What went wrong, in a line."""
+    return first_line(error) if isinstance(error, Mistake) else f"{type(error).__name__}: {first_line(error)}"
+
+
+def first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [""])[0][:160]

@@ -1,0 +1,160 @@
+"""A rehearsal: the very same loop, with the very same techniques applied, on fake tensors under the tracker.
+
+The predicted peak is exact because it is the same program. What can't run on fake tensors runs for real, and says so.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shoestring.core import random_state
+from shoestring.core.assignment import Assignment
+from shoestring.core.batch import Batch
+from shoestring.core.errors import Mistake
+from shoestring.core.job import Job
+from shoestring.core.mesh import on_one_axis
+from shoestring.core.run import Run, RunState, plain_run, stored, traffic
+from shoestring.core.schedule import scheduled, takes_steps
+from shoestring.core.technique import applied, in_order
+from shoestring.data.feed import counted
+from shoestring.data.lengths import data_begun, planned_batches, planned_feed
+from shoestring.measure.blocks import blocks
+from shoestring.measure.calls import as_calls, methods
+from shoestring.measure.fake import Stage
+from shoestring.measure.holdings import Holders, nothing
+from shoestring.measure.tracker import Log, Tracker, watched
+from shoestring.training.catalogue import CATALOGUE
+from shoestring.training.evidence.held_out import rehearse_validation
+from shoestring.training.loop import steps
+from shoestring.training.memory.block_state import generators_of
+from shoestring.training.technique import TrainingTechnique as Technique
+from shoestring.training.technique import check_division
+
+STEPS = 2   # the optimizer's state is there from the second step on
+
+
+def rehearse(job: Job, techniques: Iterable[Technique], batches: Iterable[Batch] | None = None,
+             model: nn.Module | None = None, on_device: bool = False) -> Log:
+    """The log of steps of the job under these techniques, on fake tensors: with its largest batch if that is known, else its first.
+    `on_device`: the model will be trained where the data are not in memory, on a GPU."""
+    log, tossed = acted(job, techniques, batches, model, on_device, faithful=False)
+    return acted(job, techniques, batches, model, on_device, faithful=True)[0] if tossed else log
+
+
+def acted(job: Job, techniques: Iterable[Technique], batches: Iterable[Batch] | None, model: nn.Module | None,
+          on_device: bool, faithful: bool) -> tuple[Log, bool]:
+    stage = Stage()
+    stage.faithful = faithful
+    with random_state.kept():
+        random_state.seed(job.seed)
+        actor = stage.copy(model) if model is not None else stage.model(job.model)
+        random_state.seed(job.seed)
+        log = tracked(job, techniques, actor, batches, stage, model, on_device)
+    return log, stage.tossed
+
+
+def tracked(job: Job, techniques: Iterable[Technique], model: nn.Module, batches: Iterable[Batch] | None = None,
+            stage: Stage | None = None, original: nn.Module | None = None, on_device: bool = False) -> Log:
+    """The log of the first steps of a model, fake (on a stage) or real; `original` is what the model is a copy of."""
+    tracker = Tracker(stage)
+    techniques = tuple(techniques)
+    with tracker:
+        plain = prepared(job, techniques, model)
+    if not techniques:
+        tracker.log.traits |= optimizer_traits(plain.optimizer).union(plain.stepping().traits, *(kind.noticed(plain) for kind in CATALOGUE))
+    tracker.log.stored = stored(plain)
+    generators = generators_of(model)
+    before, sent = traffic(plain), plain.mesh.sent
+    last: list[Batch] = []   # the batch of the step that is done: it stands, as its loss does, until the next step
+    with planned_data(job, plain.assignment, batches) as (source, held):
+        holders = Holders(job, held, original, on_device)
+        with tracker:
+            run = watched(plain, tracker, holders)
+        for _ in tracked_steps(run, islice(remembered(source, last), STEPS), tracker):
+            tracker.log.moved.append(traffic(run) - before)
+            tracker.log.sent.append(run.mesh.sent - sent)
+            before, sent = traffic(run), run.mesh.sent
+        tracker.log.draws |= not all(one.same() for one in generators)   # the tracker sees what torch draws, and nothing else
+        if last:
+            rehearse_validation(run, job, tracker, holders, last[0])
+    return tracker.log
+
+
+@contextmanager
+def planned_data(job: Job, assignment: Assignment | None = None, batches: Iterable[Batch] | None = None,
+                 ) -> Iterator[tuple[Iterable[Batch], Callable[[], Iterable[object]]]]:
+    """The batches of a rehearsal, and what their source keeps in memory; of the largest ones, that is what the job's data keep."""
+    if batches is not None:
+        yield batches, nothing
+        return
+    with ExitStack() as stack:
+        feeds = [stack.enter_context(planned_feed(job, assignment))]
+        if job.largest is not None:
+            feeds.append(stack.enter_context(data_begun(replace(job, mesh=on_one_axis()))))
+        yield feeds[0], lambda: [one for feed in feeds for one in feed.held()]
+
+
+def optimizer_traits(optimizer: torch.optim.Optimizer) -> frozenset[str]:
+    """What techniques care about of the job's optimizer."""
+    return frozenset().union(*(kind.noted(optimizer) for kind in CATALOGUE))
+
+
+def remembered(batches: Iterable[Batch], last: list[Batch]) -> Iterator[Batch]:
+    """The batches, of which `last` holds the one that was given last."""
+    for batch in batches:
+        last[:] = [batch]
+        yield batch
+
+
+def tracked_steps(run: Run, batches: Iterable[Batch], tracker: Tracker) -> Iterator[Tensor]:
+    """Steps under the tracker. How the data are made is not the step's: the tracker looks away while a batch is fetched."""
+    for batch in batches:
+        with tracker:
+            done = list(steps(run, [batch]))
+        yield from done
+
+
+def prepared(job: Job, techniques: Iterable[Technique], model: nn.Module, folder: Path | None = None, resumed: bool = False,
+             tracked: bool = True) -> Run:
+    """The job's run with the techniques applied, in their order; `folder` is for what must survive a restart. Plain training that is not
+    tracked needs no blocks, so the model is not looked at."""
+    model.train()
+    if job.epochs and takes_steps(job):   # its schedule wants to know how many they are
+        job = counted(job)
+    techniques = in_order(techniques)
+    plain = scheduled(job, plain_run(job, model, blocks(model) if techniques or tracked else {}))
+    plain = replace(plain, folder=folder, resumed=resumed, example=lambda: next(planned_batches(job, plain.assignment)))
+    check_division(techniques, plain)
+    run = applied(techniques, plain)
+    for name, part in run.state.items():
+        if not isinstance(part, RunState):
+            raise Mistake(f"the part {name!r} of the run's state is a {type(part).__name__}, of which nobody knows what it can do: let its "
+                          f"class inherit from shoestring.core.run.Part")
+    return entered_by_methods(run) if any(map(methods, run.blocks.values())) else run
+
+
+def entered_by_methods(run: Run) -> Run:
+    """The run whose blocks may be called by other methods than forward."""
+
+    def forward(model: nn.Module, batch: Batch) -> Any:
+        with as_calls(run.blocks.values()):
+            return run.forward(model, batch)
+
+    @contextmanager
+    def usable() -> Iterator[None]:
+        with as_calls(run.blocks.values()), run.usable():
+            yield
+
+    @contextmanager
+    def together() -> Iterator[None]:
+        with as_calls(run.blocks.values()), run.together() if run.together is not None else run.usable():
+            yield
+
+    return replace(run, forward=forward, usable=usable, together=together)

@@ -1,0 +1,149 @@
+"""A sample: one block of each kind, made and timed for real, of a model that is too large for a real step.
+
+The model is made on fake tensors and its forward is run on them, to see what goes into its blocks. Then the first block of every kind
+gets real weights and real inputs of those shapes, and is run forward and backward. Blocks with weights of the same shapes, of which the
+same are frozen, are of one kind.
+"""
+from __future__ import annotations
+
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shoestring.core import random_state
+from shoestring.core.foreign import copied_module
+from shoestring.core.job import Job
+from shoestring.core.private import FakeTensor, own_buffers, tree_leaves, tree_map
+from shoestring.measure.calls import as_calls, without_caches
+from shoestring.measure.fake import Stage
+from shoestring.measure.holdings import Holders
+from shoestring.measure.load import Timing, believed, busy_share, effort, enough, timing
+from shoestring.measure.process import forget_peak, status
+from shoestring.measure.timeline import stretches
+from shoestring.measure.tracker import Tracker
+from shoestring.training.evidence.anchor import MORE, fastest, paged
+from shoestring.training.evidence.rehearse import optimizer_traits, prepared
+from shoestring.training.evidence.step import first_batch
+
+TIMES = 3
+UPDATED = 4 << 20   # numbers whose update is timed
+
+
+def kind(block: nn.Module) -> tuple[Any, ...]:
+    return (type(block), *((name, tuple(value.shape), value.dtype, value.requires_grad) for name, value in block.named_parameters()))
+
+
+def sampled(job: Job) -> dict[str, Any]:
+    """Seconds forward and backward of every block, of the update per byte of weights, and bytes of the process above its tensors."""
+    found: dict[tuple[Any, ...], tuple[nn.Module, Any]] = {}
+    stage = Stage()
+    with random_state.kept():
+        random_state.seed(job.seed)
+        run = prepared(job, (), stage.model(job.model))
+        settings = dict(run.optimizer.param_groups[0])
+        hooks = [block.register_forward_pre_hook(
+            lambda module, args, kwargs: found.setdefault(kind(module), (module, (args, kwargs))) and None, with_kwargs=True)
+            for block in run.blocks.values()]
+        batch = first_batch(job)
+        with stage:
+            run.forward(run.model, batch)
+        for hook in hooks:
+            hook.remove()
+        seconds: dict[Any, tuple[float, float]] = {}
+        overhead, update, fused, busy = 0, 0.0, 0.0, 0.0
+        for one, (block, given) in found.items():
+            real, inputs = made_real(block, given)
+            seconds[one], held_up = timed(real, inputs)
+            busy = max(busy, held_up)
+            overhead = max(overhead, above_tensors(real, inputs, Holders(job)))
+            if any(parameter.requires_grad for parameter in real.parameters()):
+                update, fused = updated(run.optimizer, settings, real)
+            del real, inputs
+    return {"blocks": {name: seconds[kind(block)] for name, block in run.blocks.items() if kind(block) in seconds},
+            "update": update, "fused": fused, "overhead": overhead, "reserved": status("VmPeak") - status("VmHWM"),
+            "held_up": busy}
+
+
+def made_real(block: nn.Module, given: Any) -> tuple[nn.Module, Any]:
+    """A block with real weights, and real inputs like those given."""
+    weights = {id(old): nn.Parameter(torch.empty(old.shape, dtype=old.dtype).normal_(0, 0.02) if old.is_floating_point()
+                                     else torch.zeros(old.shape, dtype=old.dtype), old.requires_grad) for old in block.parameters()}
+    real = copied_module(block, weights)
+    for part in real.modules():
+        for name, buffer in own_buffers(part).items():
+            if isinstance(buffer, FakeTensor):
+                own_buffers(part)[name] = torch.zeros(buffer.shape, dtype=buffer.dtype)
+    args, kwargs = given
+    return real, tree_map(real_like, (without_caches(args), {name: without_caches(value) for name, value in kwargs.items()}))
+
+
+def real_like(leaf: Any) -> Any:
+    if not isinstance(leaf, Tensor):
+        return leaf
+    if not isinstance(leaf, FakeTensor):
+        return leaf.detach()
+    if not leaf.is_floating_point():
+        return torch.zeros(leaf.shape, dtype=leaf.dtype)
+    return torch.randn(leaf.shape, dtype=leaf.dtype).requires_grad_(leaf.requires_grad)
+
+
+def passed(block: nn.Module, inputs: Any) -> tuple[float, float]:
+    """Seconds of one forward and one backward."""
+    args, kwargs = inputs
+    begun = perf_counter()
+    with as_calls([block]):
+        result = block(*args, **kwargs)
+    out = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor) and leaf.requires_grad]
+    between = perf_counter()
+    torch.autograd.backward(out, [torch.ones_like(leaf) for leaf in out])
+    ended = perf_counter()
+    for parameter in block.parameters():
+        parameter.grad = None
+    for leaf in tree_leaves(inputs):
+        if isinstance(leaf, Tensor):
+            leaf.grad = None
+    return between - begun, ended - between
+
+
+def timed(block: nn.Module, inputs: Any) -> tuple[tuple[float, float], float]:
+    """Seconds forward and backward, and the share of the time that other processes held up even the best pass."""
+    passed(block, inputs)
+    times: list[tuple[float, float]] = []
+    timings: list[Timing] = []
+    while not enough([timings], TIMES, MORE * TIMES):
+        before = effort()
+        times.append(passed(block, inputs))
+        timings.append(timing(sum(times[-1]), before, effort()))
+    forward, backward = (median(times[number][part] * (1 - timings[number].held_up) for number in believed(timings)) for part in (0, 1))
+    return (forward, backward), busy_share(timings)
+
+
+def above_tensors(block: nn.Module, inputs: Any, holders: Holders) -> int:
+    """Bytes that the process has above its tensors, with those of the job, at the highest point of a pass."""
+    tracker = Tracker()
+    tracker.hold(holders.real())
+    tracker.hold(block.parameters())
+    tracker.hold(leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor))
+    forget_peak()
+    with tracker:
+        passed(block, inputs)
+    return status("VmHWM") - max(stretch.top for stretch in stretches(tracker.log, paged))
+
+
+def updated(optimizer: torch.optim.Optimizer, settings: dict[str, Any], block: nn.Module) -> tuple[float, float]:
+    """Seconds of the update per byte of weights, by the job's optimizer with the settings of a group, and by its fused kernel."""
+    largest = max((one for one in block.parameters() if one.requires_grad), key=lambda one: one.numel())
+    weight = nn.Parameter(largest.detach().flatten()[:UPDATED].clone())
+    weight.grad = torch.full_like(weight, 1e-3)
+    optimizer.param_groups = [settings | {"params": [weight]}]
+    optimizer.step()
+    size = weight.numel() * weight.element_size()
+    plain = fastest(optimizer.step) / size
+    if "has a fused kernel" not in optimizer_traits(optimizer):
+        return plain, plain
+    for group in optimizer.param_groups:
+        group.update(fused=True, foreach=False)
+    return plain, fastest(optimizer.step) / size

@@ -1,0 +1,43 @@
+"""Whether the stages of a plan compute the numbers of one process: tried once for every setting, or told why not."""
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from shoestring.core.errors import Mistake
+from shoestring.core.technique import text
+from shoestring.training.evidence.gather import Evidence
+from shoestring.training.evidence.rehearsals import Rehearsals
+from shoestring.training.evidence.stages import tried_in_stages
+from shoestring.training.evidence.tasks import StagesResult, StagesTask
+from shoestring.training.technique import TrainingTechnique
+
+
+@dataclass
+class StagedTrials:
+    found: dict[TrainingTechnique, StagesResult] = field(default_factory=dict)
+
+    def check(self, rehearsals: Rehearsals, evidence: Evidence, techniques: Iterable[TrainingTechnique]) -> str:
+        """Refuse techniques whose stages compute something else than one process; gives what to say where that was not tried."""
+        told = ""
+        for technique in techniques:
+            if (tried := technique.tried_as()) is None:
+                continue
+            if tried not in self.found:
+                self.found[tried] = result(rehearsals, evidence, tried)
+            if self.found[tried].difference:
+                raise Mistake(f"the stages of {text(tried)} were tried in one process, and {self.found[tried].difference}")
+            if self.found[tried].untried:
+                told += f"; whether stages compute the numbers of one process was not tried: {self.found[tried].untried}"
+        return told
+
+
+def result(rehearsals: Rehearsals, evidence: Evidence, technique: TrainingTechnique) -> StagesResult:
+    if rehearsals.worker is None:
+        if not rehearsals.fits_here(evidence.plain):
+            return StagesResult(untried="no real step could be run here")
+        return tried_in_stages(rehearsals.job, rehearsals.made_here, technique)
+    if evidence.anchor is None or evidence.anchor.sampled or evidence.anchor.eased:
+        return StagesResult(untried="a plain step does not fit this machine, or takes too long")
+    task = StagesTask(**rehearsals.about_job((technique,)))
+    return rehearsals.asked(task, rehearsals.hardware.environment, f"trying the stages of {text(technique)} in one process")

@@ -1,0 +1,110 @@
+"""A trial: do the stages of a pipeline compute the numbers of one process? Losses, gradients and buffers are compared.
+
+What a model does with what several blocks give (lists that forward hooks fill, attributes, a library's own recorder) can't be read off one
+look at shapes. So all stages run in one process on real numbers, on models from the same seed and on a few samples, twice over, so that
+what a forward leaves behind shows in the next. One process computes the same pieces one after the other. Chance is settled as in
+training/evidence/pieces.py.
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from torch import Tensor, nn
+
+from shoestring.core import random_state
+from shoestring.core.batch import Batch
+from shoestring.core.errors import Mistake
+from shoestring.core.job import Job
+from shoestring.core.mesh import Mesh, on_one_axis
+from shoestring.core.run import Run
+from shoestring.training.evidence.pieces import FEW, ROUNDS, SLOPE, TOLERANCE, PassOutputs, Settled, off, passed
+from shoestring.training.evidence.rehearse import prepared
+from shoestring.training.evidence.step import first_batch
+from shoestring.training.evidence.tasks import StagesResult
+from shoestring.training.technique import TrainingTechnique as Technique
+
+ADVICE = ("let blocks return what others use, and collect it in the forward anew every time (not in attributes, globals or hooks that a "
+          "forward adds to), or use a plan without it")
+
+
+def tried_in_stages(job: Job, make: Callable[[], nn.Module], technique: Technique) -> StagesResult:
+    """What differs when the stages of a technique compute a batch; or why that was not tried. `make` gives the same model every time."""
+    alone = replace(job, mesh=on_one_axis())
+    try:
+        batch = few_samples(alone, technique.parts)
+        pieces = job.pieces(batch, min(technique.parts, job.count(batch)))
+        shares = [float(job.weight(piece)) / float(job.weight(batch)) for piece in pieces]
+    except (Mistake, ZeroDivisionError) as error:
+        return StagesResult(untried=str(error))
+    with random_state.kept():
+        try:
+            once = passed(alone, (), make(), list(zip(pieces, shares, strict=True)))
+        except Exception as error:
+            return StagesResult(untried=first_line(error))
+        try:
+            staged = passed_in_stages(job, technique, make, batch)
+        except Mistake as error:
+            return StagesResult(str(error))
+        except Exception as error:
+            return StagesResult(f"they fail ({first_line(error)}): {ADVICE}")
+    if not all(map(math.isfinite, once.losses)):
+        return StagesResult(untried=f"the loss of the trial became {once.losses[-1]}")
+    found = difference_of_stages(once, staged)
+    if found and once.outside:
+        return StagesResult(untried=f"the model draws numbers by {once.outside}, and others in stages")
+    return StagesResult(found and f"{found}: {ADVICE}")
+
+
+def few_samples(job: Job, pieces: int) -> Batch:
+    """The job's batch, or a part of it with a few samples, at least one a piece."""
+    batch, wanted = first_batch(job), max(FEW, pieces)
+    return job.pieces(batch, job.count(batch) // wanted)[0] if job.count(batch) >= 2 * wanted else batch
+
+
+def passed_in_stages(job: Job, technique: Technique, make: Callable[[], nn.Module], batch: Batch) -> PassOutputs:
+    """Losses, gradients and state after all stages passed over a batch a few times, without an update."""
+    def run_of(mesh: Mesh) -> Run:
+        model = make()
+        model.zero_grad(set_to_none=True)
+        return prepared(replace(job, mesh=mesh), (technique,), model)   # and other stages' weights are forgotten
+
+    line, losses = technique.line(run_of), []
+    for _ in range(ROUNDS):
+        random_state.seed(job.seed)
+        with Settled():
+            losses.append(line.gradients(batch))
+    return PassOutputs(losses, sum(map(abs, losses)) / ROUNDS, line.weight_gradients(), line.weights(), line.buffers(), "")
+
+
+def difference_of_stages(once: PassOutputs, staged: PassOutputs) -> str:
+    """What differs by more than rounding; empty if nothing does. Stages compute the same numbers in the same order, or nearly: every
+    weight's gradient must agree, however small it is."""
+    tolerance = max((TOLERANCE.get(one.dtype, 1e-4) for one in once.weights.values()), default=1e-4)
+    for whole, parts in zip(once.losses, staged.losses, strict=True):
+        if not abs(whole - parts) <= tolerance * max(once.scale, staged.scale):
+            return f"the loss is {parts:.6g} in stages and {whole:.6g} in one process"
+    for kind, before, after in (("weight", once.weights, staged.weights), ("buffer", once.buffers, staged.buffers)):
+        for name, value in before.items():
+            if off(value, after.get(name)) > tolerance:
+                return f"a forward changes the {kind} {name} itself, to other values in stages than in one process"
+    return difference_of_gradients(once.gradients, staged.gradients, SLOPE * tolerance)
+
+
+def difference_of_gradients(once: Mapping[str, Tensor], staged: Mapping[str, Tensor], tolerance: float) -> str:
+    for name in sorted(once.keys() ^ staged.keys()):
+        has, lacks = ("one process", "stages") if name in once else ("stages", "one process")
+        return f"the weight {name} gets a gradient in {has} and none in {lacks}"
+    sizes = {name: float(value.abs().double().square().sum()) ** 0.5 for name, value in once.items()}
+    total = math.sqrt(sum(size**2 for size in sizes.values()))
+    for name, value in once.items():
+        apart = float((value - staged[name]).abs().double().square().sum()) ** 0.5
+        if not apart <= tolerance * (sizes[name] + tolerance * total):
+            return f"the gradient of the weight {name} is {apart / max(sizes[name], 1e-30):.2g} of its size apart from that in one process"
+    return ""
+
+
+def first_line(error: BaseException) -> str:
+    told = str(error).strip().partition("\n")[0]
+    return told if isinstance(error, Mistake) else f"{type(error).__name__}: {told}"

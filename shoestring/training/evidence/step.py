@@ -1,0 +1,276 @@
+"""The ledger of a job's plain step: bytes and operations from fake tensors, seconds and process from the anchor."""
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import nn
+
+from shoestring.core.errors import Mistake
+from shoestring.core.hardware import Hardware
+from shoestring.core.job import Job
+from shoestring.core.ledger import Block, Ledger, between
+from shoestring.core.ledger_parts import (
+    Allocation,
+    AllocatorRates,
+    Findings,
+    Machine,
+    Splitting,
+    StandingBytes,
+    UpdateCost,
+    ValidationCost,
+    Workers,
+)
+from shoestring.core.link import Link
+from shoestring.core.mesh import Mesh, imagined_mesh, on_one_axis, rank_at
+from shoestring.data.lengths import planned_batches
+from shoestring.measure.timeline import blocks_of, filled, last_step, peak, validation
+from shoestring.measure.tracker import VALIDATE, Log
+from shoestring.training.evidence.held_out import looked_through, without_validation
+from shoestring.training.evidence.rehearse import rehearse
+from shoestring.training.evidence.tasks import SampleResult
+from shoestring.training.technique import TrainingTechnique as Technique
+from shoestring.training.technique import mesh_sizes
+
+CAUTION = 1.1   # what a plan keeps back against what the anchor did: the ledger should not promise too little
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """What one real step told; times in seconds by "phase place"."""
+
+    times: Mapping[str, float]
+    paces: tuple[tuple[float, float], ...]   # (n, time in n pieces / time in one)
+    adding: float                     # seconds of adding all gradients to others
+    probes: Mapping[str, float]       # seconds of what techniques asked for: "call", the update of one small weight; "fused", by kernel
+    following: float                  # seconds of the whole step under the allocator that follows the tensors
+    process: int                      # bytes of the process under the default allocator
+    tensors: int                      # bytes of tensors at its peak
+    overheads: Mapping[str, int]      # bytes above the tensors by "phase place", under that allocator
+    filled: float = 1.0               # share of libraries' workspaces that is written to
+    pieces: int = 1                   # pieces that the anchor step was run in, where the whole batch was too much
+    eased: bool = False               # whether it needed techniques to fit this machine
+    sampled: bool = False             # whether it was put together from one block of each kind
+    validation_seconds: float = 0.0   # of the job's own validation, where it has one,
+    validation_bytes: int = 0         # and bytes of tensors that it makes, at most
+    spread: float = 0.0               # how far a step is from the median one, in the mean, as a share of it
+    busy: float = 0.0                 # share of the time that other processes held up even the best step
+
+
+def plain_ledger(job: Job, log: Log, half: Log | None, hardware: Hardware, anchor: Anchor | None,
+                 traits: Iterable[str]) -> Ledger:
+    """The ledger of the step in `log`; `half` is the log of the same step with half the batch."""
+    if anchor is not None:
+        log, half = filled(log, anchor.filled), half and filled(half, anchor.filled)
+    blocks = tuple(block for block in blocks_of(log) if block.inside or any((block.kept, block.rise, block.spike, block.flops)))
+    batch = first_batch(job)
+    count = job.count(batch) if "can't be split" not in traits else 1
+    part = {block.name: block for block in blocks_of(half)} if half is not None else {}
+    parted = job.count(job.pieces(batch, 2)[0]) if half is not None else 0
+    blocks = tuple(with_seconds(block, hardware, anchor) for block in blocks)
+    at_zero_batch = tuple(emptied(block, part[block.name], parted / count) if block.name in part else Block(block.name, block.inside)
+                          for block in blocks)
+    parts = standing(log)
+    step, born = last_step(log)
+    update_top = max(stretch.top for stretch in step if stretch.moment.phase == "update")
+    tensors = sum(parts.values())
+    per_byte_sent, per_message, _ = hardware.links.get(str(job.link.world), (0.0, 0.0, 0.0))
+    update = UpdateCost(
+        update_seconds(anchor, tensors - parts["constants"], hardware), rise=update_top - tensors - sum(block.gradient for block in blocks),
+        fused_seconds=anchor.probes.get("fused") if anchor else None,
+        call_seconds=anchor.probes.get("call", 0.0) * sum(role == "parameters" for role in log.roles.values()) if anchor else 0.0,
+    )
+    basis = "measured on fake tensors, times " + (
+        "from operations at the machine's speed" if anchor is None else "from one real block of each kind" if anchor.sampled
+        else "relative to one real step")
+    ledger = Ledger(
+        blocks, at_zero_batch, count, standing=StandingBytes(**parts), update=update,
+        splitting=Splitting(((1.0, 1.0), *anchor.paces), anchor.adding) if anchor else Splitting(),
+        machine=Machine(1 / hardware.disk, 1 / (hardware.direct or hardware.disk), hardware.moving, hardware.cores),
+        allocation=Allocation(allocated=float(sum(size for _, size in born.values()))),
+        workers=Workers(job.link.world, per_byte_sent, per_message, hardware.device != "cpu",
+                        samples=whole_count(job) if job.link.world > 1 else count, own=count),
+        findings=Findings(frozenset(traits), basis=basis), validation=validation_part(job, log, blocks, hardware, anchor),
+    )
+    return with_process(ledger, peak(log).bytes, hardware, anchor)
+
+
+def validation_part(job: Job, log: Log, blocks: Iterable[Block], hardware: Hardware, anchor: Anchor | None) -> ValidationCost | None:
+    """What a validation takes: its bytes from the log, its seconds at the speed at which the step's forward computes."""
+    found = validation(log)
+    if not found:
+        return None
+    forward, flops = sum(block.forward for block in blocks), sum(block.flops for block in blocks)   # those of the log's steps together
+    steps = sum(moment.phase == "update" for _, moment in log.marks)
+    speed = flops / steps / forward if forward and flops else hardware.flops
+    held_out = looked_through(job) if job.held_out is not None else None
+    much = held_out.all if held_out is not None else 1.0
+    own = anchor if job.validate is not None else None
+    base = min(anchor.overheads.values()) if anchor is not None else 0
+    above = max((size for name, size in anchor.overheads.items() if name.startswith(f"{VALIDATE} ")), default=base) if anchor else 0
+    top = max(stretch.top for stretch in found) if own is None else found[0].end + own.validation_bytes
+    seconds = log.validation_flops / speed * much + (held_out.seconds if held_out else 0.0) if own is None else own.validation_seconds
+    return ValidationCost(top - sum(standing(log).values()), max(above - base, 0), seconds, much)
+
+
+def with_process(ledger: Ledger, tensors: int, hardware: Hardware, anchor: Anchor | None) -> Ledger:
+    """The ledger with what the process needs above its tensors, and what each allocator costs."""
+    base, price, retention = hardware.base, hardware.fault, 0.0 if hardware.described else 0.25
+    if anchor is not None:
+        base = min(anchor.overheads.values())
+        blocks = tuple(replace(block, scratch=scratch(anchor, "forward", block.name, base),
+                               backward_scratch=scratch(anchor, "backward", block.name, base)) for block in ledger.blocks)
+        ledger = replace(ledger, blocks=blocks, update=replace(ledger.update, scratch=scratch(anchor, "update", "", base)))
+        allocated = ledger.allocation.allocated
+        retention = CAUTION * max(anchor.process - base - anchor.tensors, 0) / max(allocated / anchor.pieces, 1.0)
+        price = max(anchor.following - anchor.times["step"], 0.0) / max(allocated, 1.0)
+    default, follows = AllocatorRates(retention=retention), AllocatorRates(slack=0.01, per_byte_allocated=price)
+    kinds = {"default": default, "pinned": follows, "huge": follows,
+             "jemalloc": AllocatorRates(0.0, retention / 2, price / 2), "mimalloc": AllocatorRates(0.0, retention / 2, price / 4)}
+    base += hardware.links.get(str(ledger.workers.world), (0.0, 0.0, 0.0))[2]
+    return replace(ledger, allocation=replace(ledger.allocation, base=base, rates=default, kinds=kinds))
+
+
+def put_together(found: SampleResult, log: Log) -> Anchor:
+    """An anchor from a sample of the blocks; what lies between them takes its operations at their speed."""
+    steps = sum(moment.phase == "update" for _, moment in log.marks)
+    flops = {(moment.phase, moment.block): count / steps for moment, count in log.flops.items()}
+    times = {}
+    for number, phase in enumerate(("forward", "backward")):
+        for name, seconds in found.blocks.items():
+            times[f"{phase} {name}"] = seconds[number]
+        spent = sum(seconds[number] for seconds in found.blocks.values())
+        speed = sum(flops.get((phase, name), 0.0) for name in found.blocks) / max(spent, 1e-9)
+        for (other, place), count in flops.items():
+            if other == phase and place not in found.blocks:
+                times[f"{phase} {place}"] = count / max(speed, 1.0)
+    parameters = standing(log)["parameters"]
+    times["update (update)"] = found.update * parameters
+    times["step"] = sum(times.values())
+    return Anchor(times, (), 0.0, {"fused": found.fused * parameters}, times["step"], 0, 0, {"": found.overhead}, sampled=True,
+                  busy=found.held_up)
+
+
+def scratch(anchor: Anchor, phase: str, place: str, base: float) -> float:
+    return max(anchor.overheads.get(f"{phase} {place}", base) - base, 0.0)
+
+
+def standing(log: Log) -> dict[str, int]:
+    """Bytes by role that stand when the last step begins."""
+    alive: Counter[int] = Counter()
+    updates = [position for position, moment in log.marks if moment.phase == "update"]
+    begin = next(position for position, moment in log.marks if moment.phase == "forward" and
+                 (len(updates) < 2 or position >= updates[-2]))
+    for event in log.events[:begin]:
+        alive[event.storage] += event.bytes
+    parts = dict.fromkeys(("parameters", "buffers", "inputs", "optimizer", "constants"), 0)
+    for storage, size in alive.items():
+        role = log.roles.get(storage, "inputs")
+        role = "constants" if role == "data" else role
+        parts[role if role in parts else "inputs"] += size
+    return parts
+
+
+def with_seconds(block: Block, hardware: Hardware, anchor: Anchor | None) -> Block:
+    if anchor is None:
+        return replace(block, forward=block.flops / hardware.flops, backward=block.backward_flops / hardware.flops)
+    return replace(block, forward=anchor.pieces * time_of(anchor.times, "forward", block.name),
+                   backward=anchor.pieces * time_of(anchor.times, "backward", block.name))
+
+
+def time_of(times: Mapping[str, float], phase: str, place: str) -> float:
+    """Seconds of a place; visits of one block are not told apart."""
+    return times.get(f"{phase} {re.sub('#[0-9]+', '', place)}", 0.0)
+
+
+def emptied(full: Block, part: Block, share: float) -> Block:
+    """The block at no batch at all, by the line through a part of the batch and the whole."""
+    return between(part, full, -share / (1 - share)) if share < 1 else Block(full.name, full.inside)
+
+
+def update_seconds(anchor: Anchor | None, tensors: float, hardware: Hardware) -> float:
+    if anchor is None:
+        return tensors / hardware.bandwidth   # the update reads and writes every number once or twice
+    return anchor.times.get("update (update)", 0.0)
+
+
+def first_batch(job: Job) -> Any:
+    """The first batch that is planned for: the largest if it is known, else the first of the data."""
+    batch = next(planned_batches(job), None)
+    if batch is None:
+        raise Mistake("the job's data yields no batch: nothing to train on")
+    return batch
+
+
+def whole_count(job: Job) -> int:
+    """Samples of a batch over all workers; 1 where it can't be divided."""
+    whole = replace(job, mesh=on_one_axis())
+    return 1 if unsplittable(whole) else job.count(first_batch(whole))
+
+
+def workers_per_copy(job: Job, devices: int) -> int:
+    """Workers that must hold one copy of the model between them, at least, so that each copy has a sample of a batch."""
+    count = whole_count(job)
+    return next(number for number in range(1, devices + 1) if devices % number == 0 and devices // number <= count)
+
+
+def mesh_of_largest(job: Job, techniques: Iterable[Technique], place: Link) -> Mesh:
+    """The imagined mesh of the worker with the largest part of a batch; of a line of workers that share it, the first."""
+    techniques = tuple(techniques)
+    united = any(technique.unites for technique in techniques)
+    sizes = mesh_sizes(techniques, place.world, 1 if united else workers_per_copy(job, place.world))
+    rank = rank_at(sizes, {"data": largest_worker(job, sizes["data"]), "stage": 0, "tensor": 0})
+    return imagined_mesh(sizes, rank, place.same_machine, place.speeds)
+
+
+def largest_worker(job: Job, devices: int) -> int:
+    """The worker with the largest part of a batch, which is the last one, or where parts are equal of the state, which is the first."""
+    whole = replace(job, mesh=on_one_axis())
+    count = whole_count(job)
+    if job.split is not None and count >= devices > 1:
+        parts = [float(job.weight(piece)) for piece in job.pieces(first_batch(whole), devices)]
+        return parts.index(max(parts))
+    return devices - 1 if count % devices else 0
+
+
+def unsplittable(job: Job) -> str:
+    """Why the job's batches can't be split; empty if they can."""
+    batch = first_batch(job)
+    try:
+        if job.count(batch) > 1:
+            job.pieces(batch, 2)
+    except Mistake as error:
+        hint = "" if job.split is not None else "; or say how with split=lambda batch, pieces: [...] in the Job"
+        return f"{error}{hint}"
+    return ""
+
+
+def traits_of(job: Job, log: Log, own_process: bool) -> set[str]:
+    """What the model and the job do that techniques care about."""
+    traits = set()
+    if log.draws:
+        traits.add("draws")
+    if log.mixes:
+        traits.add("mixes samples")
+    traits |= log.traits
+    if log.blocks and not set(log.blocks) & set(log.outputs):
+        traits.add("no block runs")
+    if job.clip:
+        traits.add("clips")
+    if own_process:
+        traits.add("own process")
+    if torch.cuda.is_available():
+        traits.add("on a GPU")
+    if unsplittable(job):
+        traits.add("can't be split")
+    return traits
+
+
+def half_log(job: Job, techniques: tuple[Technique, ...] = (), model: nn.Module | None = None) -> Log:
+    """The rehearsal of one step of the same job with half its batch."""
+    return rehearse(without_validation(job), techniques, [job.pieces(batch, 2)[0] for batch in islice(planned_batches(job), 1)], model)

@@ -1,0 +1,80 @@
+"""What a worker process measures for the planner, and of the machine: one function a task."""
+from __future__ import annotations
+
+from itertools import islice
+
+from shoestring.core.codec import from_json, to_json
+from shoestring.core.hardware import Hardware
+from shoestring.data.lengths import batches_at, planned_batches, planned_for
+from shoestring.measure.probe import measured_hardware
+from shoestring.measure.tracker import Log
+from shoestring.runs.initial_weights import fresh_model
+from shoestring.training.evidence.anchor import anchored, why_not_again
+from shoestring.training.evidence.pieces import QUICK, tried_in_pieces
+from shoestring.training.evidence.rehearse import tracked
+from shoestring.training.evidence.sample import sampled
+from shoestring.training.evidence.stages import tried_in_stages
+from shoestring.training.evidence.tasks import (
+    AnchorResult,
+    AnchorStep,
+    AnchorTask,
+    PiecesResult,
+    PiecesTask,
+    RehearseTask,
+    SampleResult,
+    SampleTask,
+    StagesResult,
+    StagesTask,
+    techniques_of,
+)
+from shoestring.training.execution.job_of_task import job_of
+from shoestring.training.execution.tasks import DoctorTask, LinkSpeed, LinkSpeedTask
+from shoestring.training.links.link_speed import link_speed as measured_link_speed
+
+
+def anchor(task: AnchorTask) -> AnchorResult:
+    """One real step under each variant. Only the first must work: the others are for techniques that may not."""
+    job = job_of(task)
+    usual = [] if task.typical is None else list(islice(planned_batches(planned_for(job, batches_at(job, (task.typical,))[0])), 2))
+    steps: dict[str, AnchorStep] = {}
+    for name, specs in task.variants.items():
+        try:
+            steps[name] = from_json(AnchorStep, to_json(anchored(job, techniques_of(specs), fresh_model(job), task.memory, usual)))
+        except Exception as error:
+            if name == "":
+                raise
+            steps[name] = AnchorStep(error=f"{type(error).__name__}: {error}".splitlines()[0])
+    if task.memory:
+        return AnchorResult(steps)
+    # At the end: what it needs must not count as the step's.
+    plain, slow = techniques_of(task.variants[""]), steps[""].times["step"] > QUICK
+    found = tried_in_pieces(job, lambda: fresh_model(job), plain, slow) if task.pieces else {}
+    return AnchorResult(steps, found, "" if slow or plain else why_not_again(job, fresh_model(job)))
+
+
+def pieces(task: PiecesTask) -> PiecesResult:
+    job = job_of(task)
+    return PiecesResult(tried_in_pieces(job, lambda: fresh_model(job), techniques_of(task.techniques), task.small))
+
+
+def stages(task: StagesTask) -> StagesResult:
+    job = job_of(task)
+    technique, = techniques_of(task.techniques)
+    return tried_in_stages(job, lambda: fresh_model(job), technique)
+
+
+def sample(task: SampleTask) -> SampleResult:
+    return from_json(SampleResult, to_json(sampled(job_of(task))))
+
+
+def rehearse(task: RehearseTask) -> Log:
+    job = job_of(task)
+    return tracked(job, techniques_of(task.techniques), fresh_model(job))
+
+
+def link_speed(task: LinkSpeedTask) -> LinkSpeed:
+    return LinkSpeed(*measured_link_speed(task.rank, task.world, task.same_machine, task.store))
+
+
+def doctor(task: DoctorTask) -> Hardware:
+    return measured_hardware(dtypes=True)

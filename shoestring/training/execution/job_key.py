@@ -1,0 +1,85 @@
+"""What a job from a file is known by, when it is planned again: whatever its measurements depend on, as far as that can be known.
+
+The job file's path and content, its flags, the files that they name, the folder it is planned in, the shapes of its first batches;
+shoestring's own source, Python, every installed package with its version; the machine, and variables of the environment that change how
+fast or how large a process is. Modules that the job imports are checked one by one (planning/answers.py).
+"""
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import sys
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import fields
+from functools import cache
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from shoestring.core.batch import leaves
+from shoestring.core.hardware import Hardware
+from shoestring.core.job import Job
+from shoestring.data.feed import Feed
+from shoestring.jobfile import flags_of
+from shoestring.measure.probe import processor
+from shoestring.measure.process import memory_all
+from shoestring.planning.answers import digests
+
+INSTALLED = (".dist-info", ".egg-info")
+LENGTH = ("steps", "epochs", "patience")   # of a job: how long it trains says nothing of a step
+# Variables that change what is measured begin with one of these: threads, kernels, allocators, devices
+SETTINGS = ("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "ONEDNN_", "DNNL_", "ATEN_", "TORCH_", "PYTORCH_", "CUDA_", "MALLOC_", "GLIBC_",
+            "LD_PRELOAD", "PYTHONPATH")
+
+
+def about_job(job: Job, machine: Hardware, devices: int, here: int) -> dict[str, Any]:
+    """All that can be known of what planning a job depends on."""
+    assert job.origin is not None, "only a job from a file can be known again"
+    flags = dict(job.origin.flags)
+    plain = {one.name: vars(job)[one.name] for one in fields(job) if isinstance(vars(job)[one.name], (bool, int, float, str))}
+    return {
+        "file": os.path.abspath(job.origin.file), "source": digests([job.origin.file]), "flags": flags, "folder": os.getcwd(),
+        "named": named_files((*flags.values(), *(one.default for one in flags_of(job.origin.file)), job.weights)),
+        "job": {name: value for name, value in plain.items() if name not in LENGTH}, "batches": shapes(job),
+        "machine": (platform.node(), platform.release(), processor(), machine.device, machine.cores, memory_all(),
+                    len(os.sched_getaffinity(0))),
+        "settings": {name: value for name, value in os.environ.items() if name.startswith(SETTINGS)},
+        "workers": (devices, here), **software(),
+    }
+
+
+def shapes(job: Job) -> list[list[str]]:
+    """Shapes and dtypes in the job's first batches, which is what a step is measured with."""
+    with suppress(Exception):   # planning will say what is wrong with the data
+        return [[f"{leaf.dtype} {tuple(leaf.shape)}" if isinstance(leaf, Tensor) else type(leaf).__name__ for leaf in leaves(batch)]
+                for batch in islice(Feed(job), 2)]
+    return []
+
+
+@cache
+def software() -> dict[str, Any]:
+    """Whatever a measurement may depend on of the software: our own source, and all that is installed."""
+    ours = Path(__file__).parents[1]
+    source = hashlib.sha256()
+    for path in sorted(ours.rglob("*.py")):
+        source.update(f"{path.relative_to(ours)} ".encode() + path.read_bytes())
+    there: set[str] = set()
+    for folder in set(sys.path):
+        with suppress(OSError):
+            there |= {name for name in os.listdir(folder or os.curdir) if name.endswith(INSTALLED)}
+    return {"python": sys.version, "shoestring": source.hexdigest(), "installed": sorted(there)}
+
+
+def named_files(values: Iterable[object]) -> dict[str, tuple[int, int]]:
+    """Size and time of the last change of every file or folder that one of these values names."""
+    found = {}
+    for value in values:
+        if isinstance(value, (str, Path)) and str(value):
+            with suppress(OSError, ValueError):
+                seen = os.stat(value)
+                found[str(value)] = (seen.st_size, seen.st_mtime_ns)
+    return found

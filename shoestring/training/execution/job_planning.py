@@ -1,0 +1,164 @@
+"""Planning a job on this machine or a cluster on paper: what `shoestring.plan` and the commands call. They speak of flags.
+
+The machine is measured, child processes do tasks of a job file, and what was measured of it before is used again.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+from torch import nn
+
+from shoestring.core.errors import Mistake
+from shoestring.core.exactness import Exactness, allowed
+from shoestring.core.files import temporary_folder
+from shoestring.core.hardware import Hardware, cluster, for_group, measured_group
+from shoestring.core.job import Job
+from shoestring.core.technique import parsed
+from shoestring.core.units import budget_bytes
+from shoestring.data.feed import counted
+from shoestring.data.lengths import shared_data
+from shoestring.measure.probe import busy_now, known_hardware, remember
+from shoestring.planning.answers import MeasuredAnswers, opened, without_numbers
+from shoestring.processes.group.launch import run_group, threads
+from shoestring.processes.launch import run_worker
+from shoestring.training.catalogue import CATALOGUE, TOGETHER
+from shoestring.training.evidence.duration import expected_seconds, remember_seconds
+from shoestring.training.evidence.earlier import chosen_earlier, place_of, remember_choice
+from shoestring.training.evidence.plain_only import is_an_answer
+from shoestring.training.evidence.tasks import R, Task, Worker
+from shoestring.training.execution.job_key import about_job
+from shoestring.training.execution.tasks import LinkSpeedTask
+from shoestring.training.named_plan import check_named
+from shoestring.training.outcome import Outcome
+from shoestring.training.planner import Planner
+from shoestring.training.technique import TrainingTechnique as Technique
+from shoestring.training.technique import mesh_sizes
+
+Doing = Callable[[str, float | None], None]   # is told what planning is doing, and how many seconds it may take in all, if that is known
+
+
+def planned(job: Job, memory: str | int | None = None, use: Iterable[Technique | str] | None = None, inexact: bool = False,
+            model: nn.Module | None = None, devices: int = 1, here: int | None = None, hardware: str | Path | None = None,
+            exact: str | None = None, fresh: bool = False, on_progress: Doing = lambda doing, expected: None) -> Outcome:
+    """What `plan` gives, for callers who speak of flags; `on_progress` is told what is being done."""
+    budget = None if memory is None else budget_bytes(memory)
+    if allowed(exact, inexact)[-1] is Exactness.BITS and devices > 1:
+        raise Mistake(f"{devices} workers add up in another order than one: what a group trains is {Exactness.ROUNDING.word} at best; "
+                      f"give {Exactness.ROUNDING.flag}, or train with one worker")
+    made = counted(shared_data(job))
+    asked = question(made, memory, use, inexact, exact, devices) if made.origin is not None else None
+    expected = expected_seconds(asked) if asked is not None else None
+    forced = None if use is None else tuple(
+        parsed(one, CATALOGUE) if isinstance(one, str) else one for one in use)
+    if forced is not None and devices > 1 and not any(one.unites for one in forced):
+        forced = (*forced, TOGETHER)
+    mesh_sizes(forced or (), devices)   # what can't stand is refused before anything is measured
+    machine = machine_for(hardware, devices, here or devices, inexact or any(one.computes_in for one in forced or ()))
+    worker = workers(here or devices) if made.origin is not None and hardware is None else None
+    planner = Planner(made, machine if isinstance(machine, Hardware) else Hardware(), worker, model, inexact=inexact, exact=exact,
+                      wanted=forced or (), only=forced is not None, devices=devices, here=here or devices,
+                      tell=lambda doing: on_progress(doing, expected))
+    if not isinstance(machine, Hardware):
+        found = replace(planner.plain_only(machine), subject="this machine")
+        outcome = planner.plain_outcome(found, budget, forced or ())
+        return replace(outcome, chosen=replace(outcome.chosen, job=job))
+    kept = kept_of(made, machine, devices, here or devices, fresh) if model is None and hardware is None else None
+    planner.kept = kept
+    try:
+        outcome = decided(planner, budget, forced)
+    except Exception as error:
+        if kept is None or not kept.used or is_an_answer(error):
+            raise
+        kept.added = False   # what was kept has the right types and no sense: it is as if it were not there, and is written anew
+        return planned(job, memory, use, inexact, model, devices, here, hardware, exact, True, on_progress)
+    finally:
+        if kept is not None:
+            kept.save()
+    if asked is not None and not (kept is not None and kept.used):   # what is known does not take long
+        remember_seconds(asked, outcome.seconds)
+    return replace(outcome, chosen=replace(outcome.chosen, job=job), measured=kept.when if kept is not None and kept.used else 0.0)
+
+
+def machine_for(file: str | Path | None, devices: int, here: int, dtypes: bool) -> Hardware | Exception:
+    """The machine that is planned for: the one in a file, or this one as one of so many workers has it. Where measuring this one fails,
+    why: training does not need that."""
+    if file is not None:
+        return cluster(Path(file), devices)
+    try:
+        return in_group(known_hardware(dtypes=dtypes), devices, here)
+    except Exception as error:
+        if is_an_answer(error):
+            raise
+        return error
+
+
+def check_here(job: Job, techniques: tuple[Technique, ...], exact: str | None, devices: int, here: int) -> None:
+    """Refuse techniques from a file, such as a plan that a run keeps, which can't be used for a job; what planning this job has measured
+    here before is not measured again."""
+    made, machine = counted(shared_data(job)), machine_for(None, devices, here, False)
+    kept = kept_of(made, machine, devices, here, False) if isinstance(machine, Hardware) else None
+    try:
+        check_named(made, techniques, None, workers(here) if made.origin is not None else None, exact, devices, here, kept)
+    finally:
+        if kept is not None:
+            kept.save()
+
+
+def kept_of(job: Job, machine: Hardware, devices: int, here: int, fresh: bool) -> MeasuredAnswers | None:
+    """What earlier plannings of a job file measured; None where nothing is kept, or the job can't be known again."""
+    if job.origin is None:
+        return None
+    try:
+        return opened(about_job(job, machine, devices, here), machine.flops, fresh)
+    except Exception as error:
+        if is_an_answer(error):
+            raise
+        return None
+
+
+def decided(planner: Planner, budget: int | None, forced: tuple[Technique, ...] | None) -> Outcome:
+    """The planner's outcome. What was chosen when the same was asked before is chosen again, among plans that are as good."""
+    origin, hardware = planner.job.origin, planner.hardware
+    if origin is None or forced is not None or hardware.described:
+        return planner.outcome(budget, forced)
+    place = place_of(origin.file, {"flags": without_numbers(dict(origin.flags)), "memory": budget, "inexact": planner.inexact,
+                                   "exact": planner.exact, "devices": planner.devices, "here": planner.here})
+    outcome = replace(planner, earlier=chosen_earlier(place)).outcome(budget)
+    remember_choice(place, outcome.chosen)
+    return outcome
+
+
+def question(job: Job, *asked: object) -> Path:
+    """What planning is asked, by the job file and the rest."""
+    assert job.origin is not None, "only a job from a file can be asked again"
+    return place_of(job.origin.file, {"flags": dict(job.origin.flags), "asked": str(asked)})
+
+
+def workers(count: int) -> Worker:
+    """Who does tasks of planning: one process, or as many at once as will train, started as those will be."""
+    def together(task: Task[R], environment: Mapping[str, str], /) -> R:
+        return run_group(task, environment, devices=count)
+
+    return run_worker if count == 1 else together
+
+
+def in_group(machine: Hardware, world: int, here: int) -> Hardware:
+    """The machine as one of so many workers on it has it; how they talk is measured once and kept, or when the machine is quiet. A network
+    is taken to be as fast as this machine's own."""
+    if world == 1:
+        return machine
+    count = max(here, 2)
+    name = f"{count} {'near' if here == world else 'far'}"
+    known = machine.sums.get(name, {})   # of one way only, where the machine was busy
+    if not known or (len(known) == 1 and machine.device == "cpu" and not busy_now()):
+        busy = busy_now()
+        with temporary_folder() as folder, ThreadPoolExecutor(count) as pool:
+            tasks = [LinkSpeedTask(rank=rank, world=count, same_machine=here == world, store=f"{folder}/store") for rank in range(count)]
+            first, *_ = pool.map(run_worker, tasks, [{**machine.environment, **threads(count)}] * count)
+        machine = measured_group(machine, name, count, first.ways, first.memory, busy or busy_now())
+        remember(machine)
+    return for_group(replace(machine, environment={**machine.environment, **threads(here)}, cores=max(machine.cores // here, 1)),
+                     name, world, here)

@@ -1,0 +1,163 @@
+"""A run of a script by several workers: the group of `shoestring train --devices`, started by the script's process, which waits for it.
+
+Workers run ahead of who asks for steps: whoever stops asking ends the group, and a run that is kept goes on from its last checkpoint.
+"""
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from shoestring.core.errors import Mistake
+from shoestring.core.files import write_whole
+from shoestring.core.job import Job
+from shoestring.processes.group.launch import run_group
+from shoestring.runs.cadence import Cadence
+from shoestring.runs.event import Event, Stepped, Stopped, Validated
+from shoestring.runs.events import note
+from shoestring.runs.export import checkpoint_of, model_of, named_weights
+from shoestring.runs.report import Report, report_of
+from shoestring.show.page import page
+from shoestring.training.evidence.tasks import Position, specs_of
+from shoestring.training.execution.batch_sizes import expected
+from shoestring.training.execution.final_report import finished_report
+from shoestring.training.execution.job_planning import workers
+from shoestring.training.execution.recorder import RecordingSettings
+from shoestring.training.execution.script_run import Scripted, note_failure, silent
+from shoestring.training.execution.tasks import TrainTask
+from shoestring.training.execution.verification import worker_environment
+from shoestring.training.named_plan import check_named
+from shoestring.training.outcome import Outcome
+from shoestring.training.plan import Plan
+
+Told = tuple[int, float, Any]   # number, loss and metrics of a step
+
+
+class NobodyAsks(Exception):
+    """Nobody asks for more steps."""
+
+
+class ScriptedGroup(Scripted):
+    """A run of a script, held by this process until it is closed; `sent` is the job as workers can make it again."""
+
+    def __init__(self, job: Job, sent: Job, plan: Plan, outcome: dict[str, Any], model: nn.Module | None, path: Path, cadence: Cadence,
+                 fresh: bool, adopt: bool, devices: int) -> None:
+        self.sent, self.devices, self.own = sent, devices, model
+        super().__init__(job, plan, outcome, model_of(job.model) if model is None else model, path, cadence, fresh, adopt)
+
+    def check_kept(self, plan: Plan) -> None:
+        check_named(self.sent, plan.techniques, self.own, workers(self.devices), devices=self.devices)
+
+    def done(self, on_event: Callable[[Event], None] = silent) -> Report:
+        """Train until it is over; the weights are in the model then."""
+        folder = self.held.folder
+        assert self.sent.origin is not None, "workers make it from a file"
+        task = TrainTask(
+            file=self.sent.origin.file, flags=dict(self.sent.origin.flags), techniques=specs_of(self.plan.techniques), steps=None,
+            recording=RecordingSettings(str(folder.path.resolve()), self.cadence, self.held.request.memory, self.plan.process_bytes),
+            expected=expected(self.plan), position=Position(speeds=self.plan.speeds))
+        try:
+            result = run_group(task, worker_environment(self.plan.techniques), on_event, self.held.lock.file, self.devices)
+            told = report_of(folder.path)
+            if result.stopped is not None:
+                raise KeyboardInterrupt
+            if result.unsaved:
+                raise Mistake(result.unsaved)
+            with suppress(OSError):   # the weights are safe
+                folder.write("report.json", finished_report(self.job, self.held, self.plan, told, result))
+                told = report_of(folder.path)
+                write_whole(folder.path / "report.html", page(told.as_json()).encode())
+            self.bring_home()
+            return told
+        except NobodyAsks:
+            note(folder.path, Stopped(text="the script did not ask for more; what was not saved is done again"))
+            raise
+        except Exception as error:
+            with suppress(OSError):
+                note_failure(folder.path, error)
+            raise
+        finally:
+            self.held.lock.release()
+
+    def bring_home(self) -> None:
+        """The trained weights into the very model, if there is one."""
+        own = self.own.state_dict() if self.own is not None else {}
+        if not own:
+            return
+        found = named_weights(checkpoint_of(self.held.folder, None), own, trained=True)
+        with torch.no_grad():
+            for name, tensor in own.items():
+                if name in found:
+                    tensor.copy_(torch.cat([piece.reshape(-1) for piece in found[name].pieces()]).view(tensor.shape))
+
+    def steps(self) -> Iterator[Told]:
+        """Number, loss and metrics of every step, as they are told; the group runs in a thread of this process."""
+        told: queue.Queue[Told | None] = queue.Queue()
+        left = threading.Event()
+        ended: list[BaseException] = []
+        follow = StepsFromEvents(told.put)
+
+        def on_event(event: Event) -> None:
+            if left.is_set():
+                raise NobodyAsks
+            follow(event)
+
+        def work() -> None:
+            try:
+                self.done(on_event)
+                follow.flush()
+            except BaseException as error:
+                ended.append(error)
+            finally:
+                told.put(None)
+
+        thread = threading.Thread(target=work, name="shoestring group")
+        thread.start()
+        try:
+            while (step := told.get()) is not None:
+                yield step
+        finally:
+            left.set()
+            thread.join()
+        if ended:
+            raise ended[0]
+
+
+def group_of(job: Job, sent: Job, outcome: Plan | Outcome, model: nn.Module | None, run: Path, cadence: Cadence, fresh: bool,
+             adopt: bool, devices: int) -> ScriptedGroup:
+    """The run of a plan that is for as many workers; `model`: to have the trained weights in the end."""
+    plan, told = (outcome.chosen, outcome.as_json()) if isinstance(outcome, Outcome) else (outcome, {})
+    if plan.world != devices:
+        raise Mistake(f"{plan} is a plan for {plan.world} worker{'s' * (plan.world != 1)}, and --devices {devices} are to train: plan for "
+                      f"as many")
+    return ScriptedGroup(job, sent, plan, told, model, run, cadence, fresh, adopt, devices)
+
+
+class StepsFromEvents:
+    """Steps from events: each is told when the next one begins, because its validation comes after it. One that was done again after a
+    worker died is told once."""
+
+    def __init__(self, tell: Callable[[Told], None]) -> None:
+        self.tell, self.last = tell, 0
+        self.waiting: Told | None = None
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Stepped):
+            self.flush()
+            if event.step > self.last:
+                self.waiting, self.last = (event.step, event.loss, {}), event.step
+        elif isinstance(event, Validated) and self.waiting is not None:
+            self.waiting = (*self.waiting[:2], dict(event.metrics))
+
+    def flush(self) -> None:
+        if self.waiting is not None:
+            self.tell(self.waiting)
+            self.waiting = None
+
+

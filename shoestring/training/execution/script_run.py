@@ -1,0 +1,167 @@
+"""A run folder from a script or a notebook: the training of `shoestring train`, in the caller's own process and one step at a time.
+
+The folder is the same: it can be watched, exported and gone on with, and the run of a job file also by the command. A job that a script
+made has no file that tells whether it is still the same one; what can be seen of it (its model's weights, its numbers) is kept instead.
+"""
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from shoestring.core.errors import Mistake
+from shoestring.core.files import write_whole
+from shoestring.core.job import Job
+from shoestring.core.options import as_arguments
+from shoestring.core.run import brought_home
+from shoestring.core.signals import deliver, handlers_restored
+from shoestring.data.lengths import check_given
+from shoestring.jobfile import IMPORTED, resolved_arguments
+from shoestring.runs.cadence import Cadence
+from shoestring.runs.event import Adopted, Event, Failed, Planning, Warned
+from shoestring.runs.events import note
+from shoestring.runs.modules import changed_text, imported_modules, kept_modules, refusal
+from shoestring.runs.report import report_of
+from shoestring.runs.request import Request, environment_now, request_for
+from shoestring.runs.resume import OpenedRun, forget_attempt, opened, without_a_step
+from shoestring.show.page import page
+from shoestring.training.evidence.tasks import Worker
+from shoestring.training.execution.batch_sizes import expected
+from shoestring.training.execution.final_report import finished_report
+from shoestring.training.execution.recorder import RecordingSettings
+from shoestring.training.execution.training import Training
+from shoestring.training.named_plan import check_named
+from shoestring.training.outcome import plan_file
+from shoestring.training.plan import Plan, check_paths, plan_in
+
+SEEN = ("batch", "steps", "epochs", "seed", "clip", "every", "goal", "patience")   # numbers of a job
+
+
+def described(job: Job, model: nn.Module) -> str:
+    """What can be seen of a job that a script made, as a file that says so."""
+    state = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+    weights = "\n".join(f"{name} {tuple(value.shape)} {value.dtype}" for name, value in state.items())
+    numbers = "\n".join(f"{name}={getattr(job, name)!r}" for name in SEEN)
+    return f'"""A job that a script made; this is what can be seen of it.\n\n{type(model).__name__}\n{weights}\n\n{numbers}\n"""\n'
+
+
+def request_of(job: Job, model: nn.Module) -> tuple[Request, bytes]:
+    """What a script asks for, and the source of its job."""
+    if job.origin is not None:
+        path = Path(job.origin.file)
+        asked = request_for(path, dict(job.origin.flags), None, None, False, None)
+        return replace(asked, arguments=resolved_arguments(job)), path.read_bytes()
+    text = described(job, model).encode()
+    name = f"{type(model).__name__}.py"   # named as a file of it would be
+    return Request(job=name, source=hashlib.sha256(text).hexdigest(), environment=environment_now()), text
+
+
+class Scripted:
+    """A run of a script, held by this process until it is closed."""
+
+    def __init__(self, job: Job, plan: Plan, outcome: dict[str, Any], model: nn.Module, path: Path, cadence: Cadence,
+                 fresh: bool, adopt: bool, worker: Worker | None = None) -> None:
+        """`worker`: who tries things of a job file, if the model is the file's."""
+        check_given(job)
+        self.job, self.model, self.cadence, self.worker = job, model, cadence, worker
+        request, source = request_of(job, model)
+        self.held: OpenedRun = opened(path, request, source, fresh, adopt)
+        try:
+            if job.origin is not None and not adopt:
+                self.refuse_changed_modules()
+            self.plan = self.kept_plan(plan, outcome, adopt)
+        except BaseException:
+            self.held.lock.release()
+            raise
+
+    def refuse_changed_modules(self) -> None:
+        """Refuse to go on where a module that the job's file imports has changed; of other modules of the script it is told."""
+        known, now = kept_modules(self.held.folder) or {}, imported_modules(IMPORTED)
+        changed = [name for name, digest in now.items() if known.get(name, digest) != digest]
+        if changed and not without_a_step(self.held.folder.path):
+            raise refusal(self.held.folder, map(changed_text, changed))
+
+    def kept_plan(self, given: Plan, outcome: dict[str, Any], adopt: bool) -> Plan:
+        """The plan that the run was begun with: going on with another would not give the same bits, unless that is wanted (`adopt`). A new
+        run takes the one given."""
+        found = {} if self.held.changed else self.held.folder.read("plan.json")
+        before = plan_in(found, self.held.folder.path / "plan.json") if found else given
+        if found and before.techniques == given.techniques:
+            return before
+        if found and not adopt:
+            check_paths(before.techniques, given.techniques, self.held.folder.path / "plan.json")
+            self.check_kept(before)
+            told = f"the run goes on with the plan it was begun with, {before}, not with {given}: --adopt takes that one"
+            note(self.held.folder.path, Warned(told))
+            warnings.warn(as_arguments(told), stacklevel=2)
+            return before
+        note(self.held.folder.path, Adopted((f"the plan {given} instead of {before}",)) if found else Planning(self.held.request.memory))
+        self.held.folder.write("plan.json", plan_file(given, outcome))
+        for text in given.warnings:
+            note(self.held.folder.path, Warned(text))
+            warnings.warn(as_arguments(text), stacklevel=2)
+        return given
+
+    def check_kept(self, plan: Plan) -> None:
+        """Refuse a plan that the folder keeps, is not the one given, and can't be used for the job."""
+        check_named(self.job, plan.techniques, self.model if self.worker is None else None, self.worker)
+
+    def steps(self) -> Iterator[tuple[int, float, Any]]:
+        """Train: number, loss and metrics of every step. Whoever stops asking leaves a run that can be gone on with."""
+        folder = self.held.folder
+        try:
+            with handlers_restored():
+                recording = RecordingSettings(str(folder.path), self.cadence, self.held.request.memory, self.plan.process_bytes)
+                made = Training(self.job, self.plan.techniques, recording, silent, expected(self.plan), self.model)
+                assert made.recorder is not None, "there is a folder"
+                try:
+                    for number in made.each():
+                        yield number, made.losses[-1], made.course.metrics(number)
+                    self.ended(made)
+                except GeneratorExit:
+                    made.recorder.stop = "the script did not ask for more"
+                    self.ended(made)
+                    raise
+                finally:
+                    made.feed.close()
+                    made.recorder.close()
+                asked = made.recorder.signal
+            if asked and not made.course.over(made.number):   # saved; now the signal does what it would have done
+                deliver(asked)
+        except Exception as error:
+            with suppress(OSError):
+                note_failure(folder.path, error)
+            raise
+        finally:
+            self.held.lock.release()
+
+    def ended(self, made: Training) -> None:
+        """Say how it ended, in the folder, and leave the weights in the model."""
+        folder, result = self.held.folder, made.ended()
+        told = report_of(folder.path)
+        with suppress(OSError):   # the weights are safe, and the command makes the rest again
+            if result.stopped is None and not result.unsaved:
+                folder.write("report.json", finished_report(self.job, self.held, self.plan, told, result))
+                told = report_of(folder.path)
+            write_whole(folder.path / "report.html", page(told.as_json()).encode())
+        if result.unsaved:
+            raise Mistake(result.unsaved)
+        brought_home(made.run)
+
+
+def note_failure(folder: Path, error: Exception) -> None:
+    """Note why a run failed; one that failed before its first step leaves nothing, because the script is told itself."""
+    if without_a_step(folder):
+        forget_attempt(folder)
+    else:
+        note(folder, Failed(str(error)))
+
+
+def silent(event: Event) -> None:
+    """The folder has it."""

@@ -1,0 +1,175 @@
+"""The whole state of a run in training: a snapshot of it for a checkpoint, and a run restored from one."""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shoestring.core import random_state
+from shoestring.core.errors import Mistake
+from shoestring.core.private import storage_id_of
+from shoestring.core.run import Run, StoredTensor, gathered, kept
+from shoestring.data.feed import Feed
+from shoestring.runs.checkpoints import RunCheckpoint
+from shoestring.runs.saver import Snapshot
+
+KERNELS = ("fused", "foreach")   # the plan's to choose, not the checkpoint's
+PARTS = ("step", "model", "optimizer", "feed", "chances", "parts", "best")   # what a checkpoint's state must have to be put back
+
+
+def snapshot_of(run: Run, feed: Feed, step: int, best: tuple[float, int] | None) -> Snapshot:
+    """The state after a step. The tensors are the run's own: write them before the next step."""
+    weights: dict[str, Tensor | StoredTensor] = {}
+    aliases, other = {}, {}
+    seen: dict[Any, str] = {}
+    for name, value in in_memory(run).items():
+        if not dense(value):
+            other[name] = value
+            continue
+        place = (storage_id_of(value), value.storage_offset(), value.shape, value.stride())
+        if value.numel() and place in seen:
+            aliases[name] = seen[place]
+        else:
+            seen[place] = name
+            weights[name] = value
+    for name, one in parted(run).items():
+        if one.parameter in seen:
+            aliases[name] = seen[one.parameter]
+        else:
+            seen[one.parameter] = name
+            weights[name] = one
+    state = {
+        "step": step, "model": other, "optimizer": optimizer_state(run), "feed": feed.state_dict(),
+        "chances": gathered(run, random_state.state())[::run.mesh.drawing_alike],
+        "parts": {name: part.state_dict() for name, part in run.state.items()},
+        "best": best, "on_disk": on_disk(run), "left_out": left_out(run), "beside_model": beside_model(run),
+    }
+    return Snapshot(step, weights, aliases, state)
+
+
+LEFT_OUT = ("optimizer", "feed", "chances", "best", "on_disk")   # of a snapshot of the weights alone
+
+
+def best_snapshot(run: Run, feed: Feed, step: int, metrics: Mapping[str, float]) -> Snapshot:
+    """The weights after a step, wherever they are, with the metrics that they are the best by; nothing that training goes on from."""
+    found = snapshot_of(run, feed, step, None)
+    weights, aliases = dict(found.weights), dict(found.aliases)
+    seen: dict[Any, str] = {}
+    for name, one in kept(run).items():   # those on disk; of a weight with several names, the first
+        if name not in weights and name not in aliases:
+            first = seen.setdefault(getattr(one, "parameter", name), name)
+            if first == name:
+                weights[name] = one
+            else:
+                aliases[name] = first
+    state = {name: value for name, value in found.state.items() if name not in LEFT_OUT}
+    state["parts"] = {name: value for name, value in state["parts"].items() if name not in on_disk(run)}
+    return Snapshot(step, weights, aliases, state | {"metrics": dict(metrics), "on_disk": []})
+
+
+def dense(value: Any) -> bool:
+    """Whether a value of a model's state is a tensor as files of weights have them; others, such as sparse buffers, are packed."""
+    return isinstance(value, Tensor) and value.layout is torch.strided
+
+
+def restore(checkpoint: RunCheckpoint, run: Run, feed: Feed) -> dict[str, Any]:
+    """Bring a run to where a checkpoint was taken; gives what else it says. The random states are set last."""
+    state, weights = checkpoint.state(), checkpoint.weights()
+    if differ := set(on_disk(run)) ^ set(state.get("on_disk", ())):
+        raise Mistake(f"the checkpoint {checkpoint.path} was made by another plan, with other state on disk ({', '.join(sorted(differ))}): "
+                      f"go on with the plan it was begun with, or give --fresh")
+    if differ := set(beside_model(run)) ^ set(state.get("beside_model", ())):
+        raise Mistake(f"the checkpoint {checkpoint.path} was made by another plan: {', '.join(sorted(differ))} is trained beside the "
+                      f"model's weights there or here, not in both: go on with the plan it was begun with, or give --fresh")
+    for name, value in in_memory(run).items():
+        if dense(value):
+            source = weights.metadata.get(f"alias {name}", name)
+            if source not in weights.entries:
+                raise Mistake(f"the checkpoint {checkpoint.path} has no weights {name!r}: the model is not the one it was made of; "
+                              f"give another --run, or --fresh")
+            found = weights[source]
+            if found.shape != value.shape:
+                raise Mistake(f"the weights {name!r} have the shape {tuple(found.shape)} in the checkpoint and {tuple(value.shape)} in the "
+                              f"model: give the flags it was begun with, another --run, or --fresh")
+            value.copy_(found)
+    if state["model"]:
+        run.model.load_state_dict(state["model"], strict=False)
+    for name, one in parted(run).items():
+        one.take(weights[weights.metadata.get(f"alias {name}", name)])
+    put_optimizer_state(run, state["optimizer"])
+    for name, part in run.state.items():
+        if name in state["parts"]:
+            part.load_state_dict(state["parts"][name])
+    feed.load_state_dict(state["feed"])
+    if run.mesh.draws_as < len(state["chances"]):
+        random_state.restore(state["chances"][run.mesh.draws_as])
+    else:
+        random_state.seed_worker(feed.job.seed, run.mesh.draws_as, state["step"])
+    return state
+
+
+def optimizer_state(run: Run) -> dict[str, Any]:
+    """The optimizer's state as one process would have it."""
+    state = run.optimizer.state_dict()
+    for part in reversed(list(run.state.values())):
+        state = part.whole_optimizer(state)
+    return state
+
+
+def put_optimizer_state(run: Run, whole: dict[str, Any]) -> None:
+    """Bring the optimizer to such a state; which kernels it runs stays as it is.
+
+    Its groups stay the same objects: techniques know them by their weights, and a rate that changes later must be seen there.
+    """
+    groups = run.optimizer.param_groups
+    if len(groups) != len(whole["param_groups"]):
+        raise Mistake(f"the checkpoint was made with {len(whole['param_groups'])} groups of weights in the optimizer, and the job's has "
+                      f"{len(groups)} now: give the optimizer that the run was begun with, or begin anew with --fresh")
+    kernels = [{name: group[name] for name in KERNELS if name in group} for group in run.optimizer.param_groups]
+    try:
+        own: dict[str, Any] | None = whole
+        for part in run.state.values():
+            own = part.own_optimizer(own) if own is not None else None
+        if own is not None:
+            run.optimizer.load_state_dict(own)
+    except ValueError as error:   # other weights in a group
+        raise Mistake(f"the optimizer's state in the checkpoint does not fit the job's optimizer now ({error}): give the optimizer that "
+                      f"the run was begun with, or begin anew with --fresh") from error
+    for group, loaded, chosen in zip(groups, run.optimizer.param_groups, kernels, strict=True):
+        settings = dict(loaded)
+        group.clear()
+        group.update(settings | chosen)
+    run.optimizer.param_groups = groups
+
+
+def parted(run: Run) -> dict[str, Any]:
+    """The weights of which every worker holds a part, by name."""
+    return {name: one for part in run.state.values() if not part.on_disk for name, one in part.kept.items()}
+
+
+def on_disk(run: Run) -> list[str]:
+    """The parts whose state is a file that only they can read."""
+    return [name for name, part in run.state.items() if part.on_disk]
+
+
+def beside_model(run: Run) -> list[str]:
+    """The parts with weights that are trained beside the model's."""
+    return [name for name, part in run.state.items() if part.beside_model]
+
+
+def left_out(run: Run) -> list[str]:
+    """The buffers that the model's state_dict leaves out: a run that goes on needs them, and other people's tools do not know them."""
+    state = run.model.state_dict()
+    return [name for name, _ in run.model.named_buffers(remove_duplicate=False) if name not in state]
+
+
+def in_memory(run: Run) -> dict[str, Any]:
+    """The model's state_dict but for weights that are kept elsewhere, and the buffers that it leaves out."""
+    elsewhere = kept(run)
+    state = {name: value for name, value in run.model.state_dict().items() if name not in elsewhere}
+    for name, buffer in run.model.named_buffers(remove_duplicate=False):
+        if name not in state:
+            state[name] = buffer
+    return state

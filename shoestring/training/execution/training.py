@@ -1,0 +1,334 @@
+"""Training in a worker process: the loop's steps, each of them noted; with a run folder in the task, recorded there and gone on with.
+
+    the first two steps    under the tracker: what the tensors need is measured
+    the first validation   under the tracker too; where nothing is recorded (a trial), one of the largest held-out batch at the end
+    the others             as the loop does them, unless a batch comes that is larger than those that were tracked
+"""
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext, suppress
+from dataclasses import replace
+from itertools import chain, islice
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from xxhash import xxh3_64
+
+from shoestring.core import random_state
+from shoestring.core.batch import Batch
+from shoestring.core.errors import Mistake
+from shoestring.core.job import Job
+from shoestring.core.link import GroupDone, Link
+from shoestring.core.run import Run, digested, gathered, guarded_outside, kept, weights
+from shoestring.core.units import bytes_text
+from shoestring.data.feed import Feed
+from shoestring.data.lengths import batches_at, planned_batches, planned_for
+from shoestring.measure.holdings import Holders
+from shoestring.measure.process import status
+from shoestring.measure.timeline import peak
+from shoestring.measure.tracker import Tracker, watched
+from shoestring.runs.digest import weights_sha256
+from shoestring.runs.event import Event, Measured, Stepped, Warned
+from shoestring.runs.history import History, measured, measured_by
+from shoestring.runs.initial_weights import fresh_model, source
+from shoestring.runs.tensors import pieces, write_tensors
+from shoestring.training.evidence.held_out import Watching, looked_through
+from shoestring.training.evidence.rehearse import prepared, tracked_steps
+from shoestring.training.evidence.tasks import TrialResult, TrialTask, techniques_of
+from shoestring.training.execution.batch_sizes import TRACKED, BatchSizes, ExpectedBatches
+from shoestring.training.execution.job_of_task import job_of
+from shoestring.training.execution.recorder import Meter, Recorder, RecordingSettings
+from shoestring.training.execution.step_timing import own_times, timed, told_after
+from shoestring.training.execution.tasks import TrainResult, TrainTask
+from shoestring.training.loop import finite, steps
+from shoestring.training.progress import Progress
+from shoestring.training.technique import TrainingTechnique, making
+from shoestring.training.validation import SilentObserver, validated
+
+SHOWN = 1 << 28   # bytes of weights on disk: of more, nothing is shown
+
+Tell = Callable[[Event], None]   # brings an event to the launcher
+
+
+def train(task: TrainTask, tell: Tell, link: Link | None = None) -> TrainResult:
+    """Train, alone or as a worker of a group."""
+    training = Training(job_of(task, link), techniques_of(task.techniques), task.recording, tell, task.expected)
+    training.do_steps()
+    return training.ended(task.weights)
+
+
+def trial(task: TrialTask, tell: Tell, link: Link | None = None) -> TrialResult:
+    """A few real steps, to see how large this process grows."""
+    expects = ExpectedBatches(tracked=task.tracked)
+    training = Training(job_of(task, link if task.together else None), techniques_of(task.techniques), None, tell, expects)
+    largest = largest_batches(training.job, task.largest, training.run)
+    # At the end: what the allocator keeps back of smaller ones does not serve them, while memory of the largest serves all that follow
+    training.batches = chain(islice(training.batches, max((task.steps or 0) - len(largest), 0)), largest) if largest else training.batches
+    training.do_steps()
+    training.validate_once()
+    result = training.result()
+    return TrialResult(result.measured["process_bytes"], result.measured["step_seconds"], result.steps)
+
+
+def largest_batches(job: Job, numbers: tuple[int, ...], run: Run) -> list[Batch]:
+    """The batches that were planned for, if they are not the first ones: twice the first of them."""
+    jobs = [planned_for(job, batch) for batch in batches_at(job, numbers)] or [job] * (job.largest is not None)
+    return [batch for place, one in enumerate(jobs) for batch in islice(planned_batches(one, run.assignment), 1 if place else 2)]
+
+
+class Training:
+    """The training of one process, of the job's model or this very one, and what it has noted so far."""
+
+    def __init__(self, job: Job, techniques: tuple[TrainingTechnique, ...], recording: RecordingSettings | None, tell: Tell,
+                 expects: ExpectedBatches | None = None, model: nn.Module | None = None) -> None:
+        self.job, self.tell = job, tell
+        self.link = self.job.link
+        self.feed = Feed(self.job)
+        self.feed.start()
+        self.wanted = self.feed.steps_in_all   # 0: nobody knows
+        self.recorder = Recorder(recording, self.wanted, tell, self.link) if recording else None
+        expects = expects or ExpectedBatches()
+        self.tracker = Tracker(forgiving=True)
+        counted = replace(self.job, steps=self.wanted, epochs=0) if self.wanted else self.job
+        run = made_run(counted, techniques, self.recorder, self.tracker if expects.tracked else None, model)
+        self.feed.assignment = run.assignment
+        self.course = Progress(self.job, run, self.feed)
+        self.run = replace(run, state={**run.state, "course": self.course})
+        if self.recorder:
+            self.recorder.note_modules(begins=True)
+        self.number = self.recorder.resume(self.run, self.feed) if self.recorder else 0   # the last step that is done
+        self.losses: list[float] = []
+        self.history = History()   # where no folder keeps it
+        self.meter = Meter(self.run)
+        self.batches: Iterator[Batch] = self.course.batches()
+        self.sizes = BatchSizes(expects, recording.memory if recording else None, run.assignment.parts, self.warn)
+        self.tensors: dict[str, Any] = {"peak_bytes": 0}   # what they needed at most
+        self.noted = self.told = 0   # tracked steps of which the tensors' need was noted; bytes that were told of them
+        self.last: list[Any] = []    # the batch of the last step,
+        self.loss: Any = None        # and its loss: both stand while it is validated
+        self.holders = Holders(self.job, self.feed.held)
+        if expects.tracked:
+            self.course.watch = Watching(self.run, self.tracker, self.holders, lambda: (self.last, self.loss))
+        self.untracked = ""   # why the tracker failed, once that was told
+        self.step_begun = time.perf_counter()
+
+    def ended(self, file: str = "") -> TrainResult:
+        """How training ended, with what there is to tell of the trained model; its weights are written to a file, if there is a name."""
+        if self.recorder is None:
+            self.validate_once()
+        result = self.result()
+        if result.stopped is not None or result.unsaved:
+            return result
+        digest, shown = trained_model(self.job, self.run, file)
+        return replace(result, weights_sha256=digest, shown=shown)
+
+    def result(self) -> TrainResult:
+        """The last step is done: how that ended."""
+        self.feed.close()
+        self.run.assignment.end()
+        found = self.link.objects({**self.tensors, "process_bytes": status("VmHWM"), "steps": self.meter.steps, "sent": self.meter.sent,
+                                   "times": own_times(self.run)})
+        told, workers = timed(self.run, self.number, found), [{key: one[key] for key in one if key != "times"} for one in found]
+        if self.recorder and told is not None:
+            self.recorder.tell(told)
+        if self.recorder and self.run.assignment.asynchronous and self.losses:
+            self.recorder.tell(measured_by(workers))
+        elif self.recorder and self.losses and (most := max(workers, key=lambda one: int(one["peak_bytes"])))["peak_bytes"] > self.told:
+            self.recorder.tell(Measured(most["peak_bytes"], most["flops"], most["where"], most["parts"]))   # of a batch that came later
+        if self.recorder:
+            self.recorder.note_modules()
+        unsaved = self.recorder.end(self.run, self.course) if self.recorder else ""
+        if not self.course.over(self.number) and not self.feed.ended and self.run.assignment.counts_steps:
+            return TrainResult(stopped=self.number)
+        if unsaved:
+            return TrainResult(unsaved=unsaved)
+        states = readable_state(self.run)
+        return TrainResult(self.number, tuple(self.losses), states, self.figures(workers), self.link.world, tuple(workers))
+
+    def do_steps(self) -> None:
+        """Train until it is over, or somebody asks to stop."""
+        for _ in self.each():
+            pass
+
+    def each(self) -> Iterator[int]:
+        """The same step by step, for who wants to do something in between: the number of each when it is done."""
+        if self.number and self.recorder and self.course.due(self.number) and self.run.synchronised():   # it was stopped before that
+            self.recorder.validate(self.run, self.course)
+        if self.number and self.run.assignment.counts_steps and self.course.over(self.number):   # it was over, and only its end was missing
+            return
+        with suppress(GroupDone):   # the first worker has counted them
+            for loss in self.stepped():
+                go_on = self.note_step(loss)
+                yield self.number
+                if not go_on:
+                    break
+        if self.losses:
+            self.note_tensors()
+        elif not self.number and self.run.assignment.counts_steps:
+            raise Mistake("the job's data yields no batch: nothing to train on")
+
+    def stepped(self) -> Iterator[Any]:
+        """The losses of all steps. Those are tracked of which `sizes` wants to know what they need."""
+        loss: Any = None
+        for batch in self.batches:
+            self.last[:] = [batch]
+            if self.sizes.count >= TRACKED:   # and then whenever there is something new to tell
+                self.note_tensors()
+            if self.sizes.tracks(batch, self.number + 1) and not self.tracker.failed:
+                watch = watched(self.run, self.tracker, self.holders)   # what was made while it looked away stands there too,
+                if loss is not None:
+                    self.tracker.look(self.tracker.hold, (loss,))   # and so does the loss before
+                for loss in tracked_steps(watch, (batch,), self.tracker):
+                    yield loss
+            else:
+                for loss in steps(self.run, (batch,)):
+                    yield loss
+
+    def warn(self, text: str) -> None:
+        """Tell of something that the user should know before the next step."""
+        self.recorder.tell(Warned(text)) if self.recorder else self.tell(Warned(text, time=time.time()))
+
+    def note_step(self, loss: Any) -> bool:
+        """Note a step that is done; gives whether there is to be another."""
+        self.number += 1
+        imagined = self.link.world > 1 and self.link.imagined   # what others would have sent is missing: bytes count, numbers do not
+        self.loss = loss
+        self.losses.append(float(loss) if imagined else finite(float(loss), self.number))
+        seconds = time.perf_counter() - self.step_begun
+        moved, sent = self.meter.step()
+        step = Stepped(self.number, self.losses[-1], seconds, status("VmRSS"), status("VmHWM"), moved, sent,
+                       self.feed.epochs, self.course.rate, self.run.noted.take_norm())
+        go_on = self.recorder.after(self.run, self.course, step) if self.recorder else True
+        if self.course.validated_at == self.number and self.noted:
+            self.validated()
+        if self.recorder and (told := told_after(self.run, self.meter.steps, self.tensors["peak_bytes"])) is not None:
+            self.recorder.tell(replace(told, step=self.number))
+        self.meter.begin()
+        if self.recorder is None:
+            step = replace(step, time=time.time())
+            self.history.add(step)
+            self.tell(step)
+        self.step_begun = time.perf_counter()
+        return go_on and not (self.run.assignment.counts_steps and self.course.over(self.number))
+
+    def validated(self) -> None:
+        """The first validation after the first steps is done: what its tensors needed counts as theirs."""
+        if type(self.course.watch) is Watching:
+            self.course.watch = SilentObserver()
+            self.note_tensors(validated=True)
+
+    def validate_once(self) -> None:
+        """Validate as a run would, on the largest held-out batch alone, to see what that needs; nobody wants to know how good it is."""
+        if not self.job.validates or not self.losses or not self.run.assignment.counts_steps:
+            return
+        if self.job.validate is not None:
+            validated(self.run, self.job, self.course.watch)
+        else:
+            found = looked_through(self.job, self.run.assignment.asynchronous)
+            validated(self.run, self.job, self.course.watch, [(found.largest, True)])
+        self.note_tensors(validated=True)
+
+    def note_tensors(self, validated: bool = False) -> None:
+        """Note what the tensors of this worker needed in the steps that were tracked, if more were since the last time, or in a validation.
+        Workers that wait for each other tell of their first steps, and of what they do together, together; of later steps, whose batches
+        differ from worker to worker, at the end."""
+        if not self.sizes.count or (self.noted == self.sizes.count and not validated):
+            return
+        together, self.noted = validated or not self.noted, self.sizes.count
+        self.tracker.look(self.note_need)
+        if self.tracker.failed:
+            self.tensors = {"peak_bytes": 0}   # what was seen before is not all
+            self.tell_untracked()
+        if self.run.assignment.asynchronous or not (together or self.link.world == 1):   # asynchronous workers tell of theirs at the end
+            return
+        own = self.tensors["peak_bytes"]
+        self.told = max(gathered(self.run, own)) if together else own
+        if self.recorder and own:
+            self.recorder.tell(Measured(self.told, self.tensors["flops"], self.tensors["where"], self.tensors["parts"]))
+
+    def note_need(self) -> None:
+        """Read off the tracker's log what the tensors needed."""
+        log, highest = self.tracker.log, peak(self.tracker.log)
+        self.tensors = {"peak_bytes": highest.bytes, "flops": sum(log.flops.values()) / self.sizes.count, "where": str(highest.moment),
+                        "parts": dict(highest.parts)}
+
+    def tell_untracked(self) -> None:
+        """Tell once that the tracker failed. It only looks on, so the weights do not depend on it."""
+        if not self.untracked:
+            self.untracked = self.tracker.failed
+            self.warn(f"shoestring could not track the memory of this training ({self.untracked}), so what its tensors need is not "
+                      f"measured; training goes on, and its weights are those that it would have had")
+
+    def figures(self, workers: list[Any]) -> dict[str, Any]:
+        """What was measured: of the whole run where a folder has its events, else of these steps."""
+        if self.recorder:
+            return measured(History().read(self.recorder.folder.path))
+        self.history.add(measured_by(workers))
+        found = measured(self.history)
+        return found if found.get("peak_bytes") else {name: value for name, value in found.items() if name != "peak_bytes"}
+
+
+def readable_state(run: Run) -> dict[str, Any]:
+    """The state of every technique whose state is numbers and text only: the report shows it."""
+    def plain(value: Any) -> bool:
+        if isinstance(value, dict):
+            return all(map(plain, value.values()))
+        return all(map(plain, value)) if isinstance(value, (list, tuple)) else value is None or isinstance(value, (int, float, str))
+
+    states = {name: part.state_dict() for name, part in run.state.items() if part.of_technique and not part.on_disk}
+    return {name: state for name, state in states.items() if state and plain(state)}
+
+
+def made_run(job: Job, techniques: tuple[TrainingTechnique, ...], recorder: Recorder | None, tracker: Tracker | None,
+             model: nn.Module | None = None) -> Run:
+    """The run that the techniques make of the job, and of its model or this very one; without a tracker, the model is not looked at."""
+    resumed = recorder.look() if recorder else False
+    with making(techniques):
+        if model is None:
+            model = fresh_model(job)
+            if recorder and not resumed and (found := source(model, job)) and found.note:
+                recorder.tell(Warned(found.note))
+        else:
+            random_state.seed(job.seed)
+        check_same_weights(model, job.link)
+        with tracker or nullcontext():
+            return prepared(job, techniques, model, recorder.folder.path if recorder else None, resumed, tracker is not None)
+
+
+def check_same_weights(model: nn.Module, link: Link) -> None:
+    """Refuse to train one model that workers began with different weights."""
+    if link.world == 1 or link.imagined:
+        return
+    digest = xxh3_64()
+    for value in model.state_dict().values():
+        for piece in pieces(value) if hasattr(value, "dtype") else ():
+            digest.update(piece)
+    found = link.objects(digest.hexdigest())
+    others = [rank for rank, one in enumerate(found) if one != found[0]]
+    if others:
+        raise Mistake(f"worker {others[0]} of {link.world} made other weights than worker 0, though both began from the job's seed: "
+                      f"the model draws from something else (the time, the operating system, its own generator); seed that too")
+
+
+def trained_model(job: Job, run: Run, file: str) -> tuple[str, str]:
+    """The digest of the trained weights and what the job's `show` says of them; they are written to a file, if there is a name."""
+    found = {name: value for name, value in weights(run).items() if hasattr(value, "dtype")}
+    if run.link.rank and not kept(run):   # the first worker has the same weights and tells of them
+        return "", ""
+    digest, shown = weights_sha256({name: value for name, value in digested(run).items() if hasattr(value, "dtype")}), ""
+    absent = sum(prod(one.shape) * one.dtype.itemsize for one in kept(run).values())
+    if job.show is not None and absent > SHOWN:
+        shown = (f"(the job's show is left out: {bytes_text(absent)} of weights are on disk and would be read for every call "
+                 f"of the model; shoestring export gives them as a file)")
+    elif job.show is not None:
+        run.model.eval()
+        with torch.no_grad(), run.usable(), guarded_outside(run):
+            shown = job.show(run.model) if run.link.rank == 0 else ""
+    if file:
+        write_tensors(Path(file), found)
+    return digest, shown

@@ -1,0 +1,109 @@
+"""Plain training and a plan side by side, each in a process of its own: what `shoestring verify` shows."""
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from shoestring.core.exactness import Exactness
+from shoestring.core.files import temporary_folder
+from shoestring.core.hardware import Hardware
+from shoestring.core.job import Job
+from shoestring.core.technique import text
+from shoestring.measure.instructions import cap, cap_this_process
+from shoestring.measure.probe import known_hardware
+from shoestring.processes.launch import run_worker
+from shoestring.runs.tensors import TensorFile
+from shoestring.training.evidence.gather import ledger_of_traits
+from shoestring.training.evidence.rehearsals import Rehearsals
+from shoestring.training.execution.batch_sizes import ExpectedBatches
+from shoestring.training.execution.tasks import TrainResult, TrainTask
+from shoestring.training.plan import Plan
+from shoestring.training.technique import TrainingTechnique as Technique
+from shoestring.training.technique import environment
+
+
+def worker_environment(techniques: Iterable[Technique]) -> dict[str, str]:
+    """Variables that a worker for these techniques starts with on this machine."""
+    cap_this_process()
+    return {**cap(), **environment(techniques)}   # nothing that must be measured
+
+
+class Verified(NamedTuple):
+    """What `verify` found."""
+
+    same_bits: bool
+    largest_difference: float   # between two weights
+
+    def __str__(self) -> str:
+        return "the same bits" if self.same_bits else f"not the same bits: weights differ by {self.largest_difference:.2g} at most"
+
+
+def compared(plain: Mapping[str, Tensor], planned: Mapping[str, Tensor]) -> Verified:
+    """Whether two states are the same bits, and the largest difference between them."""
+    most, equal = 0.0, True
+    for name, value in plain.items():
+        other = planned[name]
+        if value.dtype != other.dtype or not torch.equal(value, other):
+            equal = False
+            most = max(most, (value.double() - other.double()).abs().max().item())
+    return Verified(equal, most)
+
+
+ROUNDED = 1e-4   # of a loss: how far sums in another order may lead in a few steps
+
+
+def verified(job: Job, plan: Plan, count: int) -> dict[str, Any]:
+    """Plain training, each technique alone and the whole plan, each in a process of its own, side by side."""
+    assert job.origin is not None, "only a job from a file can be made again in a child process"
+    singles = plan.techniques if len(plan.techniques) > 1 else ()
+    rehearsals = Rehearsals(job, known_hardware() if singles else Hardware(), run_worker)
+    levels = own_levels(rehearsals, singles)
+    with temporary_folder() as folder:
+        def trained(techniques: tuple[Technique, ...], name: str) -> TrainedWeights:
+            task = TrainTask(**rehearsals.about_job(techniques), steps=count, weights=f"{folder}/{name}",
+                             expected=ExpectedBatches(tracked=plan.looked))
+            result = run_worker(task, worker_environment(techniques))
+            return TrainedWeights(result, dict(TensorFile(Path(folder, name)).items()))
+
+        plain = trained((), "plain")
+        whole = trained(plan.techniques, "plan")
+        verdicts = [verdict(text(one), min(plan.exactness, level), plain, trained((one,), "one"))
+                    for one, level in zip(singles, levels, strict=True)]
+        verdicts.append(verdict(str(plan), plan.exactness, plain, whole))
+    last = verdicts[-1]
+    return {
+        "kept": all(one["kept"] is not False for one in verdicts), "exactness": plan.exactness.word,
+        "bit_equal": last["bit_equal"], "largest_difference": last["largest_difference"], "steps": count,
+        "predicted": {"peak_bytes": plan.peak_bytes, "process_bytes": plan.process_bytes, "step_seconds": plan.step_seconds},
+        "measured": dict(whole.result.measured), "plain_measured": dict(plain.result.measured), "verdicts": verdicts,
+        "losses": list(zip(plain.result.losses, whole.result.losses, strict=True)),
+    }
+
+
+def own_levels(rehearsals: Rehearsals, techniques: tuple[Technique, ...]) -> list[Exactness]:
+    """How close each technique alone stays to plain training of a job."""
+    if not techniques:   # plain training needs no look at the model
+        return []
+    ledger = ledger_of_traits(rehearsals, techniques)
+    return [one.exactness(ledger) for one in techniques]
+
+
+class TrainedWeights(NamedTuple):
+    """What a worker process trained."""
+
+    result: TrainResult
+    weights: Mapping[str, Tensor]
+
+
+def verdict(name: str, level: Exactness, plain: TrainedWeights, other: TrainedWeights) -> dict[str, Any]:
+    """What was found of a plan against the level that it states. What draws anew or is changed is promised nothing that one run of
+    each could show: `kept` is then None."""
+    equal, most = compared(plain.weights, other.weights)
+    off = max(abs(a - b) / max(abs(a), 1e-12) for a, b in zip(plain.result.losses, other.result.losses, strict=True))
+    kept = equal if level is Exactness.BITS else off < ROUNDED if level is Exactness.ROUNDING else None
+    return {"technique": name, "bit_equal": equal, "largest_difference": most, "loss_difference": off,
+            "stated": level.word, "kept": kept}

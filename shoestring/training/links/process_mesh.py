@@ -1,0 +1,32 @@
+"""The mesh of real processes: a process group of its own for every line of workers along an axis."""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+
+from torch import distributed as dist
+
+from shoestring.core.link import Link
+from shoestring.core.mesh import Mesh, lines
+from shoestring.training.links.shared_memory_link import joined
+
+
+def joined_mesh(link: Link, sizes: Mapping[str, int], same_machine: bool = True) -> Mesh:
+    """This process's mesh, made of its link to all; every process calls it, with the same sizes.
+
+    An axis that has all workers takes the link that is there; on an axis with one worker nobody is spoken to.
+    """
+    own: dict[str, tuple[list[int], dist.ProcessGroup]] = {}
+    for axis, size in sizes.items():
+        for line in lines(sizes, axis) if 1 < size < link.world else ():
+            group = dist.new_group(line, timeout=timedelta(seconds=link.deadline))   # by all processes, in the same order
+            if link.rank in line:
+                own[axis] = line, group
+    axes: dict[str, Link] = {}
+    for axis, size in sizes.items():
+        if axis in own:
+            line, group = own[axis]
+            axes[axis] = joined(line.index(link.rank), size, same_machine, link.deadline, group, link.speeds, line)
+        else:
+            axes[axis] = link if size == link.world else Link()
+    return Mesh(link, axes)

@@ -1,0 +1,44 @@
+"""Adding up by messages: the rounds of core/sums.py, carried out over a link that sends."""
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from shoestring.core.link import Sending
+from shoestring.core.sums import AllReduceTable, Receive, rounds
+
+
+class Carrier(Protocol):
+    """What a link must be able to do for that."""
+
+    rank: int
+    sums: AllReduceTable
+
+    def begin_part(self, part: Tensor, to: int) -> Sending: ...
+
+    def begin_to_receive(self, part: Tensor, source: int) -> Sending: ...
+
+
+def add_up(link: Carrier, tensor: Tensor, way: str, room: Tensor) -> None:
+    """Add up a contiguous tensor over the link's workers, in place; `room` takes what comes in to be added.
+
+    Everything that a round sends is begun before anything is waited for, so nobody waits for one who waits for them; what comes in first
+    is expected before that, because who sends to one that waits already need not ask. Every wait has the link's deadline, and a worker
+    that is gone shows as PeerLost.
+    """
+    flat = tensor.detach().view(-1)
+
+    def expect(one: Receive) -> Sending:
+        return link.begin_to_receive(room[:one.end - one.begin] if one.adds else flat[one.begin:one.end], one.source)
+
+    for each in rounds(way, link.rank, link.sums.machines, len(flat)):
+        coming = [expect(one) for one in each.receives[:1]]
+        sendings = [link.begin_part(flat[one.begin:one.end], one.to) for one in each.sends]
+        for number, one in enumerate(each.receives):
+            coming.pop().wait()
+            if one.adds:
+                flat[one.begin:one.end].add_(room[:one.end - one.begin])
+            coming = [expect(after) for after in each.receives[number + 1:number + 2]]
+        for sending in sendings:
+            sending.wait()

@@ -1,0 +1,99 @@
+"""Accumulate: use a big batch on a small device. Run it in pieces, sum the gradients, update once.
+
+    activations  a  ->  a / n            gradients stand from the first piece on
+    time         t  ->  r(n) t + (n - 1) a    r: small pieces use the machine less well (measured for 2 and 8 pieces,
+                                              lines in between); a: adding one piece's gradients to the sum
+
+The loss is a mean over the batch's weight w (samples, or valid tokens), so a piece counts w_piece / w_batch. Equal to plain
+training up to the order of the sum, as long as no layer mixes samples (batch norm does; training/evidence/pieces.py tries the rest) and
+none draws (dropout then draws other masks of the same distribution).
+Huang et al.: GPipe, 2019, arXiv 1811.06965, section 2.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from shoestring.core.batch import Batch
+from shoestring.core.errors import Mistake
+from shoestring.core.exactness import Exactness
+from shoestring.core.ledger import Ledger
+from shoestring.core.run import Run, weighed
+from shoestring.training.technique import MIXED, TrainingTechnique
+
+
+@dataclass(frozen=True)
+class Accumulate(TrainingTechnique):
+    pieces: int   # parts of the batch that run one after the other
+
+    order: ClassVar[int] = 20
+    exact: ClassVar[bool] = True
+    saves_memory: ClassVar[bool] = True
+    splits_batch: ClassVar[bool] = True
+    why: ClassVar[str] = "activations of a part of the batch at a time"
+
+    def __post_init__(self) -> None:
+        if self.pieces < 1:
+            raise Mistake(f"Accumulate(pieces={self.pieces}): a batch has at least one piece")
+
+    @classmethod
+    def choices(cls, ledger: Ledger) -> tuple[Accumulate, ...]:
+        if ledger.pieces > 1:   # the batch is in pieces already
+            return ()
+        return tuple(cls(pieces) for pieces in (2, 3, 4, 6, 8, 12, 16, 24, 32, 64) if pieces <= ledger.batch)
+
+    @classmethod
+    def easing(cls, samples: int) -> tuple[Accumulate, ...]:
+        return tuple(cls(pieces) for pieces in (2, 4, 8, 16, 32) if pieces <= samples)
+
+    @property
+    def parts(self) -> int:
+        return self.pieces
+
+    def refusal(self, ledger: Ledger) -> str:
+        if ledger.has("can't be split"):
+            return ledger.findings.reasons.get("can't be split", "the batch can't be split into samples")
+        return f"{self.pieces} pieces of a batch of {ledger.batch} samples: a piece needs a sample" if self.pieces > ledger.batch else ""
+
+    def exactness(self, ledger: Ledger) -> Exactness:
+        if ledger.has("mixes samples"):
+            return Exactness.CHANGED
+        return Exactness.DRAWS if ledger.has("draws") else Exactness.ROUNDING
+
+    def drift(self, ledger: Ledger) -> float:
+        return MIXED
+
+    def cost(self, ledger: Ledger) -> Ledger:
+        return ledger.in_pieces(self.pieces)
+
+    def pieces_of(self, run: Run, batch: Batch) -> list[Batch]:
+        """The batch in pieces; in a group, a worker may have fewer samples than that."""
+        return run.pieces(batch, min(self.pieces, run.count(batch)) if run.link.world > 1 else self.pieces)
+
+    def apply(self, run: Run) -> Run:
+        def gradients(now: Run, batch: Batch) -> Tensor:
+            whole = float(now.weight(batch))
+            if now.link.world > 1:   # other workers' parts count, if this one's does not
+                whole = whole or 1.0
+            if not whole > 0:
+                raise Mistake(f"the batch has the weight {whole}: a mean over nothing; check the job's weight")
+            total = torch.zeros(())
+            shares = [(piece, float(now.weight(piece)) / whole) for piece in self.pieces_of(now, batch)]
+            if now.link.world > 1:   # all workers have as many pieces, so that they send as often
+                shares += [(shares[0][0], 0.0)] * (self.pieces - len(shares))
+            else:
+                shares = [(piece, share) for piece, share in shares if share]
+            for number, (piece, share) in enumerate(shares, 1):
+                part = replace(now, loss=scaled(now.loss, share), last=now.last and number == len(shares))
+                total = total + run.gradients(part, piece)
+            return total
+
+        return replace(run, gradients=gradients, parts=run.parts * self.pieces)
+
+
+def scaled(loss: Callable[[Any, Batch], Tensor], share: float) -> Callable[[Any, Batch], Tensor]:
+    return lambda output, batch: weighed(loss(output, batch), share)

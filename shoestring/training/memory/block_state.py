@@ -1,0 +1,238 @@
+"""What a block keeps from one call to the next, and how it was before a call.
+
+A block that is computed again must find everything as it was the first time: buffers and attributes, whoever changed them and however
+(in place, through .data, by a hook that ran before), lists and dicts, random generators of its own, and what its objects hold.
+A `Picture` is all of that before one call. Pictures share what did not change, so one costs little; of tensors that may change in place
+(buffers, and attributes up to SMALL) it has copies.
+
+What a block keeps elsewhere (a global list, a closure), or in an object that can't be looked at, is not found here: recompute.py
+notices it by what comes out. No method of a user's object is called on the way (core/foreign.py).
+"""
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from operator import is_
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from shoestring.core.errors import Mistake
+from shoestring.core.foreign import attributes_of, container_kind, items_of
+from shoestring.core.private import bit_generator, own_buffers, write_count
+from shoestring.measure.fake import unseen_writes
+from shoestring.training.memory.fingerprint import fingerprint, matches
+
+SMALL = 1 << 20    # bytes: of an attribute larger than this no copy is made
+DEPTH = 3          # lists in lists, and objects in them, are followed so far
+LONG = 1000        # a container with more items is compared by its length only
+
+# nn.Module's own books are left alone; `forward` is replaced by techniques
+BOOKS = frozenset(nn.Module().__dict__) - {"training"} | {"forward"}
+CHANGE_TOO_LARGE = ("a block changes the tensor {name!r} in place, which at {bytes:,} bytes is too large to copy before every call, so it "
+                    "can't be computed again: keep it as a buffer, or use a plan without Checkpoint and OffloadModel")
+
+
+class Frozen(Protocol):
+    """An object whose content may change, and its content at one moment."""
+
+    def same(self) -> bool: ...    # it is still so
+    def put(self) -> None: ...     # make it so again
+
+
+class FrozenTensor:
+    """A tensor, with a copy. On the CPU its bytes are compared; a GPU would have to be waited for, so there its version must do, and
+    batch norm's statistics, which change without one, count as changed by every call."""
+
+    def __init__(self, tensor: Tensor, copied: bool, name: str) -> None:
+        self.tensor, self.name = tensor, name
+        self.version = version(tensor)
+        self.copy = tensor.detach().clone() if copied else None
+        self.print = fingerprint(tensor) if copied and tensor.device.type == "cpu" else None
+        self.passing = tensor.device.type != "cpu" and name in ("running_mean", "running_var")
+
+    def same(self) -> bool:
+        return not self.passing and self.version == version(self.tensor) and matches(self.print, self.tensor)
+
+    def put(self) -> None:
+        if self.copy is None:
+            raise Mistake(CHANGE_TOO_LARGE.format(name=self.name, bytes=self.tensor.nbytes))
+        self.tensor.data.copy_(self.copy)   # through .data: whoever saved it for backward need not be told, it is put back again
+        self.version = version(self.tensor)
+
+
+def version(tensor: Tensor) -> tuple[int, int]:
+    return (0 if tensor.is_inference() else write_count(tensor)), unseen_writes(tensor)
+
+
+class FrozenItems:
+    """A list, deque, dict or set."""
+
+    def __init__(self, container: Any) -> None:
+        self.container, self.kind = container, container_kind(container)
+        self.length = self.kind.__len__(container)
+        self.items = self.listed() if self.length <= LONG else None
+
+    def listed(self) -> list[Any]:
+        """What it holds, in order; of a dict, its keys and then its values."""
+        return [*(self.kind.keys(self.container) if issubclass(self.kind, dict) else ()), *items_of(self.container)]
+
+    def same(self) -> bool:
+        if self.kind.__len__(self.container) != self.length or self.items is None:
+            return bool(self.kind.__len__(self.container) == self.length)
+        return all(map(is_, self.listed(), self.items))
+
+    def put(self) -> None:
+        if self.items is None:
+            raise Mistake(f"a block keeps a {type(self.container).__name__} of more than {LONG} items and changes it, so it can't be "
+                          f"computed again: use a plan without Checkpoint and OffloadModel")
+        self.kind.clear(self.container)
+        if issubclass(self.kind, dict):
+            self.kind.update(self.container, zip(self.items[:self.length], self.items[self.length:], strict=True))
+        elif self.kind is set:
+            set.update(self.container, self.items)
+        else:
+            self.kind.extend(self.container, self.items)
+
+
+class FrozenNames:
+    """The attributes of an object, or the buffers of a module, by name."""
+
+    def __init__(self, names: dict[str, Any]) -> None:
+        self.names = names
+        self.then = self.now()
+        self.whole = dict(names)
+
+    def now(self) -> dict[str, Any]:
+        return {name: value for name, value in self.names.items() if name not in BOOKS}
+
+    def same(self) -> bool:
+        if self.names.keys() == self.whole.keys() and all(map(is_, self.names.values(), self.whole.values())):   # nearly always
+            return True
+        now = self.now()
+        return now.keys() == self.then.keys() and all(now[name] is value for name, value in self.then.items())
+
+    def put(self) -> None:
+        for name in self.now().keys() - self.then.keys():
+            del self.names[name]
+        self.names.update(self.then)
+
+
+class FrozenGenerator:
+    def __init__(self, generator: Any) -> None:
+        self.generator = generator
+        self.state = self.now()
+
+    def now(self) -> Any:
+        if isinstance(self.generator, torch.Generator):
+            return bytes(self.generator.get_state().numpy())
+        if isinstance(self.generator, random.Random):
+            return random.Random.getstate(self.generator)   # not that of a subclass, which may have none
+        bits = self.generator if isinstance(self.generator, np.random.BitGenerator) else bit_generator(self.generator)
+        return bits.state
+
+    def same(self) -> bool:
+        return equal(self.now(), self.state)
+
+    def put(self) -> None:
+        if isinstance(self.generator, torch.Generator):
+            self.generator.set_state(torch.frombuffer(bytearray(self.state), dtype=torch.uint8))
+        elif isinstance(self.generator, random.Random):
+            random.Random.setstate(self.generator, self.state)
+        else:
+            bits = self.generator if isinstance(self.generator, np.random.BitGenerator) else bit_generator(self.generator)
+            bits.state = self.state
+
+
+def equal(one: Any, other: Any) -> bool:
+    """Whether two states of a generator are the same; NumPy's have arrays in nested dicts."""
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(equal(value, other[key]) for key, value in one.items())
+    return bool(np.array_equal(one, other)) if isinstance(one, np.ndarray) else bool(one == other)
+
+
+GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, np.random.BitGenerator, random.Random)
+UNCHANGING = (tuple, frozenset)
+OPAQUE = (str, bytes, int, float, complex, type(None), type, torch.dtype, torch.device, nn.Module, ModuleType, FunctionType, MethodType,
+          BuiltinFunctionType)
+
+
+class BlockState:
+    """All that a block keeps."""
+
+    def __init__(self, block: nn.Module) -> None:
+        self.block = block
+        self.known: dict[int, Frozen] = {}   # id of an object -> as it was last seen; holds the object, so its id stays its own
+
+    def picture(self) -> list[Frozen]:
+        """How everything is now."""
+        found: dict[int, Frozen] = {}
+        for module in self.block.modules():
+            self.follow_names(module.__dict__, found, DEPTH, copied=False)
+            self.follow_names(own_buffers(module), found, DEPTH, copied=True)
+        self.known = found
+        return list(found.values())
+
+    def follow_names(self, names: dict[str, Any], found: dict[int, Frozen], depth: int, copied: bool) -> None:
+        if id(names) in found:
+            return
+        kept = self.last(names) or FrozenNames(names)
+        found[id(names)] = kept
+        assert isinstance(kept, FrozenNames), "what is known by an id is what it was"
+        for name, value in kept.then.items():
+            self.follow(name, value, found, depth, copied)
+
+    def follow(self, name: str, value: Any, found: dict[int, Frozen], depth: int, copied: bool) -> None:
+        """Note an object and what it holds; of one that can't be looked at, nothing."""
+        if isinstance(value, OPAQUE) or id(value) in found or not depth:
+            return
+        with suppress(Exception):   # a tensor without memory of its own, say
+            self.look_into(name, value, found, depth, copied)
+
+    def look_into(self, name: str, value: Any, found: dict[int, Frozen], depth: int, copied: bool) -> None:
+        kind = container_kind(value)
+        if isinstance(value, Tensor):
+            if not isinstance(value, nn.Parameter) and value.layout is torch.strided:
+                found[id(value)] = self.last(value) or FrozenTensor(value, copied or value.nbytes <= SMALL, name)
+        elif isinstance(value, GENERATORS):
+            found[id(value)] = self.last(value) or FrozenGenerator(value)
+        elif kind is not None:
+            if kind not in UNCHANGING:
+                found[id(value)] = self.last(value) or FrozenItems(value)
+            if kind.__len__(value) <= LONG:
+                for item in list(items_of(value)):
+                    self.follow(name, item, found, depth - 1, copied)
+        elif (names := attributes_of(value)) is not None:
+            self.follow_names(names, found, depth - 1, copied)
+
+    def last(self, value: Any) -> Frozen | None:
+        """What is known of an object, if it did not change since."""
+        known = self.known.get(id(value))
+        return known if known is not None and known.same() else None
+
+    @contextmanager
+    def as_in(self, picture: list[Frozen]) -> Iterator[None]:
+        """Inside, the block finds everything as in a picture; afterwards all is as it was before."""
+        now = self.picture()
+        current = set(map(id, now))
+        put_back([one for one in picture if id(one) not in current])
+        try:
+            yield
+        finally:
+            put_back(now)
+
+
+def generators_of(model: nn.Module) -> list[FrozenGenerator]:
+    """The random generators of a model, and Python's and NumPy's global ones, as they are now."""
+    found = [one for one in BlockState(model).picture() if isinstance(one, FrozenGenerator)]
+    return [*found, FrozenGenerator(random.random.__self__), FrozenGenerator(np.random.random.__self__)]   # type: ignore[attr-defined]
+
+
+def put_back(picture: list[Frozen]) -> None:
+    for one in picture:
+        if not one.same():
+            one.put()

@@ -1,0 +1,198 @@
+"""The best schedule of recomputation for a chain of uneven blocks under a memory limit, by an exact dynamic program.
+
+Let best(s, t, m) be the least time to run blocks s..t forward and backward when s's input is held and m bytes are free.
+Block by block there are two choices:
+
+    keep s          f_s + b_s + best(s+1, t, m - kept_s)
+    forget s..r     f_s + ... + f_r + best(r+1, t, m - output_r) + best(s, r, m)
+
+and the inner best(s, r, m) is run as a checkpoint within a checkpoint. m is cut into LEVELS steps and rounded up, so a schedule
+may need less than it was allowed and never more; every schedule is then costed on the real timeline.
+Beaumont, Eyraud-Dubois, Herrmann, Joly, Shilova: Optimal checkpointing for heterogeneous chains, 2019, arXiv 1911.13214.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from shoestring.core.ledger import Block
+from shoestring.training.memory.recompute import Schedule, flat
+
+LEVELS = 300
+KEPT = 0
+
+Table = np.ndarray[Any, Any]
+
+
+def forgotten(blocks: Sequence[Block], schedule: Schedule) -> tuple[Block, ...]:
+    """The blocks as they cost under a schedule over all of them (numbers are positions in `blocks`)."""
+    changes: list[dict[str, Any]] = [{} for _ in blocks]
+    for item in schedule:
+        if not isinstance(item, int):
+            members = flat(item)
+            last = members[-1]
+            for number in members:
+                changes[number] = {"kept": 0.0}
+            changes[last] = {"kept": blocks[last].output}
+            replayed(blocks, changes, item, 0.0, blocks[last].output)
+    return tuple(block.changed(**change) if change else block for block, change in zip(blocks, changes, strict=True))
+
+
+def replayed(blocks: Sequence[Block], changes: list[dict[str, Any]], items: Schedule, alive: float, counted: float) -> None:
+    """Write the cost of computing a segment again into `changes`; `counted` bytes of its last block are in `kept` already."""
+    members = flat(items)
+    last = members[-1]
+    top = 0.0
+    starts = []
+    for item in items:
+        starts.append(alive)
+        inner = [item] if isinstance(item, int) else flat(item)
+        carried = 0.0
+        for number in inner:
+            top = max(top, alive + carried + blocks[number].rise)
+            carried = blocks[number].output
+        alive += blocks[inner[0]].kept if isinstance(item, int) else blocks[inner[-1]].output
+    for item, start in zip(reversed(items), reversed(starts), strict=True):
+        if isinstance(item, int):
+            changes[item]["spike"] = start + blocks[item].kept + blocks[item].spike - (counted if item == last else 0.0)
+        else:
+            replayed(blocks, changes, item, start, counted if flat(item)[-1] == last else 0.0)
+    # All members run forward again while the last one waits to go backward.
+    again, waiting = [blocks[number] for number in members], vars(blocks[last]) | changes[last]
+    changes[last] |= {
+        "spike": max(waiting["spike"], top - counted), "backward": waiting["backward"] + sum(block.forward for block in again),
+        "backward_flops": waiting["backward_flops"] + sum(block.flops for block in again),
+        "backward_scratch": max(waiting["backward_scratch"], *(block.scratch for block in again)),
+    }
+
+
+def best_schedules(blocks: Sequence[Block], limits: Sequence[float]) -> list[Schedule]:
+    """For every limit (bytes above what stands), the fastest schedule that the program finds, or none."""
+    count, most = len(blocks), max(limits)
+    step = most / LEVELS
+
+    def units(size: Any) -> Any:
+        """Levels that so many bytes take; one more than there are, if they are too many."""
+        return np.minimum(np.ceil(np.maximum(size, 0.0) / step - 1e-9), LEVELS + 1).astype(np.int16)
+
+    kept = units([block.kept for block in blocks]).tolist()
+    outputs = units([block.output for block in blocks]).tolist()
+    parts = list(reversed(solved(blocks, units, kept, outputs)))
+    part_of = [part for part in parts for _ in part.own]
+
+    def schedule(s: int, t: int, m: int) -> Schedule:
+        if s > t:
+            return ()
+        part = part_of[s]
+        size = int(part.sizes[s - part.own.start, part.column(t), m])
+        if size == KEPT:
+            return (s, *schedule(s + 1, t, m - kept[s]))
+        r = s + size - 1
+        return (schedule(s, r, m), *schedule(r + 1, t, m - outputs[r]))
+
+    found = []
+    gradients = sum(block.gradient for block in blocks)   # all that is there in the end; before, the program counts them
+    for limit in limits:
+        m = int(limit / step + 1e-9)
+        if np.isfinite(parts[0].time[0, -1, m]) and limit * (1 + 1e-9) >= gradients:
+            found.append(schedule(0, count - 1, m))
+    return list(dict.fromkeys(found))
+
+
+@dataclass(frozen=True)
+class Solution:
+    """Of one part of the chain, tables over (s, t, m): the least time, and the number of blocks of the first segment (KEPT: s is in none).
+
+    A segment never goes beyond its part, so t is a block of the part or the last of the whole chain, which has the last column."""
+
+    own: range
+    time: Table
+    sizes: Table
+
+    def column(self, t: int) -> int:
+        return t - self.own.start if t in self.own else -1
+
+
+def parts_of(blocks: Sequence[Block]) -> list[range]:
+    """The chain in parts: blocks that may be in one segment, as many as stand side by side; what runs outside of them is a part alone."""
+    ends = [place + 1 for place, (block, after) in enumerate(pairwise(blocks)) if not (block.inside and after.inside)]
+    return [range(begin, end) for begin, end in pairwise((0, *ends, len(blocks)))]
+
+
+def repeated(blocks: Sequence[Block]) -> list[int]:
+    """For every s the first t for which s..t does not cost what s+1..t+1 costs; s itself, if already s and s+1 differ.
+
+    Blocks that leave gradients behind differ from each other: how many are there already depends on their place."""
+    taken = [0.0, *(block.output for block in blocks[:-1])]
+    costs = [(block.inside, before, block.kept, block.output, block.rise, block.spike, block.forward, block.backward)
+             for before, block in zip(taken, blocks, strict=True)]
+    ends = [len(blocks) - 1]
+    for s in reversed(range(len(blocks) - 1)):
+        alike = costs[s] == costs[s + 1] and not blocks[s].gradient and not blocks[s + 1].gradient
+        ends.append(max(ends[-1], s + 1) if alike else s)
+    return ends[::-1]
+
+
+def solved(blocks: Sequence[Block], units: Callable[[Any], Any], kept: list[int], outputs: list[int]) -> list[Solution]:
+    """The solutions of all parts of the chain, the last part first.
+
+    From the last s to the first; for every s, from the smallest segment to the largest; for all t and m at once. What is already known
+    of the same blocks one place further is not computed again.
+    """
+    count, known = len(blocks), repeated(blocks)
+    later = np.concatenate([np.cumsum([block.gradient for block in blocks][::-1])[::-1], [0.0]])   # gradients of blocks >= i
+    forward = np.array([block.forward for block in blocks])
+    carried = np.array([0.0, *(block.output for block in blocks[:-1])])
+    rises = np.array([block.rise for block in blocks])
+    spikes = units(np.array([block.kept + block.spike for block in blocks]) + later[1:])
+    levels = np.arange(LEVELS + 1, dtype=np.int16)
+    solutions: list[Solution] = []
+    for own in reversed(parts_of(blocks)):
+        a, b = own.start, own.stop
+        last = [*own, *[count - 1] * (b < count)]                       # the t of every column
+        time = np.full((b - a, len(last), LEVELS + 1), np.inf)
+        sizes = np.full(time.shape, KEPT, dtype=np.int16)
+        after = later[1:][last]                                         # gradients that are there before t
+        for s in reversed(own):
+            i, block = s - a, blocks[s]
+            new = min(known[s], b - 1) - a                              # the first column that is to be computed
+            if new > i:
+                time[i, i:new], sizes[i, i:new] = time[i + 1, i + 1:new + 1], sizes[i + 1, i + 1:new + 1]
+            needs = np.maximum(units(rises[s] + after[new:]), spikes[s])   # of keeping s, with t to run
+            np.copyto(time[i, new:], block.forward + block.backward, where=levels >= needs[:, None])
+            if s + 1 < count:
+                begin = max(new, i + 1)
+                rest = time[i + 1, begin:] if s + 1 < b else solutions[-1].time[0, -1:]
+                time[i, begin:, kept[s]:] += rest[:, :LEVELS + 1 - kept[s]]
+                time[i, begin:, :kept[s]] = np.inf
+            stop = min(b, count - 1) if block.inside else s
+            # Run s..r forward and forget them, one input and one block's rise at a time.
+            tops = (carried + rises)[s:stop, None] + after[new:]
+            tops[:1] -= carried[s]
+            through = units(np.maximum.accumulate(tops))
+            spent = np.cumsum(forward[s:stop])
+            if new > i:   # all of these blocks have the same output, and their segments are known: try them at once
+                out = outputs[s]
+                values = spent[:new - i, None, None] + time[i + 1:new + 1, new:, :LEVELS + 1 - out]
+                values += time[i, i:new, None, out:]
+                values[levels[out:] < through[:new - i, :, None]] = np.inf
+                found = values.min(0)
+                better = found < time[i, new:, out:]
+                np.copyto(time[i, new:, out:], found, where=better)
+                np.copyto(sizes[i, new:, out:], values.argmin(0) + 1, where=better, casting="same_kind")
+            for r in range(a + new, stop):
+                begin = max(new, r + 1 - a)
+                least = max(through[r - s, -1], outputs[r])
+                rest = time[r + 1 - a, begin:] if r + 1 < b else solutions[-1].time[0, -1:]
+                value = spent[r - s] + rest[:, least - outputs[r]:LEVELS + 1 - outputs[r]]
+                value += time[i, r - a, least:]
+                better = value < time[i, begin:, least:]
+                better &= levels[least:] >= through[r - s, begin - new:, None]
+                np.copyto(time[i, begin:, least:], value, where=better)
+                np.copyto(sizes[i, begin:, least:], r + 1 - s, where=better)
+        solutions.append(Solution(own, time, sizes))
+    return solutions

@@ -1,0 +1,154 @@
+"""Checkpoint: forget activations on the way forward, compute them again on the way back.
+
+With N equal blocks of `a` bytes and boundaries of `x` bytes, in segments of k:
+
+    kept    N a   ->  N/k x  +  k a          least at k = sqrt(N x / a)
+    time    F + B ->  2 F + B                every forgotten block runs forward twice
+
+For uneven blocks `chain.best_schedules` finds the fastest schedule under a memory limit, nested where that pays. Exact: the same
+kernels see the same numbers, random states and buffers, so the weights are bit-equal.
+Chen, Xu, Zhang, Guestrin: Training Deep Nets with Sublinear Memory Cost, 2016, arXiv 1604.06174.
+"""
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, ClassVar
+
+from torch import nn
+
+from shoestring.core.batch import Batch
+from shoestring.core.errors import Mistake
+from shoestring.core.ledger import NO_BLOCK_RUNS, Block, Ledger
+from shoestring.core.run import Run
+from shoestring.training.memory.chain import best_schedules, forgotten
+from shoestring.training.memory.recompute import BlockRecorder, Schedule, flat
+from shoestring.training.technique import TrainingTechnique
+
+LIMITS = 24   # memory limits between least and plain for which the dynamic program is asked
+
+
+@dataclass(frozen=True)
+class Checkpoint(TrainingTechnique):
+    every: int = 0        # blocks per segment; 1 recomputes block by block
+    groups: int = 0       # or: so many segments; -1 takes sqrt(N)
+    schedule: str = ""    # or: any nested schedule of block numbers, such as "((0, 1), 2, (3, (4, 5)))"
+
+    order: ClassVar[int] = 40
+    exact: ClassVar[bool] = True
+    saves_memory: ClassVar[bool] = True
+    why: ClassVar[str] = "activations are computed again instead of kept"
+
+    def __post_init__(self) -> None:
+        if sum(map(bool, (self.every, self.groups, self.schedule))) > 1:
+            raise Mistake("Checkpoint takes one of every, groups and schedule, not several")
+        if self.every < 0 or self.groups < -1:
+            raise Mistake(f"Checkpoint(every={self.every}, groups={self.groups}): give a positive number of blocks or groups")
+        if self.schedule:
+            parsed_schedule(self.schedule)
+
+    @classmethod
+    def choices(cls, ledger: Ledger) -> tuple[Checkpoint, ...]:
+        count = len(ledger.inside)
+        uniform = [cls(every=k) for k in range(1, count // 2 + 1) if k <= 4 or k % 2 == 0][:8]
+        if ledger.workers.stages > 1:   # every stage has blocks of its own, and their numbers say nothing
+            return (*uniform[:4], cls(groups=-1))
+        return (*uniform, cls(groups=-1), *(cls(schedule=written(schedule)) for schedule in optimal(ledger)))
+
+    @classmethod
+    def easing(cls, samples: int) -> tuple[Checkpoint, ...]:
+        return (cls(every=1),)
+
+    def refusal(self, ledger: Ledger) -> str:
+        if ledger.has("no block runs"):
+            return NO_BLOCK_RUNS
+        if ledger.has("can't be recomputed"):
+            return ledger.findings.reasons["can't be recomputed"]
+        numbers = flat(self.numbers(len(ledger.inside)))
+        if numbers and numbers[-1] >= len(ledger.inside):
+            return f"the schedule names block {numbers[-1]} and the model has {len(ledger.inside)} blocks"
+        return ""
+
+    def numbers(self, count: int) -> Schedule:
+        """The schedule over `count` blocks."""
+        if self.schedule:
+            return parsed_schedule(self.schedule)
+        groups = self.groups if self.groups > 0 else max(round(math.sqrt(count)), 1)
+        size = self.every or (1 if not self.groups else -(-count // groups))
+        return tuple(tuple(range(start, min(start + size, count))) for start in range(0, count, size))
+
+    def cost(self, ledger: Ledger) -> Ledger:
+        blocks = forgotten(ledger.blocks, placed(ledger.blocks, self.numbers(len(ledger.inside))))
+        again = sum(before.kept - after.kept for before, after in zip(ledger.blocks, blocks, strict=True))
+        return replace(ledger, blocks=blocks, allocation=ledger.allocation.with_more(ledger.pieces * again))
+
+    def apply(self, run: Run) -> Run:
+        schedule = self.numbers(len(run.blocks))
+        if flat(schedule) and flat(schedule)[-1] >= len(run.blocks):
+            raise Mistake(f"{self}: the model has {len(run.blocks)} blocks, {', '.join(run.blocks)}")
+        recorder = BlockRecorder(run.blocks, schedule)
+
+        def forward(model: nn.Module, batch: Batch) -> Any:
+            with recorder.around():
+                return run.forward(model, batch)
+
+        return replace(run, forward=forward)
+
+
+def placed(blocks: Sequence[Block], schedule: Schedule) -> Schedule:
+    """A schedule over the inside blocks as one over all of them; a segment ends where something runs in between."""
+    positions = [position for position, block in enumerate(blocks) if block.inside]
+
+    def moved(items: Schedule) -> list[Any]:
+        out: list[Any] = []
+        for item in items:
+            if isinstance(item, int):
+                if item < len(positions):
+                    out.append(positions[item])
+                continue
+            inner: list[Any] = []
+            for part in moved(item):
+                if inner and flat((part,))[0] != flat(tuple(inner))[-1] + 1:
+                    out.append(tuple(inner))
+                    inner = []
+                inner.append(part)
+            if inner:
+                out.append(tuple(inner))
+        return out
+
+    return tuple(moved(schedule))
+
+
+def optimal(ledger: Ledger) -> list[Schedule]:
+    """Schedules of the dynamic program for limits from least to plain memory, over the inside blocks."""
+    blocks = ledger.blocks
+    number = {position: k for k, position in enumerate(p for p, block in enumerate(blocks) if block.inside)}
+    if len(number) < 2:
+        return []
+    most = replace(ledger, validation=None).peak - ledger.standing.total
+    limits = [most * k / LIMITS for k in range(1, LIMITS + 1)]
+
+    def inside_only(items: Schedule) -> Schedule:
+        return tuple(number[item] if isinstance(item, int) else inside_only(item)
+                     for item in items if not isinstance(item, int) or item in number)
+
+    return list(dict.fromkeys(inside_only(schedule) for schedule in best_schedules(blocks, limits)))
+
+
+def written(schedule: Schedule) -> str:
+    return str(schedule).replace(" ", "")
+
+
+@cache
+def parsed_schedule(text: str) -> Schedule:
+    try:
+        schedule = ast.literal_eval(text)
+        numbers = flat(schedule)
+    except (ValueError, SyntaxError, TypeError):
+        raise Mistake(f"{text!r} is not a schedule: write block numbers in nested brackets, such as ((0,1),2,(3,(4,5)))") from None
+    if any(not isinstance(number, int) or number < 0 for number in numbers) or numbers != sorted(set(numbers)):
+        raise Mistake(f"the schedule {text} must name blocks once each, in rising order, from 0")
+    return schedule   # type: ignore[no-any-return]

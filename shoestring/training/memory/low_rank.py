@@ -1,0 +1,112 @@
+"""LowRank: the weights stay as they are, and small updates of them are trained.
+
+    weight       W  ->  W + alpha / rank  B A        A: rank x in, random from the job's seed; B: out x rank, zero, so training begins at W
+    trained      in x out numbers  ->  rank (in + out)
+    gradients, moments    those of A, B and what `also` names; of nothing else
+    backward     no product for the gradient of W: about half of its operations
+
+A and B take the place of W in the job's optimizer: they are in W's group, with its rate and decay (in the first group if W is in none).
+The model is not changed: while a step runs, or while it is usable, the modules' forward adds the update. Not exact: it trains something
+else.
+Hu et al.: LoRA: Low-Rank Adaptation of Large Language Models, 2021, arXiv 2106.09685.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import sqrt
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from shoestring.core.batch import Batch
+from shoestring.core.errors import Mistake
+from shoestring.core.exactness import Exactness
+from shoestring.core.ledger import Block, Ledger
+from shoestring.core.run import Run
+from shoestring.training.memory.adapters import Adapters
+from shoestring.training.technique import TrainingTechnique
+
+SQUARES = 12   # square weights that a block is taken to have, as those of a transformer; only ranks plans before they are rehearsed
+
+
+@dataclass(frozen=True)
+class LowRank(TrainingTechnique):
+    rank: int = 8
+    where: str = "*"      # the modules whose weight gets an update: their names or patterns, joined by |, such as "*.q_proj|*.v_proj"
+    also: str = ""        # what else is trained, as it is: names of modules or weights, such as "classifier", or patterns, joined by |
+    alpha: float = 0.0    # the update is alpha / rank times B A; 0: as much as rank
+
+    order: ClassVar[int] = 5
+    exact: ClassVar[bool] = False
+    saves_memory: ClassVar[bool] = True
+    why: ClassVar[str] = "small updates of frozen weights are trained, so most weights need no gradient and no moments"
+
+    def __post_init__(self) -> None:
+        for name in ("where", "also"):
+            given = getattr(self, name)
+            object.__setattr__(self, name, given if isinstance(given, str) else "|".join(given))
+        if self.rank < 1 or self.alpha < 0 or not self.where:
+            raise Mistake(f"LowRank(rank={self.rank!r}, where={self.where!r}, alpha={self.alpha!r}): the rank is a number from 1 on, where "
+                          f"is a pattern of names, and alpha is not negative")
+
+    @classmethod
+    def choices(cls, ledger: Ledger) -> tuple[LowRank, ...]:
+        return ()   # it trains something else: only for who asks
+
+    @classmethod
+    def explained(cls, ledger: Ledger) -> tuple[LowRank, ...]:
+        return ()
+
+    @property
+    def scale(self) -> float:
+        return (self.alpha or self.rank) / self.rank
+
+    def exactness(self, ledger: Ledger) -> Exactness:
+        return Exactness.CHANGED
+
+    def drift(self, ledger: Ledger) -> float:
+        """A weight that stays where it was is as far from where plain training went as that is long: 1. What the updates add to it grows
+        with their scale."""
+        return 1.0 + self.scale
+
+    def cost(self, ledger: Ledger) -> Ledger:
+        """An estimate that ranks it: how large the updates are, only a rehearsal tells."""
+        blocks = tuple(self.cost_of_block(block) for block in ledger.blocks)
+        before, after = ledger.block_gradients, sum(block.gradient for block in blocks)
+        share = min(after / before, 1.0) if before else 1.0
+        standing = replace(ledger.standing, parameters=ledger.standing.parameters + after, optimizer=ledger.standing.optimizer * share,
+                           gradients=ledger.standing.gradients * share)
+        update = replace(ledger.update, seconds=ledger.update.seconds * share, rise=ledger.update.rise * share,
+                         fused_seconds=None if ledger.update.fused_seconds is None else ledger.update.fused_seconds * share)
+        splitting = replace(ledger.splitting, adding_seconds=ledger.splitting.adding_seconds * share)
+        return replace(ledger, blocks=blocks, standing=standing, update=update, splitting=splitting,
+                       by_precision={name: self.cost(one) for name, one in ledger.by_precision.items()})
+
+    def cost_of_block(self, block: Block) -> Block:
+        if block.gradient <= 0:
+            return block
+        width = sqrt(block.gradient / 4 / SQUARES)
+        share = min(2 * self.rank / max(width, 1.0), 1.0)
+        less = block.gradient * (1 - share)
+        return block.changed(gradient=block.gradient * share, spike=max(block.spike - less, 0.0), forward=block.forward * (1 + share / 2),
+                             backward=block.backward * (0.5 + share / 2), flops=block.flops * (1 + share / 2),
+                             backward_flops=block.backward_flops * (0.5 + share / 2))
+
+    def apply(self, run: Run) -> Run:
+        adapters = Adapters(run, self.rank, self.where, self.also, self.alpha or self.rank)
+
+        def forward(model: nn.Module, batch: Batch) -> Any:
+            with adapters.watching("training"):
+                return run.forward(model, batch)
+
+        def gradients(now: Run, batch: Batch) -> Tensor:
+            with adapters.added():   # in backward too, where blocks may be computed again
+                return run.gradients(now, batch)
+
+        def update(now: Run) -> None:
+            if now.clip:
+                now.noted.note_norm(nn.utils.clip_grad_norm_(adapters.trained, now.clip))
+            run.update(replace(now, clip=0.0))
+
+        return replace(run, forward=forward, gradients=gradients, update=update, usable=adapters.usable(run.usable),
+                       state={**run.state, "low rank": adapters})

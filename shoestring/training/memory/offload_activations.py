@@ -1,0 +1,280 @@
+"""OffloadActivations: activations go to disk on the way forward and come back, ahead of need, on the way back.
+
+    kept     sum_i a_i  ->  the blocks that are not spilled, and two blocks in flight
+    traffic  + 2 sum a_i over the spilled blocks
+    time     max(compute + t / cores, t) with t = traffic / disk speed: writes trail and reads run ahead by a block, and
+             on a CPU their copying takes its share of the cores
+
+What is held and for how long depends on the program only, never on the speed of the disk: a block's tensors are let go when the
+next block's forward ends, and read back when the backward of the block after it begins. On a GPU they go to host memory.
+Exact: the same bits come back. Rhu et al.: vDNN, 2016, arXiv 1602.08124.
+"""
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from shoestring.core.batch import Batch
+from shoestring.core.errors import Mistake
+from shoestring.core.ledger import NO_BLOCK_RUNS, Ledger
+from shoestring.core.ledger_parts import Traffic
+from shoestring.core.private import FakeTensor, storage_id, storage_id_of, write_count
+from shoestring.core.run import Run, RunState
+from shoestring.measure.interception import patched
+from shoestring.training.technique import TrainingTechnique
+
+SMALL = 1 << 14   # bytes: a smaller tensor stays where it is
+
+
+@dataclass(frozen=True)
+class OffloadActivations(TrainingTechnique):
+    blocks: int = 0   # the first so many blocks, whose tensors wait longest; 0: all
+    to: str = ""      # a directory on the disk to use; "": the system's temporary one
+
+    order: ClassVar[int] = 30
+    exact: ClassVar[bool] = True
+    saves_memory: ClassVar[bool] = True
+    folders: ClassVar[tuple[str, ...]] = ("to",)
+    why: ClassVar[str] = "activations wait on disk, not in memory"
+
+    def __post_init__(self) -> None:
+        if self.blocks < 0:
+            raise Mistake(f"OffloadActivations(blocks={self.blocks}): give a number of blocks, or 0 for all")
+        if self.to and not os.path.isdir(self.to):
+            raise Mistake(f"OffloadActivations(to={self.to!r}): there is no such directory")
+
+    @classmethod
+    def choices(cls, ledger: Ledger) -> tuple[OffloadActivations, ...]:
+        count = len(ledger.inside)
+        return (cls(), *(cls(blocks=count * k // 4) for k in (1, 2, 3) if count * k // 4 > 0)) if count > 1 else ()
+
+    @classmethod
+    def explained(cls, ledger: Ledger) -> tuple[OffloadActivations, ...]:
+        return cls.choices(ledger) or (cls(),)
+
+    def refusal(self, ledger: Ledger) -> str:
+        return NO_BLOCK_RUNS if ledger.has("no block runs") else ""
+
+    def cost(self, ledger: Ledger) -> Ledger:
+        inside = [position for position, block in enumerate(ledger.blocks) if block.inside]
+        spilled = set(inside[: self.blocks or None])
+        moved = 0.0
+        blocks = list(ledger.blocks)
+        for position in sorted(spilled):
+            block = ledger.blocks[position]
+            inner = block.kept - block.output
+            moved += inner
+            before = max((p for p in spilled if p < position), default=None)
+            ahead = 0.0 if before is None else ledger.blocks[before].kept - ledger.blocks[before].output
+            blocks[position] = replace(block, kept=block.output, rise=block.rise + ahead,
+                                       spike=block.spike + inner + ahead, spilled=inner, ahead=ahead)
+        traffic = 2 * moved * ledger.pieces
+        compute = ledger.pieces * sum(block.forward + block.backward for block in blocks)
+        moving = traffic * ledger.machine.per_byte_spilled
+        waiting = max(compute + moving / ledger.machine.cores, moving) - compute
+        return replace(ledger, blocks=tuple(blocks), allocation=ledger.allocation.with_more(traffic / 2),
+                       traffic=ledger.traffic + Traffic(disk=traffic, disk_seconds=moving, waiting=waiting))
+
+    def apply(self, run: Run) -> Run:
+        chosen = list(run.blocks.values())[: self.blocks or None]
+        spool = Spool(self.to or tempfile.gettempdir())
+
+        def forward(model: nn.Module, batch: Batch) -> Any:
+            spool.own = {storage_id_of(parameter) for parameter in model.parameters()}
+            spool.rewind()
+            with patched({block: spool.wrapper(block.forward) for block in chosen}):
+                output = run.forward(model, batch)
+            spool.settle()
+            return output
+
+        return replace(run, forward=forward, state={**run.state, "spill": spool})
+
+
+class Parcel:
+    """One storage on its way to disk, there, or back."""
+
+    def __init__(self, size: int, offset: int) -> None:
+        self.size, self.offset = size, offset
+        self.bytes: Tensor | None = None       # while it is in memory
+        self.version = 0                       # of the tensor when it was saved; it must not change after
+        self.host: Tensor | None = None        # where it waits when it came from a GPU
+        self.imagined = False                  # a rehearsal's: there are no bytes to move
+        self.moving: Future[None] | None = None
+        self.uses = 0                          # saved tensors that still want it
+
+
+class Spool(RunState):
+    """The file, and what is under way between it and memory. Nothing of it outlives its step."""
+
+    def __init__(self, directory: str) -> None:
+        self.directory = directory
+        self.own: set[int] = set()             # storages of weights, which stay
+        self.file = -1
+        self.asked = 0                         # bytes that were asked to move, both ways
+        self.threads: ThreadPoolExecutor | None = None
+        self.rewind()
+
+    def rewind(self) -> None:
+        """A forward begins: the file is written from its start."""
+        self.end = 0
+        self.blocks: list[list[Parcel]] = []   # of every block that ran, its parcels
+        self.known: dict[int, tuple[Parcel, Any]] = {}
+
+    def wrapper(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        def spilling(*args: Any, **kwargs: Any) -> Any:
+            if not torch.is_grad_enabled():
+                return forward(*args, **kwargs)
+            self.blocks.append([])
+            number = len(self.blocks) - 1
+            with saved_tensors_hooks(lambda tensor: self.pack(tensor, number), self.unpack):
+                output = forward(*args, **kwargs)
+            if number:
+                self.let_go(number - 1)
+            return output
+
+        return spilling
+
+    def pack(self, tensor: Tensor, number: int) -> Any:
+        if tensor.layout is not torch.strided:
+            return tensor
+        storage = tensor.untyped_storage()
+        if storage_id(storage) in self.own or storage.nbytes() < SMALL:
+            return tensor
+        parcel = self.parcel(tensor, number)
+        parcel.uses += 1
+        return parcel, number, tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset()
+
+    def parcel(self, tensor: Tensor, number: int) -> Parcel:
+        """The parcel of a tensor's storage; a storage that several tensors share is sent once."""
+        storage = tensor.untyped_storage()
+        if storage_id(storage) in self.known:
+            return self.known[storage_id(storage)][0]
+        parcel = Parcel(storage.nbytes(), self.end)
+        self.end += -(-parcel.size // 4096) * 4096
+        self.asked += parcel.size
+        whole = tensor.detach().as_strided((parcel.size // tensor.element_size(),), (1,), 0)
+        parcel.bytes, parcel.version = whole, write_count(whole)
+        if whole.is_cuda:
+            parcel.host = to_host(whole)
+        elif isinstance(whole, FakeTensor):
+            parcel.imagined = True
+        else:
+            parcel.moving = self.pool().submit(self.write, parcel)
+        self.known[storage_id(storage)] = (parcel, storage)
+        self.blocks[number].append(parcel)
+        return parcel
+
+    def let_go(self, number: int) -> None:
+        """The block's parcels are on disk now, and nowhere else."""
+        for parcel in self.blocks[number]:
+            if parcel.moving is not None:
+                finished(parcel.moving)
+            assert parcel.bytes is None or write_count(parcel.bytes) == parcel.version, (
+                "a tensor that backward needs was changed in place after it was saved")
+            parcel.moving = parcel.bytes = None
+        gone = [address for address, (parcel, _) in self.known.items() if parcel.bytes is None]
+        for address in gone:
+            del self.known[address]
+
+    def settle(self) -> None:
+        """The forward is over: nothing is held for sharing any more."""
+        if self.blocks:
+            self.let_go(len(self.blocks) - 1)
+        self.known.clear()
+
+    def unpack(self, packed: Any) -> Tensor:
+        if isinstance(packed, Tensor):
+            return packed
+        parcel, number, dtype, shape, stride, offset = packed
+        self.fetch(number)
+        if number:
+            self.fetch(number - 1)
+        if parcel.bytes is None:   # asked for a second time
+            self.read_back(parcel)
+        if parcel.moving is not None:
+            finished(parcel.moving)
+            parcel.moving = None
+        tensor: Tensor = parcel.bytes.view(dtype).as_strided(shape, stride, offset)
+        parcel.uses -= 1
+        if parcel.uses == 0:
+            parcel.bytes = None
+        return tensor
+
+    def fetch(self, number: int) -> None:
+        """Begin to read a block's parcels back, once."""
+        waiting, self.blocks[number] = self.blocks[number], []
+        for parcel in waiting:
+            if parcel.uses:
+                self.read_back(parcel)
+
+    def read_back(self, parcel: Parcel) -> None:
+        self.asked += parcel.size
+        if parcel.host is not None:
+            parcel.bytes = parcel.host.to("cuda", non_blocking=True).view(torch.uint8)
+            return
+        parcel.bytes = torch.empty(parcel.size, dtype=torch.uint8)
+        if not parcel.imagined:
+            parcel.moving = self.pool().submit(self.read, parcel)
+
+    @property
+    def moved(self) -> int:
+        return self.asked
+
+    def pool(self) -> ThreadPoolExecutor:
+        if self.threads is None:
+            try:
+                self.holder = tempfile.TemporaryFile(dir=self.directory)   # noqa: SIM115 (it has no name: it is gone when we are)
+            except OSError as error:
+                raise Mistake(f"activations can't be spilled to {self.directory}: {error.strerror}; choose another directory with "
+                              f"OffloadActivations(to=...), or plan without OffloadActivations") from error
+            self.file = self.holder.fileno()
+            self.threads = ThreadPoolExecutor(2, thread_name_prefix="spill")
+        return self.threads
+
+    # A thread is given the parcel and not its tensor: it would hold on to an argument a little longer than to its work.
+
+    def write(self, parcel: Parcel) -> None:
+        view = whole_bytes(parcel)
+        done = 0
+        while done < parcel.size:
+            done += os.pwrite(self.file, view[done:], parcel.offset + done)
+
+    def read(self, parcel: Parcel) -> None:
+        view = whole_bytes(parcel)
+        done = 0
+        while done < parcel.size:
+            got = os.preadv(self.file, [view[done:]], parcel.offset + done)
+            assert got > 0, "the spill file ended before the parcel did"
+            done += got
+
+    def __del__(self) -> None:
+        if self.threads is not None:
+            self.threads.shutdown(wait=False)
+            self.holder.close()
+
+
+def whole_bytes(parcel: Parcel) -> memoryview:
+    assert parcel.bytes is not None, "a parcel that moves is in memory"
+    return memoryview(parcel.bytes.view(torch.uint8).numpy())   # type: ignore[arg-type]
+
+
+def to_host(source: Tensor) -> Tensor:
+    """A copy in pinned host memory, made while the GPU goes on; the stream order keeps the bytes right."""
+    host = torch.empty(source.shape, dtype=source.dtype, pin_memory=not isinstance(source, FakeTensor))
+    return host.copy_(source, non_blocking=True)
+
+
+def finished(moving: Future[None]) -> None:
+    try:
+        moving.result()
+    except OSError as error:
+        raise Mistake(f"spilling activations failed: {error.strerror}; free space on the disk, choose another directory with "
+                      f"OffloadActivations(to=...), or plan without OffloadActivations") from error

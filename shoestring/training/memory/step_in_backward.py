@@ -1,0 +1,84 @@
+"""StepInBackward: update each parameter as soon as its gradient is there, and free the gradient.
+
+    gradients  sum_i g_i  ->  max_i g_i          no full set of gradients ever exists
+
+The same numbers go through the same update, so the weights are bit-equal, where the optimizer steps every weight by itself
+(core/stepping.py tries that). It can't be combined with what needs whole
+gradients first: clipping by their global norm, accumulation over pieces, loss scaling.
+Lv et al.: Full Parameter Fine-tuning for Large Language Models with Limited Resources (LOMO), 2023, arXiv 2306.09782.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from shoestring.core.batch import Batch
+from shoestring.core.errors import Mistake
+from shoestring.core.ledger import Ledger
+from shoestring.core.run import Run
+from shoestring.core.stepping import StepDivision, only
+from shoestring.training.technique import TrainingTechnique
+
+CLIPS = "the job clips gradients by their global norm, which is known only when all of them are there"
+
+
+@dataclass(frozen=True)
+class StepInBackward(TrainingTechnique):
+    order: ClassVar[int] = 50
+    exact: ClassVar[bool] = True
+    saves_memory: ClassVar[bool] = True
+    divides: ClassVar[StepDivision] = StepDivision.IN_TURNS
+    why: ClassVar[str] = "no full set of gradients ever exists"
+
+    @classmethod
+    def probes(cls, run: Run) -> dict[str, AbstractContextManager[Callable[[], object]]]:
+        smallest = min((p for p in run.model.parameters() if p.grad is not None), key=lambda p: p.numel(), default=None)
+        return {} if smallest is None else {"call": lone_step(run, smallest)}   # little more than calling the optimizer
+
+    def refusal(self, ledger: Ledger) -> str:
+        if ledger.has("clips"):
+            return CLIPS
+        return super().refusal(ledger)
+
+    def cost(self, ledger: Ledger) -> Ledger:
+        update, whole = ledger.update, ledger.block_gradients or 1.0
+        blocks = tuple(
+            block.changed(gradient=0.0, spike=max(block.spike, 0.0) + update.rise * bool(block.gradient),
+                      backward=block.backward + (update.seconds + update.call_seconds) * block.gradient / whole)
+            for block in ledger.blocks
+        )
+        return replace(ledger, blocks=blocks, update=replace(update, seconds=0.0, rise=0.0))
+
+    def apply(self, run: Run) -> Run:
+        if run.clip:   # whoever asked for it, a plan in a folder that somebody changed too
+            raise Mistake(f"StepInBackward: {CLIPS}")
+        group_of = {parameter: group for group in run.optimizer.param_groups for parameter in group["params"]}
+
+        def step(parameter: Tensor) -> None:
+            with torch.no_grad(), only(run.optimizer, parameter, group_of[parameter]):
+                run.optimizer.step()
+            parameter.grad = None
+
+        def gradients(now: Run, batch: Batch) -> Tensor:
+            hooks = [parameter.register_post_accumulate_grad_hook(step) for parameter in group_of
+                     if parameter.requires_grad]
+            try:
+                return run.gradients(now, batch)
+            finally:
+                for hook in hooks:
+                    hook.remove()
+
+        return replace(run, gradients=gradients, update=lambda now: None)
+
+
+@contextmanager
+def lone_step(run: Run, parameter: Tensor) -> Iterator[Callable[[], object]]:
+    """The update of one weight alone."""
+    group = next(group for group in run.optimizer.param_groups if any(p is parameter for p in group["params"]))
+    with only(run.optimizer, parameter, group):
+        yield run.optimizer.step

@@ -1,0 +1,126 @@
+"""Gradients that wait on disk: until those of all pieces of the batch are added, or until the norm of all of them is known.
+
+    for every piece        g  =  its own gradient  (+ what waits)      written, as long as the step is not to be taken yet
+    in the last piece      |g| of every weight, from the whole gradient while it is in memory
+    second pass, clipped   g  is read, scaled by min(clip / (|all| + 1e-6), 1), and steps its weight
+
+They pass a few chunks at a time through a ring of buffers, and each lies once on disk: they are gone when the step is over, so no
+checkpoint stands on them. Those of small weights stay in memory. The norm is that of `torch.nn.utils.clip_grad_norm_`: of every weight, in
+the order of the model, and then of these norms; its bits are the same, because the norm of one number is that number. Only a weight that is
+never in memory whole (row_split.py) has the norm of its parts' norms, which is the same up to rounding.
+"""
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
+
+from shoestring.training.memory import offloaded_optimizer
+from shoestring.training.memory.disk_store import DiskStore
+from shoestring.training.memory.offloaded_optimizer import BufferRing, flattened, strides_of
+
+TINY = 1e-6   # that clip_grad_norm_ adds to the norm
+
+
+class WaitingGradients:
+    """The gradients of large weights within a step. A weight of `rows` is never whole: it comes in so many rows at a time."""
+
+    def __init__(self, store: DiskStore, names: Mapping[nn.Parameter, str], rows: Mapping[nn.Parameter, int]) -> None:
+        self.store, self.names, self.rows = store, names, rows
+        self.strides = {parameter: strides_of(parameter) for parameter in names}
+        self.spans = {parameter: spans(parameter, rows.get(parameter)) for parameter in names}
+        sizes: dict[str, int] = {}
+        for parameter, found in self.spans.items():
+            for number, (begin, end) in enumerate(found):
+                region = self.region(parameter, number)
+                sizes[region] = (end - begin) * parameter.element_size()
+                store.reserve(region, sizes[region], slots=1, lasting=False)
+        self.ring = BufferRing(store, sizes) if sizes else None
+        self.waiting: set[nn.Parameter] = set()         # whose gradient is on disk
+        self.norms: dict[nn.Parameter, list[Tensor]] = {}   # of every part of a gradient that is whole; most have one
+
+    def region(self, parameter: nn.Parameter, number: int) -> str:
+        return f"waiting gradient of {self.names[parameter]}[{number}]"
+
+    def begin_step(self) -> None:
+        self.waiting.clear()
+        self.norms.clear()
+        if self.ring is not None:
+            self.ring.accesses.begin_step()
+
+    def add(self, parameter: nn.Parameter, number: int, part: Tensor, keep: bool) -> None:
+        """Add to a part of a gradient what waits of it, and if `keep`, let the sum wait. `part` is changed in place."""
+        assert self.ring is not None, "who waits has a region"
+        if not keep and parameter not in self.waiting:
+            return
+        region = self.region(parameter, number)
+        buffer = self.ring.fetch(region) if parameter in self.waiting else self.ring.blank(region)
+        held = buffer.part(0, parameter.dtype, (part.numel(),))
+        if parameter in self.waiting:
+            part.add_(held.to(part.device))
+        if keep:
+            held.copy_(part)
+            self.store.write(region, buffer)
+
+    def added(self, parameter: nn.Parameter, keep: bool) -> None:
+        """All parts of a gradient were added."""
+        if keep:
+            self.waiting.add(parameter)
+        else:
+            self.waiting.discard(parameter)
+
+    def add_whole(self, parameter: nn.Parameter, keep: bool) -> None:
+        """Add to a parameter's `.grad` what waits of it, and if `keep`, let the sum wait."""
+        assert parameter.grad is not None, "its gradient has come"
+        flat = flattened(parameter.grad, self.strides[parameter])
+        if parameter.grad.stride() != self.strides[parameter]:
+            parameter.grad = flat.as_strided(parameter.shape, self.strides[parameter])
+        for number, (begin, end) in enumerate(self.spans[parameter]):
+            self.add(parameter, number, flat[begin:end], keep)
+        self.added(parameter, keep)
+
+    def read(self, parameter: nn.Parameter, number: int) -> Tensor:
+        """A part of a gradient that waits, until another is asked for."""
+        assert self.ring is not None, "who waits has a region"
+        begin, end = self.spans[parameter][number]
+        return self.ring.fetch(self.region(parameter, number)).part(0, parameter.dtype, (end - begin,))
+
+    def whole(self, parameter: nn.Parameter) -> Tensor:
+        """A whole gradient that waits, laid out as its parameter."""
+        found = torch.empty_strided(parameter.shape, self.strides[parameter], dtype=parameter.dtype, device=parameter.device)
+        flat = flattened(found)
+        for number, (begin, end) in enumerate(self.spans[parameter]):
+            flat[begin:end].copy_(self.read(parameter, number))
+        return found
+
+    def note_norm(self, parameter: nn.Parameter, gradient: Tensor) -> None:
+        """The norm of a gradient that is complete, or of the next of its parts."""
+        self.norms.setdefault(parameter, []).append(get_total_norm([gradient]))
+
+    def norm(self, parameters: Sequence[nn.Parameter]) -> Tensor:
+        """The global norm of all gradients; `parameters` in the model's order."""
+        norms = []
+        for parameter in parameters:
+            if parameter in self.waiting and parameter not in self.norms:   # it took no part in the last piece
+                for number in range(len(self.spans[parameter]) if parameter in self.rows else 1):
+                    self.note_norm(parameter, self.read(parameter, number) if parameter in self.rows else self.whole(parameter))
+            if parameter in self.norms:
+                found = self.norms[parameter]
+                norms.append(found[0] if len(found) == 1 else get_total_norm(found))
+            elif parameter.grad is not None:
+                norms.append(get_total_norm([parameter.grad]))
+        return get_total_norm(norms)
+
+
+def clipping(norm: Tensor, most: float) -> Tensor:
+    """What gradients of this global norm are multiplied by, so that it is `most` or less."""
+    return torch.clamp(most / (norm + TINY), max=1.0)
+
+
+def spans(parameter: nn.Parameter, rows: int | None) -> list[tuple[int, int]]:
+    """The stretches of a parameter's numbers that pass through memory at once."""
+    count = parameter.numel()
+    size = offloaded_optimizer.CHUNK if rows is None else rows * parameter.shape[1]
+    return [(begin, min(begin + size, count)) for begin in range(0, count, size)]

@@ -1,0 +1,139 @@
+"""A step's seconds and their parts."""
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from shoestring.training.on_paper.block import HALF, BlockSeconds, block_work, head_work
+from shoestring.training.on_paper.machines import Machines
+from shoestring.training.on_paper.mesh import PaperMesh
+from shoestring.training.on_paper.sums import gathered, sent, summed
+from shoestring.training.on_paper.transformer import Transformer
+
+UPDATED = 40.0   # bytes that pass for each weight in an update: float32 weight, two moments read and written, gradient read for the norm,
+                 # read and written to clip it, read by the update
+
+
+@dataclass(frozen=True)
+class PaperJob:
+    """What is trained on paper: a model, a batch of so many sequences for all devices together, and the numbers it computes with."""
+
+    model: Transformer
+    batch: int
+    precision: str = "bf16"
+    gradient_bytes: float = 4.0   # of a gradient when copies add them up
+    overlapped: bool = True       # copies add up gradients while backward goes on; else after it
+    metrics: int = 0              # cross entropies beside the loss that are computed from the logits of every micro-batch, after backward
+    stops_early: bool = False     # computing again ends when backward has all it needs, which is before a block's last product: torch's
+                                  # checkpointing without re-entrance since 2.1
+
+
+@dataclass(frozen=True)
+class PaperStepSeconds:
+    """Seconds of one step of the slowest device; they add up to the step."""
+
+    compute: float       # forward, backward and what is computed again
+    tensor: float        # sums between tensor neighbours
+    bubble: float        # idle in the pipeline
+    sends: float         # between stages
+    data: float          # between copies, as far as no computing hides it
+    optimizer: float
+
+    @property
+    def total(self) -> float:
+        return float(sum(getattr(self, one.name) for one in fields(self)))
+
+
+def bubble_share(stages: int, pieces: int, virtual: int = 1) -> float:
+    """Idle seconds over busy seconds of 1F1B, interleaved or not (arXiv 2104.04473, section 2.2): (S - 1) / (V M)."""
+    return (stages - 1) / (virtual * pieces)
+
+
+def step(job: PaperJob, mesh: PaperMesh, machines: Machines) -> PaperStepSeconds:
+    mesh.checked(job.model, job.batch, machines)
+    pieces, blocks = mesh.pieces(job.batch), job.model.layers // mesh.stage
+    one = block_work(job.model, machines, job.precision, mesh.micro_batch, mesh.tensor)
+    head = head_work(job.model, machines, job.precision, mesh.micro_batch, mesh.tensor, job.metrics)
+    again = computed_again(job, mesh, one)
+    compute = blocks * (one.forward + again + one.backward) + head.forward + head.backward   # the last stage has the head: all wait for it
+    tensor = tensor_sums(job.model, mesh, machines, blocks)
+    sends = stage_sends(job.model, mesh, machines)
+    if mesh.sharding == 3:
+        data, state = hidden_gathers(job, mesh, machines, one, head), 1 / mesh.data
+    else:
+        data, state = gradient_sums(job, mesh, machines, blocks, one.backward), (1 / mesh.data if mesh.sharding else 1.0)
+    idle = bubble_share(mesh.stage, pieces, mesh.virtual) * (pieces * (compute + tensor + sends))
+    update = UPDATED * state * device_parameters(job.model, mesh) / machines.bandwidth
+    return PaperStepSeconds(pieces * compute, pieces * tensor, idle, pieces * sends, data, update)
+
+
+def computed_again(job: PaperJob, mesh: PaperMesh, one: BlockSeconds) -> float:
+    return 0.0 if not mesh.checkpointing else one.forward - one.last if job.stops_early else one.forward
+
+
+def device_parameters(model: Transformer, mesh: PaperMesh) -> float:
+    """Weights of the fullest device before copies share them: its blocks, and the embedding or the head."""
+    ends = model.embedding_parameters() if mesh.stage > 1 or model.tied else model.embedding_parameters() + model.hidden * model.vocabulary
+    return (model.layers // mesh.stage * model.block_parameters() + ends) / mesh.tensor
+
+
+def tensor_sums(model: Transformer, mesh: PaperMesh, machines: Machines, blocks: int) -> float:
+    """Two sums of a micro-batch's activations in every block's forward, two in its backward, and two when it is computed again."""
+    size = HALF * mesh.micro_batch * model.sequence * model.hidden
+    times = 6 if mesh.checkpointing else 4
+    ends = 3                                           # embedding in forward, head in backward, maximum and sum of the loss
+    return (times * blocks + ends / mesh.stage) * summed(machines, mesh.tensor, mesh.inside("tensor", machines), size)
+
+
+def stage_sends(model: Transformer, mesh: PaperMesh, machines: Machines) -> float:
+    """Activations on and gradients back, for each of a stage's parts. Each tensor neighbour sends its part, and they are gathered there
+    (the paper's scatter/gather, section 4.1)."""
+    if mesh.stage == 1:
+        return 0.0
+    size = HALF * mesh.micro_batch * model.sequence * model.hidden
+    across = sent(machines, size / mesh.tensor, mesh.inside("stage", machines) > 1)
+    return 2 * mesh.virtual * (across + gathered(machines, mesh.tensor, mesh.inside("tensor", machines), size))
+
+
+def gradient_sums(job: PaperJob, mesh: PaperMesh, machines: Machines, blocks: int, backward: float) -> float:
+    """Copies add up gradients; those of all blocks but the first computed are hidden behind the last micro-batch, if overlapped."""
+    inside = mesh.inside("data", machines)
+    whole = job.gradient_bytes * device_parameters(job.model, mesh)
+    seconds = summed(machines, mesh.data, inside, whole)
+    if job.overlapped:
+        seconds = shared((blocks - 1) * backward, seconds * (blocks - 1) / blocks, machines) + seconds / blocks
+    if mesh.stage > 1 and job.model.tied:              # the embedding stands in the first and the last stage: they add up theirs
+        word = job.gradient_bytes * job.model.hidden * job.model.vocabulary / mesh.tensor
+        seconds += summed(machines, 2, 2 if mesh.inside("stage", machines) >= mesh.stage else 1, word)
+    return seconds
+
+
+def hidden_gathers(job: PaperJob, mesh: PaperMesh, machines: Machines, one: BlockSeconds, head: BlockSeconds) -> float:
+    """FULL_SHARD: what waits for weights or gradients beyond computing, in all micro-batches.
+
+    Every block's weights are gathered while the block before computes, in forward and again in backward, where the gradients of the block
+    before are also scattered. The embedding, which is the head too, is gathered before anything and scattered after everything.
+    """
+    model, copies, inside = job.model, mesh.data, mesh.inside("data", machines)
+    block, root = model.block_parameters(), model.parameters() - model.layers * model.block_parameters()
+    weights = gathered(machines, copies, inside, HALF * block)
+    gradients = gathered(machines, copies, inside, job.gradient_bytes * block)
+    again = computed_again(job, mesh, one)
+    waits = (model.layers - 1) * (shared(one.forward, weights, machines) + shared(one.backward + again, weights + gradients, machines))
+    ends = weights + shared(head.backward, weights, machines) + gradients          # first gathers, last scatter: nothing computes meanwhile
+    ends += gathered(machines, copies, inside, HALF * root) + gathered(machines, copies, inside, job.gradient_bytes * root)
+    return mesh.pieces(job.batch) * (waits + ends)
+
+
+def shared(computing: float, sending: float, machines: Machines) -> float:
+    """Seconds more than `computing` alone, where sending goes on beside it: what is longer, and the processors that sending takes away."""
+    taken = min(computing, sending) * machines.sending / machines.processors
+    return max(0.0, sending - computing) + taken
+
+
+def rate_per_device(job: PaperJob, mesh: PaperMesh, seconds: float) -> float:
+    """Operations per second and device, as arXiv 2104.04473 counts them."""
+    return job.model.counted_operations(job.batch, mesh.checkpointing) / seconds / mesh.world
+
+
+def tokens_per_device(job: PaperJob, mesh: PaperMesh, seconds: float) -> float:
+    return job.batch * job.model.sequence / seconds / mesh.world

@@ -1,0 +1,99 @@
+"""All stages of a pipeline in one process, one action after the other: what a trial compares with plain training.
+
+The engine is that of real workers (training/pipeline/stages.py). Messages lie in memory, and nobody waits: an action is done when all that it needs
+is done, so a message that is not there then would never come, and is an error.
+"""
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from shoestring.core.batch import Batch
+from shoestring.core.errors import Mistake
+from shoestring.core.link import CompletedWork, Link, Sending
+from shoestring.core.mesh import Mesh
+from shoestring.core.run import Run
+from shoestring.training.pipeline.schedule import Action, named, needs
+from shoestring.training.pipeline.stages import Stages
+
+Mail = dict[tuple[int, int, int], deque[Tensor]]   # by who sends, who receives, and the tag
+
+
+class MailLink(Link):
+    """A stage's place among stages of the same process."""
+
+    imagined = False
+
+    def __init__(self, rank: int, world: int, mail: Mail) -> None:
+        super().__init__(rank, world)
+        self.mail = mail
+
+    def begin_send(self, tensor: Tensor, to: int, tag: int = 0) -> Sending:
+        self.mail[self.rank, to, tag].append(tensor.detach().clone())
+        return CompletedWork()
+
+    def receive(self, tensor: Tensor, source: int | None = None, tag: int = 0) -> int:
+        assert source is not None, "stages know whom they receive from"
+        waiting = self.mail[source, self.rank, tag]
+        if not waiting or waiting[0].shape != tensor.shape or waiting[0].dtype != tensor.dtype:
+            sent = f"something of shape {tuple(waiting[0].shape)} and {waiting[0].dtype}" if waiting else "nothing"
+            raise Mistake(f"stage {self.rank} awaits something of shape {tuple(tensor.shape)} and {tensor.dtype} from stage {source}, "
+                          f"which sent {sent}")
+        with torch.no_grad():
+            tensor.copy_(waiting.popleft())
+        return source
+
+
+def mail_meshes(stages: int) -> list[Mesh]:
+    """The meshes of stages that send each other messages in one process."""
+    mail: Mail = defaultdict(deque)
+    links = [MailLink(rank, stages, mail) for rank in range(stages)]
+    return [Mesh(link, {"data": Link(), "stage": link, "tensor": Link()}) for link in links]
+
+
+@dataclass
+class StagesHere:
+    """A `StageLine` of the real engines; `runs` are those of the stages, in order."""
+
+    runs: Sequence[Run]
+    engines: list[Stages] = field(init=False)
+
+    def __post_init__(self) -> None:
+        parts = [run.state["stages"] for run in self.runs]
+        self.engines = [part for part in parts if isinstance(part, Stages)]
+
+    def gradients(self, batch: Batch) -> float:
+        doing = [engine.passes(run, batch) for engine, run in zip(self.engines, self.runs, strict=True)]
+        turn: list[Action | None] = [next(one, None) for one in doing]
+        ended: set[Action] = set()
+        last = len(self.engines[0].ranges) - 1
+        while any(turn):
+            ready = [(rank, action) for rank, action in enumerate(turn)
+                     if action is not None and all(one in ended for one in needs(action, last, ended))]
+            if not ready:
+                raise Mistake(f"the stages wait for each other: {', '.join(named(one) for one in turn if one is not None)}")
+            for rank, action in ready:
+                turn[rank] = next(doing[rank], None)
+                ended.add(action)
+        for engine in self.engines:
+            engine.arrived()
+        return sum(float(engine.taken_total()) for engine in self.engines)
+
+    def weight_gradients(self) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        for name, users in self.engines[0].users.items():
+            own = [grad for user in users if (grad := self.engines[user].by_name[name].grad) is not None]
+            if own:
+                found[name] = sum(own[1:], own[0])
+        return found
+
+    def weights(self) -> dict[str, Tensor]:
+        return {name: self.engines[users[0]].by_name[name].detach() for name, users in self.engines[0].users.items()}
+
+    def buffers(self) -> dict[str, Tensor]:
+        own = [dict(engine.run.model.named_buffers()) for engine in self.engines]
+        return {name: own[users[0]][name] for name, users in self.engines[0].buffer_users.items()}

@@ -1,0 +1,130 @@
+"""A backward in two halves: first to what went in, which another worker waits for, later to the weights.
+
+A weight that is used once, by a node of the graph on the way to what went in, can wait: what arrives at that node is kept, and the second
+half asks that node alone. All other weights (tied ones, a bias that all layers share, what depends on no input) get their gradients in the
+first half, where autograd adds up all ways to them. torch.distributed.pipelining has such halves too; where a weight is used twice they
+were wrong without a word (DeBERTa, by 1 %) or failed (T5).
+
+A checkpoint with use_reentrant=True runs a backward of its own within backward, which reaches all of its weights at once, and torch refuses
+to go through one to some inputs only. A graph with such a node is not halved.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+from torch.utils.checkpoint import CheckpointFunction
+
+REENTRANT = f"{CheckpointFunction.__name__}Backward"   # of torch, and of others who have named theirs after it
+
+
+@dataclass
+class DeferredGradient:
+    """A node that is asked for the gradients of its weights in the second half."""
+
+    node: Node
+    weights: list[nn.Parameter]
+    arrived: tuple[Tensor | None, ...] = ()   # at the node, in the first half
+
+
+@dataclass
+class Rest:
+    """What the first half leaves for the second."""
+
+    done: list[tuple[nn.Parameter, Tensor]]            # gradients that could not wait
+    later: list[DeferredGradient] = field(default_factory=list)
+
+
+def goes_in_halves(root: Tensor) -> bool:
+    """Whether autograd can go to some inputs of a graph and leave out the rest."""
+    assert root.grad_fn is not None, "it has a history"
+    return all(node.name() != REENTRANT for node in users_of(root.grad_fn))
+
+
+def to_inputs(root: Tensor, inputs: Sequence[Tensor], weights: Sequence[nn.Parameter]) -> Rest:
+    """The first half, from a number; sets .grad of the inputs."""
+    assert root.grad_fn is not None, "it has a history"
+    users = users_of(root.grad_fn)
+    alive = leading_to({get_gradient_edge(one).node for one in inputs}, users)
+    later: dict[Node, DeferredGradient] = {}
+    now = []
+    for weight in weights:
+        leaf = get_gradient_edge(weight).node
+        if leaf not in users:
+            continue   # this piece does not use it
+        node = asked_later(leaf, users)
+        if node in (None, root.grad_fn) or node not in alive:   # the root brings gradients from elsewhere, once
+            now.append(weight)
+        else:
+            later.setdefault(node, DeferredGradient(node, [])).weights.append(weight)
+    hooks = [one.node.register_prehook(keeping(one)) for one in later.values()]
+    try:
+        found = torch.autograd.grad(root, [*inputs, *now], retain_graph=True, allow_unused=True)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for one, gradient in zip(inputs, found, strict=False):
+        one.grad = gradient
+    root.detach_()   # what lies between it and the nodes of `later` is not needed again
+    return Rest([(weight, gradient) for weight, gradient in zip(now, found[len(inputs):], strict=True) if gradient is not None],
+                list(later.values()))
+
+
+def to_weights(rest: Rest) -> Iterator[tuple[nn.Parameter, Tensor]]:
+    """The second half: weights and their gradients."""
+    yield from rest.done
+    while rest.later:
+        one = rest.later.pop(0)   # its graph goes with it
+        edges = [(GradientEdge(one.node, place), gradient) for place, gradient in enumerate(one.arrived) if gradient is not None]
+        if edges:
+            found = torch.autograd.grad([edge for edge, _ in edges], one.weights, [gradient for _, gradient in edges], allow_unused=True)
+            yield from ((weight, gradient) for weight, gradient in zip(one.weights, found, strict=True) if gradient is not None)
+
+
+def keeping(one: DeferredGradient) -> Any:
+    def keep(arrived: tuple[Tensor | None, ...]) -> None:
+        one.arrived = arrived
+
+    return keep
+
+
+def users_of(top: Node) -> dict[Node, list[Node]]:
+    """Of every node below, those that hand gradients to it, once for every way."""
+    found: dict[Node, list[Node]] = {}
+    waiting, seen = [top], {top}
+    while waiting:
+        user = waiting.pop()
+        for node, _ in user.next_functions:
+            if node is not None:
+                found.setdefault(node, []).append(user)
+                if node not in seen:
+                    seen.add(node)
+                    waiting.append(node)
+    return found
+
+
+def leading_to(ends: set[Node], users: dict[Node, list[Node]]) -> set[Node]:
+    """The nodes from which gradients reach one of these."""
+    found: set[Node] = set()
+    waiting = list(ends)
+    while waiting:
+        for user in users.get(waiting.pop(), ()):
+            if user not in found:
+                found.add(user)
+                waiting.append(user)
+    return found
+
+
+def asked_later(leaf: Node, users: dict[Node, list[Node]]) -> Node | None:
+    """The node that computes a weight's gradient beside others: above it there are only nodes that pass it on, such as a transposition.
+    None if the weight, or what passes it on, is used more than once."""
+    node = leaf
+    while len(users.get(node, ())) == 1:
+        node, = users[node]
+        if sum(one is not None for one, _ in node.next_functions) > 1:
+            return node
+    return None

@@ -1,0 +1,204 @@
+"""What a worker of a pipeline holds of a model, and how all of it is put together for a checkpoint, which is that of one process.
+
+Every weight has the workers that use it; the first of them is its owner. A worker's storage of a weight that it does not use is empty, and
+its optimizer knows the weights that it uses alone.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shoestring.core.link import Link
+from shoestring.core.private import number_of, resize_storage, without_modes
+from shoestring.core.run import AddUp, Run, RunState, StoredTensor
+
+CHUNK = 1 << 22   # bytes that are sent at once for a checkpoint
+
+
+class StagedState(RunState):
+    def __init__(self, run: Run, link: Link, weights: Mapping[str, tuple[int, ...]], buffers: Mapping[str, tuple[int, ...]]) -> None:
+        """`weights` and `buffers`: the workers that use each."""
+        self.run, self.link = run, link
+        self.names = dict(run.model.named_parameters(remove_duplicate=False))   # of a weight with several, all
+        self.by_name = dict(run.model.named_parameters())
+        self.first: dict[Tensor, str] = {one: name for name, one in self.by_name.items()}
+        self.users = {name: weights.get(name, (0,)) for name in self.by_name}   # what nobody uses is the first worker's
+        self.buffer_users = {name: buffers.get(name, (0,)) for name, _ in run.model.named_buffers()}
+        self.tied = {name: users for name, users in self.users.items() if len(users) > 1 and self.by_name[name].requires_grad}
+        self.groups = [list(group["params"]) for group in run.optimizer.param_groups]
+        for group in run.optimizer.param_groups:
+            group["params"] = [one for one in group["params"] if self.uses(self.first[one])]
+        self.own_weights = [one for group in run.optimizer.param_groups for one in group["params"] if one.requires_grad]
+        self.elsewhere = frozenset(one for name, one in self.by_name.items() if not self.uses(name))
+        self.release()
+
+    def uses(self, name: str) -> bool:
+        return self.link.rank in self.users[name]
+
+    def counted(self, parameter: Tensor) -> bool:
+        """Whether a weight counts here, where all workers add something up."""
+        return self.users[self.first[parameter]][0] == self.link.rank
+
+    @property
+    def sums_of_tied(self) -> dict[nn.Parameter, AddUp]:
+        """The weights that this worker uses with others, in the same order everywhere, with what adds up a gradient of each."""
+        return {self.by_name[name]: partial(self.add_up_used, users) for name, users in sorted(self.tied.items())
+                if self.link.rank in users}
+
+    def add_up_used(self, users: tuple[int, ...], gradient: Tensor, used: bool) -> bool:
+        """Add up a gradient over these workers, if one of them has it. In a rehearsal one has."""
+        count = torch.tensor([float(used)])
+        self.add_up(users, count)
+        if not self.link.imagined and not number_of(count):
+            return False
+        self.add_up(users, gradient)
+        return True
+
+    def add_up(self, users: tuple[int, ...], numbers: Tensor) -> None:
+        """Add up numbers over these workers, in place: the first of them adds up, in the order of workers."""
+        first, *others = users
+        if self.link.rank == first:
+            arrived = torch.empty_like(numbers)
+            for other in others:
+                self.link.receive(arrived, other)
+                numbers += arrived
+            for other in others:
+                self.link.send(numbers, other)
+        else:
+            self.link.send(numbers, first)
+            self.link.receive(numbers, first)
+
+    def release(self) -> None:
+        """Forget the weights that others use."""
+        with without_modes():   # who swaps while the model is made has nothing to do with what is empty; what it swapped dies
+            for one in self.elsewhere:
+                hollow = one.detach().new_empty_strided(one.shape, one.stride())
+                resize_storage(hollow, 0)
+                one.data = hollow
+
+    def gather(self) -> None:
+        """Bring all weights here."""
+        for name, one in self.by_name.items():
+            users = self.users[name]
+            if len(users) == self.link.world:
+                continue
+            whole = one.data if self.uses(name) else one.detach().new_zeros(one.shape)
+            total = whole.clone() if self.counted(one) else torch.zeros_like(whole)
+            self.link.sum(total.reshape(-1).view(torch.uint8)).wait()
+            if not self.uses(name):
+                one.data = total
+
+    # What survives a restart
+
+    @property
+    def kept(self) -> Mapping[str, StoredTensor]:
+        inside = {name: one for part in self.run.state.values() for name, one in part.kept.items()}   # where they are divided further
+        found: dict[str, StoredTensor] = {}
+        for name, one in self.names.items():
+            users = self.users[self.first[one]]
+            if len(users) < self.link.world:
+                here = self.link.rank in users
+                # What is not here is not looked at: a view of an empty storage may give it room again
+                value = inside[name] if name in inside else one.data if here else torch.empty(one.shape, dtype=one.dtype, device="meta")
+                found[name] = StagedTensor(self.link, users[0], value, one, here)
+        for name, buffer in self.run.model.named_buffers():
+            found[name] = StagedTensor(self.link, self.buffer_users[name][0], buffer, buffer)
+        return found
+
+    def whole_optimizer(self, own: dict[str, Any]) -> dict[str, Any]:
+        """The optimizer's state of all weights: of each, what its owner has."""
+        mine = self.numbered()
+        known = {number: {key: described(value, parameter) for key, value in own["state"].get(local, {}).items()}
+                 for local, (number, parameter) in enumerate(mine) if self.counted(parameter)}
+        local_of = {number: local for local, (number, _) in enumerate(mine)}
+        state: dict[int, dict[str, Any]] = {}
+        for worker, told in enumerate(self.link.objects(known)):
+            for number, entries in told.items():
+                if entries:
+                    state[number] = {key: self.part(own, local_of.get(number), key, worker, *entry) if entry[0] is not None else entry[2]
+                                     for key, entry in entries.items()}
+        numbers = iter(range(sum(map(len, self.groups))))
+        groups = [{key: value for key, value in group.items() if key != "params"} | {"params": [next(numbers) for _ in members]}
+                  for group, members in zip(own["param_groups"], self.groups, strict=True)]
+        return {"state": dict(sorted(state.items())), "param_groups": groups}
+
+    def part(self, own: dict[str, Any], local: int | None, key: str, owner: int, dtype: torch.dtype, shape: torch.Size, _: Any) -> Any:
+        here = owner == self.link.rank and local is not None
+        value = own["state"][local][key] if here else torch.empty(shape, dtype=dtype, device="meta")
+        return StagedTensor(self.link, owner, value)
+
+    def own_optimizer(self, whole: dict[str, Any]) -> dict[str, Any]:
+        mine = self.numbered()
+        local_of = {number: local for local, (number, _) in enumerate(mine)}
+        state = {local_of[number]: entries for number, entries in whole["state"].items() if number in local_of}
+        groups, before, local = [], 0, 0
+        for group, members in zip(whole["param_groups"], self.groups, strict=True):
+            count = sum(number in local_of for number in range(before, before + len(members)))
+            groups.append(group | {"params": list(range(local, local + count))})
+            before, local = before + len(members), local + count
+        return {"state": state, "param_groups": groups}
+
+    def numbered(self) -> list[tuple[int, nn.Parameter]]:
+        """The weights of this worker's optimizer, with their numbers among all."""
+        everyone = [parameter for members in self.groups for parameter in members]
+        return [(number, one) for number, one in enumerate(everyone) if self.uses(self.first[one])]
+
+
+def described(value: Any, parameter: nn.Parameter) -> tuple[Any, Any, Any]:
+    """Of an entry of an optimizer's state: of one with as many numbers as the weight its dtype and shape, of anything else the value."""
+    if isinstance(value, StoredTensor) or (isinstance(value, Tensor) and value.numel() > 1):
+        return value.dtype, value.shape, None
+    return None, None, value
+
+
+class StagedTensor:
+    """A tensor that one worker of a pipeline has. All of them must ask for it."""
+
+    def __init__(self, link: Link, owner: int, value: Tensor | StoredTensor, parameter: Any = None,
+                 here: bool = True) -> None:
+        self.link, self.owner, self.value, self.parameter = link, owner, value, parameter
+        self.here = here   # this worker uses it
+        self.dtype, self.shape = value.dtype, value.shape
+        self.gathered = False
+
+    def pieces(self) -> Iterator[Tensor]:
+        """Its numbers in order: the others add zeros to the bytes of its owner."""
+        self.gathered = True
+        mine = self.link.rank == self.owner
+        own = self.numbers() if mine else iter(())
+        step, count = max(CHUNK // self.dtype.itemsize, 1), prod(self.shape)
+        for begin in range(0, count, step):
+            size = min(step, count - begin)
+            numbers = next(own).clone() if mine else torch.zeros(size, dtype=self.dtype)
+            self.link.sum(numbers.reshape(-1).view(torch.uint8)).wait()
+            yield numbers
+
+    def numbers(self) -> Iterator[Tensor]:
+        """The owner's, in portions of one size, however a tensor that is divided further comes."""
+        step = max(CHUNK // self.dtype.itemsize, 1)
+        if isinstance(self.value, Tensor):
+            yield from self.value.detach().reshape(-1).split(step)
+            return
+        waiting: list[Tensor] = []
+        for piece in self.value.pieces():
+            waiting.append(piece.clone())
+            while sum(map(len, waiting)) >= step:
+                whole = torch.cat(waiting)
+                yield whole[:step]
+                waiting = [whole[step:]]
+        if sum(map(len, waiting)):
+            yield torch.cat(waiting)
+
+    def take(self, whole: Tensor) -> None:
+        """Take over a whole, where it is used."""
+        if not self.here:
+            return
+        if isinstance(self.value, Tensor):
+            self.value.data.copy_(whole)
+        else:
+            self.value.take(whole)   # type: ignore[attr-defined]

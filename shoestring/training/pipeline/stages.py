@@ -1,0 +1,396 @@
+"""The engine of a pipeline: one worker's chunks of a model, and its part in the order of a batch's pieces.
+
+    forward of a piece     receive what crosses the cut, run the user's forward through the chunk (training/pipeline/walk.py), send what goes on
+    backward of a piece    receive the gradients of what was sent, run backward, send those of what was received
+
+What is sent is held until the next is sent over the same cut (or as many as the order needs), so how long it lives does not depend on how
+fast others are. A weight
+that several workers use (tied embeddings) is held by each of them, and their gradients are added up.
+"""
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shoestring.core.absent import Absent
+from shoestring.core.batch import Batch, moved
+from shoestring.core.errors import Mistake
+from shoestring.core.link import CompletedWork, Link, PeerLost, Sending
+from shoestring.core.private import storage_id_of, tree_flatten, tree_unflatten, unseen_functions
+from shoestring.core.run import Run, add_up_shared, weighed
+from shoestring.core.staging import OwnTimes
+from shoestring.measure.interception import Guard
+from shoestring.training.pipeline.boundary import begin_with
+from shoestring.training.pipeline.chain import chain_of
+from shoestring.training.pipeline.schedule import Action, ActionSpan, Kind, Orders, in_slices, unread
+from shoestring.training.pipeline.shared_norms import SharedNorms
+from shoestring.training.pipeline.split_backward import Rest, goes_in_halves, to_inputs, to_weights
+from shoestring.training.pipeline.stage_state import StagedState
+from shoestring.training.pipeline.step_clock import StepClock
+from shoestring.training.pipeline.walk import Chain, PartComputed, Value, Walk, nothing, parts_of
+
+VALUES = 256   # that may cross one cut: tags of messages count them
+
+
+class Crossing:
+    """What crosses a cut, as the result of a forward that was left; an object that techniques around it pass on as it is."""
+
+    def __init__(self, values: list[Tensor]) -> None:
+        self.values = values
+
+
+@dataclass
+class Flight:
+    """A piece between its forward and its backward in one chunk."""
+
+    inputs: list[Tensor]                     # received, of those that want a gradient
+    root: Tensor | None                      # where its backward begins; None: nothing wants a gradient
+    rest: Rest | None = None                 # what is left to do for weights, when that of inputs is done
+
+
+class Stages(StagedState):
+    """One worker's part of a pipeline."""
+
+    def __init__(self, run: Run, link: Link, bounds: Callable[[Chain], Sequence[range]], orders: Callable[[int], Orders],
+                 pieces: int) -> None:
+        self.run, self.link, self.pieces = run, link, pieces
+        self.orders = orders                           # of a number of pieces
+        chain = self.chain = chain_of(run)
+        self.parts = parts_of(run.model, run.blocks)
+        self.parts.chain = chain
+        self.ranges = bounds(chain)                    # of calls, by chunk
+        self.chunks = range(link.rank, len(self.ranges), link.world)
+        homes = [number % link.world for number, calls in enumerate(self.ranges) for _ in calls]
+        super().__init__(run, link, users(chain.weights, homes), users(chain.buffers, homes))
+        self.blocks = {name: run.blocks[name] for number in self.chunks for call in self.ranges[number]
+                       for name in [chain.calls[call]]}
+        self.norms = SharedNorms(run.model, chain, self.ranges, link, self.home)
+        self.walk: Walk | None = None
+        self.gathered = False                          # all weights are here
+        self.flights: dict[tuple[int, int], Flight] = {}
+        self.on_the_way: dict[tuple[Kind, int], deque[list[TensorInFlight]]] = {}   # messages, by what they are and the chunk that they come from
+        self.unread = 1                                # messages that may be under way over one cut
+        self.spans: list[ActionSpan] = []                    # of the last step
+        self.begun = 0.0
+        own = next((self.by_name[name] for name in self.users if self.uses(name)), next(iter(self.by_name.values())))
+        self.like = own.new_empty(0)                   # fake where weights are; the weight itself may belong to TensorParallel
+        self.total: Tensor | None = None               # the losses that ended here, until somebody takes them
+        self.clock = StepClock(link.same_machine)
+        link.open_mailboxes()
+
+    # The step
+
+    def forward(self, model: nn.Module, batch: Batch) -> Any:
+        """The user's forward, through the chunk that is in turn."""
+        assert self.walk is not None, "who calls has said which chunk it is"
+        with self.walk.through():
+            try:
+                return self.run.forward(model, batch)
+            except PartComputed:
+                return Crossing(self.walk.result())
+
+    def gradients(self, now: Run, batch: Batch) -> Tensor:
+        for _ in self.passes(now, batch):
+            pass
+        self.arrived()
+        self.norms.play()
+        if now.last:
+            add_up_shared(now.shared)
+        total = self.taken_total().float().reshape(1)
+        self.link.sum(total).wait()
+        self.clock.note(self.spans)
+        return total[0].clone()
+
+    def passes(self, now: Run, batch: Batch) -> Iterator[Action]:
+        """This worker's part in a batch: every action, which is done when the next one is asked for. `taken_total` is the loss then."""
+        device = next(self.run.model.parameters()).device
+        here = now.pieces(moved(batch, device), min(self.pieces, now.count(batch)))
+        whole = float(now.weight(batch))
+        shares = [float(now.weight(piece)) / whole if whole else 0.0 for piece in here]
+        slices = [replace(one, share=share * one.share) for piece, share in zip(here, shares, strict=True)
+                  for one in now.slices(now, piece)]
+        everybody = in_slices(self.orders(len(here)), len(slices) // len(here))
+        order, self.unread = everybody[self.link.rank], unread(everybody)
+        final = max((number for number, one in enumerate(order) if one.kind in (Kind.BACKWARD, Kind.WEIGHTS)), default=-1)
+        total = torch.zeros((), device=device)
+        ended = not now.last or not self.own_weights   # nobody waits for a backward after which no gradients follow
+        self.spans = []
+        for number, action in enumerate(order):
+            yield action
+            part = replace(now, last=now.last and number == final)
+            self.begun, one = time.perf_counter(), slices[action.piece]
+            with one.within():
+                if action.kind is Kind.FORWARD:
+                    loss = self.forward_piece(part, one.batch, one.share, action)
+                    total = total if loss is None else total + loss
+                elif self.backward_piece(part, action):
+                    ended = ended or part.last
+        if not ended:   # the last one had nothing to do: what it would have given is frozen, or was done before
+            now.backward(now, torch.zeros((), device=device, requires_grad=True))
+        self.total = total
+
+    def taken_total(self) -> Tensor:
+        total, self.total = self.total, None
+        assert total is not None, "all actions of a batch are done"
+        return total
+
+    def forward_piece(self, now: Run, piece: Batch, share: float, action: Action) -> Tensor | None:
+        """One piece through one chunk; gives its loss if that ends there."""
+        inputs: list[Tensor] = []
+
+        def bring(absents: Sequence[Tensor]) -> list[Tensor]:
+            if not torch.is_grad_enabled() and any(value.gradient for value in walk.takes):
+                raise Mistake(f"a stage begins with {self.parts.name_of(self.ranges[action.chunk].start)}, which the model "
+                              f"calls where no gradients are recorded (in torch.no_grad, say), and what arrives there needs one: cut "
+                              f"elsewhere (balance=)")
+            found = self.received(absents, walk.takes, action)
+            inputs.extend(one for one in found if one.requires_grad)
+            return [one.clone() if value.written and one.requires_grad else one for one, value in zip(found, walk.takes, strict=True)]
+
+        walk = self.walk = Walk(self.parts, self.ranges[action.chunk], bring)
+        with self.norms.noting(action.piece, action.chunk):
+            output = now.forward(now.model, piece)
+        self.walk = None
+        loss = None
+        if isinstance(output, Crossing):
+            root = self.beginning(output.values, walk.gives, action)
+        else:
+            with walk:
+                root = weighed(now.loss(output, piece), share)
+            if root.numel() != 1:
+                raise Mistake(f"the job's loss gave a tensor of shape {tuple(root.shape)}: it must be one number, the mean over the batch")
+            loss = root.detach()
+        walk.forget()
+        self.spans.append(ActionSpan(action, self.begun, time.perf_counter()))
+        assert root is not None or not inputs, "what gets no gradient over the next cut hands none on over this one"
+        self.flights[action.piece, action.chunk] = Flight(inputs, root)
+        if isinstance(output, Crossing):
+            self.hand_on(output.values, action)
+        return loss
+
+    def received(self, absents: Sequence[Tensor], values: Sequence[Value], action: Action) -> list[Tensor]:
+        found = []
+        for number, (like, value) in enumerate(zip(absents, values, strict=True)):
+            arrived = self.room(like.shape, like.dtype, like.device) if isinstance(like, Absent) else self.same_room(like)
+            self.receive(arrived, action.chunk - 1, self.tag(Kind.FORWARD, action.piece, action.chunk, number),
+                         f"what {self.parts.name_of(self.ranges[action.chunk].start - 1)} gives on")
+            found.append(arrived.to(like.device).requires_grad_(value.gradient and torch.is_grad_enabled()))
+        self.begun = time.perf_counter()
+        return found
+
+    def room(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Memory for a message. It is made like a weight: where weights are fake it is, and has no values to read.
+        Nobody sends in an imagined group: real numbers there are zeros."""
+        with unseen_functions():
+            found = self.like.new_empty(shape, dtype=dtype, device=way_of(device))
+            return found.zero_() if self.link.imagined else found
+
+    def same_room(self, drawn: Tensor) -> Tensor:
+        """The same for random numbers that this worker drew too, and which are as good in an imagined group."""
+        with unseen_functions():
+            return drawn.clone().to(way_of(drawn.device))
+
+    def receive(self, into: Tensor, chunk: int, tag: int, what: str) -> None:
+        """Take a message from the worker of a chunk."""
+        try:
+            self.link.receive(into, self.home(chunk), tag)
+        except PeerLost as error:
+            raise type(error)(f"stage {self.link.rank} waited for {what}, from stage {self.home(chunk)}: {error}") from error
+
+    def beginning(self, made: list[Tensor], values: Sequence[Value], action: Action) -> Tensor | None:
+        """Where the backward of what crosses the next cut begins; None where no gradient comes back."""
+        wanted = [(number, one) for number, (one, value) in enumerate(zip(made, values, strict=True)) if value.gradient]
+        shapes = [(number, one.shape, one.dtype, one.device) for number, one in wanted]
+
+        def bring() -> list[Tensor]:
+            found = [self.room(shape, dtype, device) for _, shape, dtype, device in shapes]
+            for (number, *_), arrived in zip(shapes, found, strict=True):
+                self.receive(arrived, action.chunk + 1, self.tag(Kind.BACKWARD, action.piece, action.chunk, number),
+                             f"the gradient of what {self.parts.name_of(self.ranges[action.chunk].stop - 1)} gives on")
+            self.begun = time.perf_counter()
+            return [arrived.to(device) for arrived, (*_, device) in zip(found, shapes, strict=True)]
+
+        if any(not one.requires_grad for _, one in wanted):
+            raise Mistake(f"what {self.parts.name_of(self.ranges[action.chunk].stop - 1)} gives asked for a gradient when one forward was "
+                          f"looked at, and does not now: what is frozen must not change while a model is cut into stages")
+        return begin_with(bring, [one for _, one in wanted]) if wanted else None
+
+    def hand_on(self, made: list[Tensor], action: Action) -> None:
+        """Send what crosses the next cut."""
+        self.send([one.detach() for one in made], range(len(made)), action, Kind.FORWARD, action.chunk + 1)
+
+    def send(self, made: Sequence[Tensor], numbers: Iterable[int], action: Action, kind: Kind, chunk: int) -> None:
+        """Begin to send to the worker of a chunk; what was sent over this cut long before has arrived then."""
+        way = self.on_the_way.setdefault((kind, action.chunk), deque())
+        while len(way) >= self.unread:
+            self.done(way)
+        named = chunk if kind is Kind.FORWARD else action.chunk - 1
+        message = []
+        for number, one in zip(numbers, made, strict=True):
+            whole = one.contiguous().to(way_of(one.device))
+            message.append(TensorInFlight(whole, self.link.sending(whole, self.home(chunk), self.tag(kind, action.piece, named, number))))
+        way.append(message)
+
+    def backward_piece(self, now: Run, action: Action) -> bool:
+        """Whether gradients of weights were computed."""
+        key = action.piece, action.chunk
+        flight = self.flights[key] if action.kind is Kind.INPUTS else self.flights.pop(key)
+        if flight.root is None:
+            return False
+        if not flight.inputs and action.kind is Kind.INPUTS:   # nobody waits for it: all is done with the weights
+            return False
+        reached = True
+        if action.kind is Kind.WEIGHTS and flight.inputs:
+            reached = self.backward_weights(now, flight)
+        elif action.kind is Kind.INPUTS and goes_in_halves(flight.root):
+            flight.rest, reached = to_inputs(flight.root, flight.inputs, self.own_weights), False
+        else:
+            now.backward(now, flight.root)
+            flight.root = None   # nothing is left for a second half
+        self.spans.append(ActionSpan(action, self.begun, time.perf_counter()))
+        if action.kind is not Kind.WEIGHTS:
+            self.send_gradients(flight.inputs, action)
+        return reached
+
+    def backward_weights(self, now: Run, flight: Flight) -> bool:
+        """The gradients of weights that were left out, given to them by a backward of their own: so whoever waits for them sees them.
+        Gives whether there were any."""
+        assert flight.rest is not None, "its first half is done"
+        reached = list(to_weights(flight.rest))
+        if reached:
+            now.backward(now, begin_with(lambda: [gradient for _, gradient in reached], [one for one, _ in reached]))
+        return bool(reached)
+
+    def send_gradients(self, inputs: list[Tensor], action: Action) -> None:
+        """To the worker before, of what it sent."""
+        numbers = [number for number, value in enumerate(self.takes(action.chunk)) if value.gradient]
+        found = [one.grad if one.grad is not None else torch.zeros_like(one) for one in inputs]
+        for one in inputs:
+            one.grad = None
+        self.send(found, numbers, action, Kind.BACKWARD, action.chunk - 1)
+
+    def takes(self, chunk: int) -> Sequence[Value]:
+        return self.chain.crossing[self.ranges[chunk].start]
+
+    def home(self, chunk: int) -> int:
+        return chunk % self.link.world
+
+    def tag(self, kind: Kind, piece: int, chunk: int, value: int) -> int:
+        return ((piece * len(self.ranges) + chunk) * 2 + (kind is Kind.BACKWARD)) * VALUES + value
+
+    def done(self, way: deque[list[TensorInFlight]]) -> None:
+        """The message that was sent first has arrived."""
+        for held in way.popleft():
+            held.wait()
+
+    def arrived(self) -> None:
+        """All that was sent is there."""
+        for way in self.on_the_way.values():
+            while way:
+                self.done(way)
+
+    # Outside of a step
+
+    @property
+    def own_times(self) -> OwnTimes:
+        return self.clock.times
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """While inside, all workers may call the model at the same time: each computes its part."""
+        yield
+
+    @contextmanager
+    def usable(self) -> Iterator[None]:
+        """While inside, all weights are here."""
+        self.gather()
+        self.gathered = True
+        try:
+            with self.run.usable():   # whoever divides weights further puts them together now
+                yield
+        finally:
+            self.gathered = False
+            self.release()
+
+    def guarding(self) -> AbstractContextManager[object]:
+        empty = {storage_id_of(one): name for name, one in self.by_name.items() if not self.uses(name)} if not self.gathered else {}
+
+        def absent(leaf: Tensor) -> str:
+            return "" if leaf.untyped_storage().nbytes() or not leaf.numel() else empty.get(storage_id_of(leaf), "a buffer")
+
+        return Guard(absent, "with Pipeline a worker has the weights of its own stages; use a plan without it")
+
+    def evaluate(self, model: nn.Module, batch: Batch) -> Any:
+        """The model's output, on every worker: each computes its part, and the last gives the others what comes out."""
+        if self.gathered:
+            return self.run.evaluate(model, batch)
+        output: Any = None
+        last = len(self.ranges) - 1
+        for chunk in self.chunks:
+            action = Action(Kind.FORWARD, 0, chunk)
+            walk = Walk(self.parts, self.ranges[chunk], lambda absents, action=action: self.received(  # type: ignore[misc]
+                absents, self.takes(action.chunk), action))
+            with walk.through():
+                try:
+                    output = self.run.evaluate(model, batch)
+                except PartComputed:
+                    self.hand_on(walk.result(), action)
+                    self.arrived()
+        if last not in self.chunks:
+            walk = Walk(self.parts, range(0), nothing)
+            with walk.through():
+                output = self.run.evaluate(model, batch)
+        return self.shared(output, walk)
+
+    def shared(self, output: Any, walk: Walk) -> Any:
+        """What the last worker has of an output, for all."""
+        last = len(self.ranges) - 1
+        start, carried = self.ranges[last].start, {value.number for value in self.takes(last)}
+        leaves, structure = tree_flatten(output)
+        for place, leaf in enumerate(leaves):
+            number = walk.number_of(leaf) if isinstance(leaf, Tensor) else None
+            if number is None or not (number[0] >= start or number in carried):
+                continue
+            if last in self.chunks:
+                leaves[place] = walk.real(leaf) if isinstance(leaf, Absent) else leaf
+                for other in range(self.link.world):
+                    if other != self.link.rank:
+                        self.link.send(leaves[place].detach().contiguous(), other)
+            else:
+                leaves[place] = self.room(leaf.shape, leaf.dtype, leaf.device)
+                self.receive(leaves[place], last, 0, "the model's output")
+        return tree_unflatten(leaves, structure)
+
+
+class TensorInFlight:
+    """A tensor that is on its way, and there until somebody waits."""
+
+    def __init__(self, tensor: Tensor, sending: Sending) -> None:
+        self.tensor: Tensor | None = tensor
+        self.sending = sending
+
+    def wait(self) -> None:
+        self.sending.wait()
+        self.tensor, self.sending = None, CompletedWork()
+
+
+def way_of(device: torch.device) -> torch.device:
+    """Where a message between stages passes: in host memory. Between GPUs messages have no tags and wait for each other in order, so that
+    two workers who send each other something at once would wait for ever."""
+    return torch.device("cpu") if device.type == "cuda" else device
+
+
+def users(names: Sequence[frozenset[str]], homes: Sequence[int]) -> dict[str, tuple[int, ...]]:
+    """By name, the workers that use it; of every call, what it uses and where it is computed."""
+    found: dict[str, set[int]] = {}
+    for used, home in zip(names, homes, strict=True):
+        for name in used:
+            found.setdefault(name, set()).add(home)
+    return {name: tuple(sorted(workers)) for name, workers in found.items()}

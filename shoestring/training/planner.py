@@ -1,0 +1,222 @@
+"""The planner of training: gather evidence, let the chooser rank and confirm, tell what was found."""
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import inf
+from typing import TypeVar
+
+from torch import nn
+
+from shoestring.core.budget import Budget
+from shoestring.core.errors import Mistake
+from shoestring.core.exactness import Exactness, allowed
+from shoestring.core.hardware import Hardware
+from shoestring.core.job import Job
+from shoestring.core.ledger import Ledger
+from shoestring.core.link import Link
+from shoestring.data.lengths import Lengths, Look, batches_at, look, planned_for
+from shoestring.measure.process import address_limit, memory_free
+from shoestring.planning.answers import MeasuredAnswers
+from shoestring.planning.choose import Chooser, asked_for
+from shoestring.planning.room import named
+from shoestring.training.admission import admitted, check_together
+from shoestring.training.axes import explained
+from shoestring.training.catalogue import CATALOGUE, TOGETHER
+from shoestring.training.evidence.gather import Evidence, gathered, ledger_of_traits
+from shoestring.training.evidence.plain_only import PlainOnly, is_an_answer
+from shoestring.training.evidence.rehearsals import Rehearsals, Tell, silent
+from shoestring.training.evidence.step import mesh_of_largest
+from shoestring.training.evidence.tasks import Worker
+from shoestring.training.outcome import Outcome
+from shoestring.training.plan import Plan
+from shoestring.training.predict import Combination, Predictor, expected_process
+from shoestring.training.room import ROOM, TrainingRoom
+from shoestring.training.savings import useless, warned
+from shoestring.training.technique import TrainingTechnique as Technique
+
+T = TypeVar("T")
+
+
+@dataclass
+class Planner:
+    """One planning: a job, the machine, and ways to run things elsewhere. Evidence is kept, so nothing is measured twice."""
+
+    job: Job
+    hardware: Hardware
+    worker: Worker | None = None        # does tasks of a job file in a child process, or in as many as will train; None: all happens here
+    model: nn.Module | None = None      # plan for this very model instead of the job's factory
+    catalogue: tuple[type[Technique], ...] = CATALOGUE
+    inexact: bool = False               # whether plans may be `changed`,
+    exact: str | None = None            # or the least that they must be: bits, rounding, draws (default: rounding if that fits, else draws)
+    wanted: tuple[Technique, ...] = ()  # techniques the user asked for; those that need it are measured too
+    only: bool = False                  # nothing but those will be predicted, so what others need is not measured
+    devices: int = 1                    # workers that train together,
+    here: int = 1                       # of which so many share this machine
+    earlier: tuple[Technique, ...] | None = None   # what was chosen when the same was asked before
+    kept: MeasuredAnswers | None = None            # what earlier plannings of the job measured; None: nothing is kept
+    tell: Tell = silent                 # told what is being done, in a few words
+    begun: float = field(default_factory=time.perf_counter)   # seconds on a clock
+    failed: dict[frozenset[str], str] = field(default_factory=dict)   # families of plans that failed when rehearsed, and how
+
+    @cached_property
+    def rehearsals(self) -> Rehearsals:
+        found = self.looked()
+        jobs = [planned_for(self.job, batch) for batch in found.batches] or [self.job]
+        if self.devices > 1:
+            near, speeds = self.devices == self.here and not self.hardware.described, self.hardware.speeds
+            place = Link(0, self.devices, near, speeds=speeds)
+            jobs = [replace(job, mesh=mesh_of_largest(job, (), place)) for job in jobs]
+        sizes = found.lengths.largest if found.batches else ()
+        return Rehearsals(jobs[0], self.hardware, self.worker, self.model, lengths=found.lengths, kept=self.kept, tell=self.tell,
+                          candidates=tuple((size.number, job) for size, job in zip(sizes, jobs, strict=False)))
+
+    def looked(self) -> Look:
+        """Which batches to plan for. What an earlier planning found is not looked for again."""
+        if self.kept is None or self.job.largest is not None:
+            return look(self.job)
+        new: list[Look] = []
+
+        def work() -> Lengths:
+            self.tell("looking for the largest batch")
+            new.append(look(self.job))
+            return new[0].lengths
+
+        lengths = self.kept.answer({"lengths": [self.job.steps, self.job.epochs]}, Lengths, work)
+        numbers = () if lengths.first else tuple(one.number for one in lengths.largest)
+        return new[0] if new else Look(lengths, tuple(batches_at(self.job, numbers)) if numbers else ())
+
+    @cached_property
+    def evidence(self) -> Evidence:
+        return gathered(self.rehearsals, self.variants(), self.wanted if self.only else None)
+
+    @cached_property
+    def predictor(self) -> Predictor:
+        return Predictor(self.rehearsals, self.evidence, self.devices, self.here)
+
+    def variants(self) -> list[Technique]:
+        """The settings that are measured beside the plain step: those that may be chosen, or were asked for, and that this machine can."""
+        kinds: dict[type[Technique], None] = dict.fromkeys((*self.catalogue, *(type(one) for one in self.wanted)))
+        return [one for kind in kinds for one in kind.variants() if not self.hardware.dtypes.get(one.computes_in)
+                and ((self.inexact and not self.wanted) or one in self.wanted)]
+
+    def ledger(self) -> Ledger:
+        return self.evidence.ledger
+
+    def outcome(self, memory: int | None, forced: tuple[Technique, ...] | None = None) -> Outcome:
+        """The plan for a memory budget in bytes (None: what is free), or the figures of the techniques that were asked for."""
+        if forced is not None:
+            check_together(forced)   # before anything is measured
+            ledger = self.looked_at(self.ledger)
+            if isinstance(ledger, PlainOnly):
+                return self.plain_outcome(ledger, memory, forced)
+            return self.decided(ledger, memory, forced)
+        found = self.looked_at(lambda: self.at_once(memory) or self.decided(self.ledger(), memory))
+        return self.plain_outcome(found, memory) if isinstance(found, PlainOnly) else found
+
+    def looked_at(self, look: Callable[[], T]) -> T | PlainOnly:
+        """What a look at the job gives; where the look fails and says nothing of the job, why."""
+        try:
+            return look()
+        except Exception as error:
+            if is_an_answer(error):
+                raise
+            return self.plain_only(error)
+
+    def plain_only(self, error: Exception) -> PlainOnly:
+        known = vars(self).get("rehearsals")   # None: not even the sizes of batches are known
+        largest, numbers = (known.job, known.numbers) if isinstance(known, Rehearsals) else (None, ())
+        return PlainOnly(self.job, error, self.worker, self.model, self.hardware.environment, largest, numbers)
+
+    def plain_outcome(self, found: PlainOnly, memory: int | None, forced: tuple[Technique, ...] = ()) -> Outcome:
+        """Plain training, without a look at the model; what needs one is refused."""
+        if self.devices > 1 or self.hardware.described:
+            raise found.refusal("this job can't be planned for a group of workers or another machine") from found.error
+        if forced:
+            raise found.refusal(f"{named(forced)} can't be used for this job") from found.error
+        self.tell("trying plain training, because shoestring could not look at the model")
+        plain = found.plan(memory)
+        return Outcome(plain, plain, (), 1, 1, self.elapsed(), self.free(memory), (), ())
+
+    def at_once(self, memory: int | None) -> Outcome | None:
+        """The outcome where plain training leaves much of the budget idle: it, or what only makes it faster; None where it does not.
+
+        What saves memory has nothing to save then, so what only such techniques need is not measured: one real step is enough.
+        """
+        if self.worker is None or self.job.origin is None or self.devices > 1 or self.inexact or self.hardware.described or address_limit():
+            return None
+        log, budget = self.rehearsals.log(()), self.free(memory)
+        if self.rehearsals.real or expected_process(log) > ROOM * budget:
+            return None
+        faster = tuple(kind for kind in self.catalogue if kind.speeds_up)
+        evidence = gathered(self.rehearsals, (), only=())
+        predictor = Predictor(self.rehearsals, evidence, roomy=True)
+        plain = predictor.plan(asked_for((), evidence.ledger))
+        if plain.process_bytes > ROOM * budget or evidence.anchor is None:
+            return None
+        room = TrainingRoom(predictor, faster, plain)
+        found = Chooser(room, evidence.ledger).choice(Budget(memory=budget), self.levels, (plain,), self.earlier)
+        idle = (f"plain training leaves {1 - plain.process_bytes / budget:.0%} of the budget idle, so what only saves memory was not "
+                "looked at")
+        chosen = replace(explained(found.chosen, plain, budget), sure=f"{found.chosen.sure}; {idle}")
+        return Outcome(chosen, plain, found.runners_up, found.tried, found.fitting, self.elapsed(), budget, found.more, found.refused)
+
+    def decided(self, ledger: Ledger, memory: int | None, forced: tuple[Technique, ...] | None = None) -> Outcome:
+        """The outcome for a ledger that was measured; several budgets can be asked for, one after the other."""
+        budget = self.budget(memory)
+        assert budget.memory is not None, "what is free, if nothing else"
+        simplest: tuple[Technique, ...] = (TOGETHER,) if self.devices > 1 else ()
+        apart = TOGETHER.refusal(ledger) if simplest else ""   # why workers can't each train a copy of the model
+        plain = self.predictor.sketched(asked_for((), ledger)) if apart else self.predictor.plan(asked_for(simplest, ledger))
+        if forced is not None:
+            chosen = self.forced(ledger, forced) if forced != simplest or apart else plain
+            fits = int(not budget.broken(chosen.numbers()))
+            chosen = explained(self.predictor.with_ranks(chosen), plain, budget.memory)
+            chosen = chosen if apart else warned(chosen, plain)
+            return Outcome(chosen, plain, (), 1, fits, self.elapsed(), budget.memory, (), ())
+        self.tell("ranking all combinations of techniques")
+        room = TrainingRoom(self.predictor, self.catalogue, plain, self.inexact, apart)
+        self.predictor.limit = budget.memory
+        try:
+            found = Chooser(room, ledger, self.failed).choice(budget, self.levels, () if apart else (plain,), self.earlier)
+        finally:
+            self.predictor.limit = inf
+        chosen = explained(self.predictor.with_ranks(found.chosen), plain, budget.memory)
+        return Outcome(chosen, plain, found.runners_up, found.tried, found.fitting, self.elapsed(), budget.memory, found.more,
+                       found.refused)
+
+    def budget(self, memory: int | None) -> Budget:
+        """What a process may have: what was asked for or is free, as far as its address space is not limited."""
+        limit, most = address_limit(), self.free(memory)
+        return Budget(memory=most if limit is None else min(most, limit - self.evidence.reserved))
+
+    def free(self, memory: int | None) -> int:
+        """Bytes that were asked for, or are free."""
+        free = self.hardware.memory if self.hardware.described else memory_free() / self.here
+        return memory if memory is not None else int(0.9 * free)
+
+    @property
+    def levels(self) -> tuple[Exactness, ...]:
+        return allowed(self.exact, self.inexact)
+
+    def admitted(self, techniques: tuple[Technique, ...]) -> Combination:
+        """Techniques that the user named, checked for this job without a real step; a Mistake says why they can't be used."""
+        check_together(techniques)
+        ledger = self.looked_at(lambda: ledger_of_traits(self.rehearsals, techniques))
+        if isinstance(ledger, PlainOnly):
+            raise ledger.refusal(f"{named(techniques)} can't be used for this job") from ledger.error
+        return admitted(techniques, ledger, self.exact)
+
+    def forced(self, ledger: Ledger, techniques: tuple[Technique, ...]) -> Plan:
+        """The figures of these techniques, with those told that are of no use."""
+        one = admitted(techniques, ledger, self.exact)
+        try:
+            plan = self.predictor.attempted(one)
+        except Mistake as error:
+            raise Mistake(f"{one} can't be used for this job: {error}") from error
+        return replace(plan, sure="; ".join((plan.sure, *useless(self.predictor, plan))))
+
+    def elapsed(self) -> float:
+        return time.perf_counter() - self.begun

@@ -1,0 +1,389 @@
+"""Prediction: a candidate as a plan with exact figures. Its tensors are rehearsed; its process follows by rule, or is tried for real."""
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from math import inf, prod
+
+from shoestring.core.budget import Budget
+from shoestring.core.coordinates import coordinates
+from shoestring.core.errors import Mistake
+from shoestring.core.job import interval
+from shoestring.core.ledger import Ledger
+from shoestring.core.link import Link, agreement_bytes
+from shoestring.core.mesh import imagined_mesh, on_one_axis
+from shoestring.core.technique import drift, in_order, text
+from shoestring.data.feed import Feed
+from shoestring.measure.holdings import Holders
+from shoestring.measure.load import HELD_UP
+from shoestring.measure.process import memory_free, status
+from shoestring.measure.timeline import filled, last_step, peak, stretches, validation
+from shoestring.measure.tracker import VALIDATE, Log, Moment
+from shoestring.planning.room import Candidate, named
+from shoestring.training.axes import kinds_of_workers, staging
+from shoestring.training.evidence.anchor import paged
+from shoestring.training.evidence.gather import Evidence
+from shoestring.training.evidence.held_out import looked_through, with_own
+from shoestring.training.evidence.rehearsals import Rehearsals, failure
+from shoestring.training.evidence.stage_trials import StagedTrials
+from shoestring.training.evidence.tasks import TrialResult, TrialTask
+from shoestring.training.plan import Plan, RankFigures
+from shoestring.training.technique import TrainingTechnique, environment, mesh_sizes
+
+Techniques = tuple[TrainingTechnique, ...]
+Combination = Candidate[TrainingTechnique, Ledger]
+
+SLACK = 1.05           # what a device's own allocator takes above the tensors, where that can't be measured
+MARGIN = 1.02          # on the predicted process: better two percent too much than a run over its budget
+VARIED_MARGIN = 1.04   # the same, of one that was tried with batches of several sizes
+TRIAL_STEPS, TRIAL_SECONDS = (4, 12), 2.0      # of a trial, at least and at most: what an allocator keeps back grows in the first steps
+VARIED_STEPS, VARIED_SECONDS = (10, 32), 8.0   # where batches are of several sizes, more, because that depends on what came before
+GROUP_STEPS = 8        # of a trial by all workers, which are timed too
+SPREAD = 1.04          # between two trials of one plan: threads race for memory. A plan this close to the budget is tried again,
+AGAIN = 2              # so often
+FEW_SPREAD = 1.12      # the same of plain training, of which the anchor did a few steps, and what is kept back grows in the first ones
+VARIED_SPREAD = 1.15   # where sizes vary, two runs of one plan differ by so much under an allocator that follows no rule
+APART = 8              # workers of a group that are rehearsed one by one where they send different amounts; of more, one of each kind
+MOST_EVENTS = 150_000  # of a log: about ten seconds of rehearsing
+NOT_HERE = "the hardware is not here"
+ALIKE = (0.0, 1.0)     # if workers synchronise after every step or never, all steps cost the same, so one may be timed
+
+
+@dataclass
+class Predictor:
+    rehearsals: Rehearsals
+    evidence: Evidence
+    devices: int = 1       # workers that train together,
+    here: int = 1          # of which so many share this machine
+    trials: int = 0        # that were made so far
+    roomy: bool = False    # plain training leaves so much of the budget idle that what is as large needs no trial
+    limit: float = inf     # bytes of tensors: a plan of which one worker needs more is not looked at any further
+    rehearsed: dict[Techniques, tuple[tuple[RankFigures, ...], Log]] = field(default_factory=dict)   # every kind of worker of a plan
+    staged: StagedTrials = field(default_factory=StagedTrials)
+
+    def plan(self, one: Combination) -> Plan:
+        """A candidate with its exact figures."""
+        if self.too_long(one.techniques):
+            cut = staging(one.techniques, self.evidence.ledger)
+            return replace(self.sketched(one), mesh=self.mesh(one.techniques), staging=cut, speeds=self.rehearsals.job.link.speeds,
+                           sure=f"by the ledger alone: rehearsing every piece of every kind of worker would take minutes; {NOT_HERE}")
+        divided = self.divided(one.techniques)
+        ranks, log = self.by_rank(one.techniques) if divided else ((), self.log(one.techniques))
+        untried = self.staged.check(self.rehearsals, self.evidence, one.techniques)   # before workers who may wait for each other
+        highest = peak(log)
+        if self.rehearsals.job.validates and any(technique.serves for technique in one.techniques):   # there the first worker validates
+            highest = max(highest, peak(self.log(one.techniques, rank=0)), key=lambda found: found.bytes)
+        seconds = one.known["step_seconds"]
+        if divided and not ranks:
+            process, how = max(one.known["process_bytes"], highest.bytes), "estimated: its tensors alone are too many"
+        elif self.tries_group(log):
+            tried = self.trial(one.techniques, GROUP_STEPS, together=True)
+            process, how = tried.process_bytes * MARGIN, f"and time from a trial of {GROUP_STEPS} steps by {self.devices} workers"
+            seconds = tried.step_seconds if agrees(one.techniques) in ALIKE else seconds
+        else:
+            process, how = self.process(one, log)
+        steps, cut = sum(1 for _, moment in log.marks if moment.phase == "update"), staging(one.techniques, self.evidence.ledger)
+        sent, sent_by_others = (ranks[0].sent_bytes, 0.0) if ranks else self.sent(one.techniques, log)
+        return self.with_validation(one.cost, Plan(
+            one.techniques, highest.bytes, int(process), seconds, one.exactness, flops=sum(log.flops.values()) / max(steps, 1),
+            traffic_bytes=float(log.moved[-1]) if log.moved else one.cost.traffic.disk, sent_bytes=sent, world=self.devices,
+            where=place_of(highest.moment), parts=highest.parts, sure=self.sure(one, how) + untried + self.unvalidated(log),
+            stored_bytes=log.stored, disk_speed=disk_speed(one.cost), sent_by_others_bytes=sent_by_others,
+            drift=stated_drift(one.techniques, self.evidence.ledger), blocks=by_block(log), lengths=self.rehearsals.lengths,
+            mesh=self.mesh(one.techniques), ranks=ranks, speeds=self.rehearsals.job.link.speeds,
+            staging=cut and cut.slower(seconds / max(one.known["step_seconds"], 1e-12))))
+
+    def log(self, techniques: Techniques, rank: int | None = None) -> Log:
+        """The log of a rehearsal, with what the job's own validation was measured to make."""
+        if rank is None and self.divided(techniques):
+            return self.by_rank(techniques)[1]
+        found = self.rehearsals.log(techniques, rank) if techniques or rank is not None else self.evidence.plain
+        anchor = self.evidence.anchor
+        return found if anchor is None else with_own(found, anchor.validation_bytes)
+
+    def too_long(self, techniques: Techniques) -> bool:
+        """Whether a rehearsal for a cluster that is not here would take long: every piece of a batch is rehearsed as a batch is."""
+        pieces = prod(one.parts for one in techniques if one.splits_batch)
+        return self.rehearsals.hardware.described and pieces * len(self.evidence.plain.events) > MOST_EVENTS
+
+    def divided(self, techniques: Techniques) -> bool:
+        """Whether workers hold different parts of the model, so that each must be rehearsed to know which of them needs most."""
+        return self.devices > 1 and any(one.unites not in ("", "data") for one in techniques)
+
+    def by_rank(self, techniques: Techniques) -> tuple[tuple[RankFigures, ...], Log]:
+        """The figures of every kind of worker, that of the first worker first; and the log of the one that needs most. Of a plan that is
+        over the limit no figures, and the log of the worker that shows it."""
+        if techniques in self.rehearsed:
+            return self.rehearsed[techniques]
+        sizes, told = dict(self.mesh(techniques)), staging(techniques, self.evidence.ledger)
+        kinds = kinds_of_workers(self.rehearsals.job, sizes, serves=False)
+        if told is not None:   # who needs most by arithmetic comes first
+            kinds.sort(key=lambda ranks: -told.memory[coordinates(sizes, ranks[0])["stage"]])
+        found, logs = [], []
+        for ranks in kinds:
+            logs.append(log := self.log(techniques, ranks[0]))
+            if peak(log).bytes > self.limit:
+                return (), log
+            found.append(RankFigures(ranks, peak(log).bytes, self.sent(techniques, log, ranks[0])[0]))
+            logs = [max(logs, key=lambda log: peak(log).bytes)]
+        self.rehearsed[techniques] = tuple(sorted(found, key=lambda one: one.ranks)), logs[0]
+        return self.rehearsed[techniques]
+
+    def mesh(self, techniques: Techniques) -> tuple[tuple[str, int], ...]:
+        """How the workers of a plan stand; nothing where there is one."""
+        return tuple(mesh_sizes(techniques, self.devices).items()) if self.devices > 1 else ()
+
+    def with_validation(self, cost: Ledger, plan: Plan) -> Plan:
+        """The plan with the seconds of a validation, and of the whole training with all of them, where its steps are known."""
+        job, each = self.rehearsals.job, cost.validation_seconds
+        if not each:
+            return plan
+        feed = Feed(replace(job, mesh=on_one_axis()))
+        total, (number, unit) = feed.steps_in_all, interval(job.every)
+        if not total or (unit == "epochs" and not feed.per_epoch):
+            return replace(plan, validation_seconds=each)
+        apart = number * feed.per_epoch if unit == "epochs" else number / plan.step_seconds if unit == "seconds" else number
+        count = max(-(-total // max(apart, 1.0)), 1.0)   # one is at the end
+        return replace(plan, validation_seconds=each, training_seconds=total * plan.step_seconds + count * each)
+
+    def unvalidated(self, log: Log) -> str:
+        """What to say of a validation that was not rehearsed to its end, or of which not all data were seen."""
+        job = self.rehearsals.job
+        if log.unvalidated:
+            until = "not part of the tensors" if job.validate is not None else "part of the tensors up to where fake ones could not run it"
+            return f"; validation is {until} ({log.unvalidated})"
+        if job.held_out is None or (found := looked_through(job)).ended:
+            return ""
+        return f"; validation by the largest of the first {found.batches} held-out batches"
+
+    def attempted(self, one: Combination) -> Plan:
+        """The same; whatever goes wrong on the way is told as a Mistake."""
+        try:
+            return self.plan(one)
+        except Mistake:
+            raise
+        except Exception as error:
+            raise Mistake(f"it fails when it is rehearsed: {failure(error)}") from error
+
+    def sketched(self, one: Combination) -> Plan:
+        """A candidate with the ledger's figures."""
+        known, cost = one.known, one.cost
+        plan = Plan(one.techniques, int(known["peak_bytes"]), int(known["process_bytes"]), known["step_seconds"], one.exactness,
+                    flops=cost.flops, traffic_bytes=cost.traffic.disk, sent_bytes=cost.traffic.sent, world=self.devices,
+                    sure="by the ledger alone, not rehearsed", disk_speed=disk_speed(cost),
+                    drift=stated_drift(one.techniques, self.evidence.ledger))
+        return self.with_validation(cost, plan)
+
+    def sure(self, one: Combination, how: str) -> str:
+        """How the figures of a plan are known, and what splitting the batch changes in it; `how`: its process is known."""
+        tensors = self.rehearsals.how_real() if one.techniques in self.rehearsals.measured else one.cost.findings.basis
+        splitting = [text(technique) for technique in one.techniques if splits(technique, one.cost)]
+        reasons = self.evidence.ledger.findings.reasons
+        changed = f"; {' and '.join(splitting)} changes the result: {reasons['mixes samples']}" if splitting else ""
+        adding = self.how_added(one.techniques)
+        return "; ".join((f"{tensors}; process {how}{changed}", *[adding] * bool(adding), *self.about_data()))
+
+    def about_data(self) -> Iterator[str]:
+        """What the figures mean if the machine was busy, for batches that are not all alike, and for data that others fetch."""
+        lengths, job, anchor = self.rehearsals.lengths, self.rehearsals.job, self.evidence.anchor
+        if anchor is not None and anchor.busy > HELD_UP:
+            yield (f"times measured while other processes held up the steps ({anchor.busy:.0%} of the time they waited for a core), which "
+                   "is taken off: less sure, and measured again next time")
+        if lengths.planned_for:
+            yield lengths.planned_for
+        if lengths.looked and job.largest is not None:
+            timed = anchor is not None and not anchor.sampled
+            yield f"times for one in the middle, batch {lengths.typical}" if timed else "times for that one too, which are the longest"
+        if lengths.beside:
+            yield lengths.beside
+
+    def with_ranks(self, plan: Plan) -> Plan:
+        """A plan for a group with the figures of every kind of worker, each rehearsed once; without, where that can't be done."""
+        job = self.rehearsals.job
+        if self.devices == 1 or self.rehearsals.real or plan.ranks or self.too_long(plan.techniques):
+            return plan
+        serves, alike = any(technique.serves for technique in plan.techniques), self.alike(plan.techniques)
+        found = []
+        with suppress(Exception):   # the plan is good without them
+            each = [(rank,) for rank in range(self.devices)] if not alike and self.devices <= APART else None
+            for ranks in each or kinds_of_workers(job, dict(self.mesh(plan.techniques)), serves):
+                if job.link.rank in ranks and not serves and (alike or job.link.rank == ranks[0] == 0):
+                    found.append(RankFigures(ranks, plan.peak_bytes, plan.sent_bytes))
+                    continue
+                log = self.log(plan.techniques, rank=ranks[0])
+                sent = float(log.sent[-1]) if serves else self.sent(plan.techniques, log, ranks[0])[0]
+                found.append(RankFigures(ranks, peak(log).bytes, sent))
+            return replace(plan, ranks=tuple(found))
+        return plan
+
+    def sent(self, techniques: Techniques, log: Log, rank: int | None = None) -> tuple[float, float]:
+        """Bytes that the first worker sends a step, with what workers agree on after it; and where the others send something else, what
+        each of them sends in a step of its own. The mean of all steps where not all are alike, each kind rehearsed."""
+        united = sorted((technique for technique in techniques if technique.unites), key=lambda one: one.unites != "data")
+        if self.devices == 1 or not united:
+            return 0.0, 0.0
+        uniting = united[0]   # the copies of the model, if there are several: others talk in every step
+        if uniting.serves:
+            return float(self.rehearsals.log(techniques, rank=0).sent[-1]), float(log.sent[-1])
+        place = self.rehearsals.job.link
+        if rank is None and place.rank and not self.alike(techniques):
+            rank = 0
+            log = self.rehearsals.log(techniques, rank)
+        told = agreement_bytes(Link(place.rank if rank is None else rank, place.world, place.same_machine, speeds=place.speeds)
+                               ) if agrees(techniques) else 0
+        total_steps = self.rehearsals.job.steps
+        kinds = uniting.talking(total_steps)
+        if not kinds:
+            return float(log.sent[-1] + told), 0.0
+        others = [technique for technique in techniques if technique is not uniting]
+        total = sum(count * self.rehearsals.log(in_order((*others, kind)), rank).sent[-1] for kind, count in kinds.items() if count)
+        total += told * uniting.agreements(total_steps)
+        return total / max(total_steps, 1), 0.0
+
+    def alike(self, techniques: Techniques) -> bool:
+        """Whether all workers send as much when they add up, along every axis."""
+        place = self.rehearsals.job.link
+        mesh = imagined_mesh(mesh_sizes(techniques, self.devices), speeds=place.speeds)
+        return all(link.sums.alike for link in (mesh.link, *mesh.axes.values()))
+
+    def how_added(self, techniques: Techniques) -> str:
+        """How workers add up, in words, for every line that does; empty where that was neither measured nor described."""
+        mesh = imagined_mesh(mesh_sizes(techniques, self.devices), speeds=self.rehearsals.job.link.speeds)
+        told = dict.fromkeys(str(mesh.along(axis).sums) for axis, size in mesh.sizes.items() if size > 1)
+        return "; ".join(text for text in told if text)
+
+    def process(self, one: Combination, log: Log) -> tuple[float, str]:
+        """Bytes of the process, and how we know."""
+        anchor, hardware, model = self.evidence.anchor, self.rehearsals.hardware, self.rehearsals.model
+        by_rule = any(technique.predictable for technique in one.techniques)
+        belonging = hardware.links.get(str(self.devices), (0.0, 0.0, 0.0))[2]   # bytes of a process for its part in a group
+        if hardware.described:
+            return peak(log).bytes * SLACK + hardware.base, f"estimated from the tensors: {NOT_HERE}"
+        if self.rehearsals.worker is None:
+            held = Holders(self.rehearsals.job, original=model).real_bytes()
+            return status("VmRSS") + (peak(log).bytes - held) * 1.35, "estimated from this process and its tensors"
+        if anchor is None or (anchor.sampled and not by_rule):
+            return one.known["process_bytes"], "estimated: no real step could be run here"
+        if by_rule:
+            base = min(anchor.overheads.values())
+            most = max(stretch.top + overhead(anchor.overheads, stretch.moment, base)
+                       for stretch in list(stretches(filled(log, anchor.filled), paged))[1:])
+            how = "from the anchor step and every tensor's pages"
+            if not self.rehearsals.lengths.varies or anchor.sampled or not self.has_room(log) or self.divided(one.techniques):
+                return (most + belonging) * MARGIN, how
+            # Libraries keep something for every size that they have met, which no rule tells
+            tried = self.trial(one.techniques, count := self.trial_steps(one.known["step_seconds"]))
+            return max((most + belonging) * MARGIN, (tried.process_bytes + belonging) * self.margin), f"{how}, and a trial of {count} steps"
+        if self.divided(one.techniques):   # one worker alone would be none of a line
+            return max(one.known["process_bytes"], peak(log).bytes + min(anchor.overheads.values())), "estimated: not all workers are here"
+        if not one.techniques and not anchor.eased and not self.rehearsals.lengths.varies:
+            return anchor.process * self.margin, "from the anchor step"
+        if self.roomy and one.techniques and peak(log).bytes <= anchor.tensors:
+            return anchor.process * self.margin, "at most that of the anchor step, which has no fewer tensors"
+        if not self.has_room(log):
+            return one.known["process_bytes"], "estimated: this machine has no room to try it"
+        count = self.trial_steps(one.known["step_seconds"])
+        tried = self.trial(one.techniques, count)
+        if not one.techniques and not anchor.eased:   # batches of several sizes: two ways to see what is kept back, and the larger counts
+            return max(tried.process_bytes * self.margin, anchor.process), f"from the anchor step and a trial of {count} steps"
+        return (tried.process_bytes + belonging) * self.margin, f"from a trial of {count} steps"
+
+    def needs_trial(self, one: Combination) -> bool:
+        """Whether its process follows no rule, so that only a trial tells how large it is."""
+        return self.evidence.anchor is not None and not any(technique.predictable for technique in one.techniques)
+
+    def tries_group(self, log: Log) -> bool:
+        """Whether plans are tried by all workers: they are all here, and can run a whole step."""
+        anchor = self.evidence.anchor
+        return self.devices == self.here > 1 and anchor is not None and not anchor.sampled and self.has_room(log)
+
+    def has_room(self, log: Log) -> bool:
+        """Whether all workers here can be run at once with this log."""
+        return self.here * expected_process(log) < memory_free()
+
+    def trial(self, techniques: Techniques, steps: int, together: bool = False) -> TrialResult:
+        """What some real steps take; `together`: by workers that talk to each other."""
+        self.trials += 1
+        task = TrialTask(**self.rehearsals.about_job(techniques), steps=steps, together=together)
+        doing = f"trying {named(techniques)} for {steps} real steps"
+        return self.rehearsals.asked(task, {**self.rehearsals.hardware.environment, **environment(techniques)}, doing)
+
+    @property
+    def margin(self) -> float:
+        """On a process that follows no rule. Where sizes vary, what the allocator keeps back depends on the order in which they come."""
+        return VARIED_MARGIN if self.rehearsals.lengths.varies else MARGIN
+
+    def trial_steps(self, seconds: float) -> int:
+        """Of a trial by one worker, whose steps take so long: where sizes vary, batches as they come and then the largest."""
+        varies = self.rehearsals.lengths.varies
+        least, most = VARIED_STEPS if varies else TRIAL_STEPS
+        wanted = min(max(int((VARIED_SECONDS if varies else TRIAL_SECONDS) / max(seconds, 1e-3)), least), most)
+        return max(min(wanted, self.rehearsals.job.steps or wanted), TRIAL_STEPS[0])
+
+    def tried_again(self, plan: Plan, budget: Budget) -> Plan:
+        """A plan whose process follows no rule, with the largest of some more trials if another run might not fit the budget."""
+        if "estimated" in plan.sure or self.devices > 1:   # it can't be tried here, or all workers have tried it together
+            return plan
+        if self.rehearsals.lengths.varies:   # no number of trials would show how large it may become: it must have that much room
+            largest = replace(plan, process_bytes=int(VARIED_SPREAD * plan.process_bytes),
+                              sure=f"{plan.sure}; counted with {VARIED_SPREAD - 1:.0%} more, by which two runs may differ where sizes vary")
+            return largest if budget.broken(largest.numbers()) and not budget.broken(plan.numbers()) else plan
+        for _ in range(AGAIN):
+            spread = SPREAD if "a trial of" in plan.sure else FEW_SPREAD
+            if budget.broken(plan.numbers()) or not budget.broken({"process_bytes": spread * plan.process_bytes}):
+                break
+            more = int(self.trial(plan.techniques, self.trial_steps(plan.step_seconds)).process_bytes * self.margin)
+            plan = replace(plan, process_bytes=max(plan.process_bytes, more))
+        return plan
+
+
+def expected_process(log: Log) -> float:
+    """Bytes of a process with these tensors, before anything of it was measured: rather too many."""
+    return peak(log).bytes * 1.35 + 5e8
+
+
+def overhead(known: Mapping[str, int], moment: Moment, base: int) -> int:
+    """Bytes of the process above its tensors at a moment; of a validation, those of the same block's forward where it was not measured."""
+    forward = known.get(f"forward {moment.block}", base) if moment.phase == VALIDATE else base
+    return known.get(" ".join(moment), forward)
+
+
+def place_of(moment: Moment) -> str:
+    """A moment in words."""
+    if moment.phase == VALIDATE:
+        return f"validation, {moment.block or 'around its batches'}"
+    return f"{moment.phase} of {moment.block or 'all weights'}"
+
+
+def agrees(techniques: Techniques) -> float:
+    """After which share of the steps workers agree."""
+    return next((technique.agrees for technique in techniques if technique.unites == "data"), 1.0)
+
+
+def splits(technique: TrainingTechnique, ledger: Ledger) -> bool:
+    """Whether a technique would be exact, if only the samples of a batch had nothing to do with each other."""
+    apart = replace(ledger, findings=replace(ledger.findings, traits=ledger.findings.traits - {"mixes samples"}))
+    return ledger.has("mixes samples") and technique.exactness(apart) < technique.exactness(ledger)
+
+
+def stated_drift(techniques: Techniques, ledger: Ledger) -> float:
+    """How far these techniques, in their order, may lead together: what they state, added up."""
+    now, total = ledger, 0.0
+    for technique in techniques:
+        total, now = total + drift(technique, now), technique.cost(now)
+    return total
+
+
+def disk_speed(ledger: Ledger) -> float:
+    """Bytes per second at which a step's traffic passes, by what was measured of the disk; 0 if there is none."""
+    return ledger.traffic.disk / ledger.traffic.disk_seconds if ledger.traffic.disk_seconds else 0.0
+
+
+def by_block(log: Log) -> tuple[tuple[str, int], ...]:
+    """Highest bytes alive while each block ran, in the order of the last step."""
+    tops: dict[str, int] = {}
+    for stretch in (*last_step(log)[0], *validation(log)):
+        name = f"{stretch.moment.phase} {stretch.moment.block}".strip()
+        tops[name] = max(tops.get(name, 0), stretch.top)
+    return tuple(tops.items())

@@ -1,0 +1,139 @@
+"""Training, as the chooser sees it: the fastest step within the memory of a process, confirmed by a rehearsal and if need be a trial."""
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import ClassVar
+
+from shoestring.core.budget import Budget
+from shoestring.core.errors import Mistake
+from shoestring.core.exactness import Exactness
+from shoestring.core.figures import Quantity
+from shoestring.core.ledger import Ledger
+from shoestring.planning.choose import asked_for, candidates
+from shoestring.planning.quantities import STEP_SECONDS
+from shoestring.planning.room import Room, families
+from shoestring.training.conflicts import clash
+from shoestring.training.plan import Plan
+from shoestring.training.predict import Combination, Predictor, Techniques, splits
+from shoestring.training.savings import costs_more, excess
+from shoestring.training.technique import TrainingTechnique, axes_not_united, mesh_sizes
+
+NOISE = 0.03       # of a step's seconds: two plannings of one job differ by so much, or more if its timed steps did
+TRIALS = 2         # real trials of plans whose process follows no rule,
+MORE_TRIALS = 6    # or so many while what needs no trial is slower by more than
+WORTH = 1.2        # this factor
+ROOM = 0.7         # share of the budget: two runs of a plan differ by up to 15 %, an estimate errs by 10 %, so what takes less always fits
+
+
+@dataclass
+class TrainingRoom(Room[TrainingTechnique, Ledger, Plan]):
+    predictor: Predictor
+    catalogue: tuple[type[TrainingTechnique], ...]
+    plain: Plan                       # the simplest that there is: of a group, workers that average their gradients
+    inexact: bool = False             # whether plans may be `changed`
+    apart: str = ""                   # why the workers can't each train a copy of the model; empty: they can
+    objective: Quantity = STEP_SECONDS
+    fastest_by_rule: float = 0.0      # seconds of the best plan of a ranking that needs no trial
+
+    idle: ClassVar[float] = ROOM
+    good: ClassVar[str] = "fast"
+    better: ClassVar[str] = "faster"
+    worse: ClassVar[str] = "slower"
+    arithmetic: ClassVar[str] = "by the ledger"
+    real: ClassVar[str] = "when rehearsed"
+    phrases: ClassVar[dict[str, str]] = {"process_bytes": "{} for the whole process", "step_seconds": "{} a step"}
+
+    @property
+    def noise(self) -> float:
+        """How far real steps were from each other when they were timed, or were held up by other processes; at least a few percent."""
+        anchor = self.predictor.evidence.anchor
+        return NOISE if anchor is None else max(NOISE, anchor.spread, anchor.busy)
+
+    def confirmed(self, one: Combination) -> Plan:
+        return self.predictor.attempted(one)
+
+    def sketched(self, one: Combination) -> Plan:
+        return self.predictor.sketched(one)
+
+    def clash(self, one: TrainingTechnique, other: TrainingTechnique) -> str:
+        return clash(one, other)
+
+    def complete(self, techniques: Techniques, cost: Ledger) -> bool:
+        return complete(techniques, cost)
+
+    def begin(self, ranked: Sequence[Combination]) -> None:
+        self.predictor.trials = 0
+        self.fastest_by_rule = next((one.known["step_seconds"] for one in ranked if self.known_by_rule(one)), float("inf"))
+
+    def known_by_rule(self, one: Combination) -> bool:
+        return not self.predictor.needs_trial(one)
+
+    def worth(self, one: Combination) -> bool:
+        """A candidate that needs a trial gets one while there are some left to spend."""
+        anchor = self.predictor.evidence.anchor
+        if anchor is None or self.known_by_rule(one):
+            return True
+        if anchor.sampled:   # a whole step can't be run here, so nothing can be tried
+            return False
+        return self.predictor.trials < (MORE_TRIALS if one.known["step_seconds"] * WORTH < self.fastest_by_rule else TRIALS)
+
+    def errs_like(self, one: Combination) -> Hashable:
+        """What the default allocator keeps back is a guess, and a trial of one plan tells of all of them."""
+        return families(one.techniques) if self.known_by_rule(one) else "needs a trial"
+
+    def confirmed_again(self, one: Combination, plan: Plan, budget: Budget) -> Plan:
+        return plan if self.known_by_rule(one) else self.predictor.tried_again(plan, budget)
+
+    def needless(self, plan: Plan, budget: Budget) -> str:
+        """Of what is to save memory and needs more than plain training, that it does, where plain training fits."""
+        fits = not self.apart and not budget.broken(self.plain.numbers())
+        return excess(plan, self.plain) if fits and costs_more(plan, self.plain) else ""
+
+    def completed(self, plan: Plan) -> Plan:
+        if plan.ranks or not self.predictor.divided(plan.techniques):
+            return plan
+        self.predictor.limit = inf
+        return self.predictor.attempted(asked_for(plan.techniques, self.predictor.evidence.ledger))
+
+    def culprit(self, techniques: Techniques) -> frozenset[str]:
+        """The family of the technique that fails alone, or all of them together."""
+        for technique in techniques if len(techniques) > 1 and self.predictor.devices == 1 else ():
+            try:
+                self.predictor.rehearsals.log((technique,))
+            except Exception:
+                return families((technique,))
+        return families(techniques)
+
+    def concerns(self, kind: type[TrainingTechnique]) -> bool:
+        return self.predictor.devices > 1 or not kind.unites   # nobody asked for other workers
+
+    def why_inexact(self, one: TrainingTechnique, cost: Ledger) -> str:
+        return f" ({cost.findings.reasons['mixes samples']})" if splits(one, cost) else ""
+
+    def why_none(self, cost: Ledger) -> str:
+        """Why no way to unite workers may be used."""
+        if self.apart:
+            return f"this job can't be trained by {self.predictor.devices} workers: {self.apart}"
+        level, why = self.plain.exactness, self.why_inexact(self.plain.techniques[0], cost)
+        return (f"{self.predictor.devices} workers that share a batch train this model{why} to what is {level.word}: {level.meaning}; "
+                f"give {level.flag} to allow it, or train with one worker")
+
+    def hint(self) -> str:
+        changed = Exactness.CHANGED
+        return "" if self.inexact else f"; {changed.flag} allows what is {changed.word}, such as 16-bit precision"
+
+
+def complete(techniques: Techniques, ledger: Ledger) -> bool:
+    """Workers need something that unites them."""
+    try:
+        sizes = mesh_sizes(techniques, ledger.workers.everybody)
+    except Mistake:   # so many workers can't stand as they want
+        return False
+    return not axes_not_united(techniques, sizes) and all(sizes[one.unites] > 1 for one in techniques if one.unites)
+
+
+def combinations(ledger: Ledger, catalogue: Iterable[type[TrainingTechnique]], most: Exactness) -> Iterator[Combination]:
+    """All allowed combinations of techniques, costed on a ledger."""
+    return candidates(catalogue, ledger, most, clash, complete)

@@ -1,0 +1,47 @@
+"""What a plan is warned of: techniques that are to save memory and save none, and plans that need more memory than plain training."""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from shoestring.core.technique import text
+from shoestring.core.units import bytes_text
+from shoestring.measure.timeline import peak
+from shoestring.training.plan import Plan
+from shoestring.training.predict import SPREAD, Predictor
+
+
+def useless(predictor: Predictor, plan: Plan) -> Iterator[str]:
+    """Remarks on memory techniques that save nothing here: the peak is no lower with them than without."""
+    for technique in plan.techniques:
+        rest = tuple(one for one in plan.techniques if one is not technique)
+        if technique.saves_memory:
+            without = peak(predictor.log(rest))
+            if plan.peak_bytes >= without.bytes:
+                yield (f"{text(technique)} saves nothing here: the peak of tensors is {bytes_text(plan.peak_bytes)} with it, in the "
+                       f"{plan.where}, and {bytes_text(without.bytes)} without")
+
+
+def excess(plan: Plan, plain: Plan) -> str:
+    """A warning with both figures if a plan needs more memory than plain training; empty if it does not. Tensors are known to the byte.
+    A process is not: it is larger if it exceeds the other by more than two trials of one plan differ."""
+    if plan.techniques == plain.techniques:
+        return ""
+    found = [f"{bytes_text(most)} of {name}, where plain training needs {bytes_text(least)}"
+             for name, most, least, spread in (("tensors", plan.peak_bytes, plain.peak_bytes, 1.0),
+                                               ("process", plan.process_bytes, plain.process_bytes, SPREAD)) if most > spread * least]
+    if not found:
+        return ""
+    saving = [text(technique) for technique in plan.techniques if technique.saves_memory]
+    advice = f": leave out {' and '.join(saving)} to save memory" if saving else ""
+    return f"{plan} needs more memory than plain training: {', and '.join(found)}{advice}"
+
+
+def costs_more(plan: Plan, plain: Plan) -> bool:
+    """Whether a plan is to save memory, by one of its techniques, and needs more than plain training."""
+    return any(technique.saves_memory for technique in plan.techniques) and bool(excess(plan, plain))
+
+
+def warned(plan: Plan, plain: Plan) -> Plan:
+    """The plan with a warning if it needs more memory than plain training."""
+    return replace(plan, warnings=tuple(filter(None, (excess(plan, plain),))))

@@ -1,0 +1,54 @@
+"""What slices of a job's own sequences take, measured: so that `SequencePipeline` can have the lengths that are best for a pipeline of its model."""
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+import torch
+
+from shoestring.core.batch import Batch
+from shoestring.core.run import Run
+from shoestring.training.sequence.sequence_pipeline import SequencePipeline, SliceSupport, checked, length_of, rows, slices_of
+from shoestring.training.sequence.sliced_attention import SliceSpan
+from shoestring.training.sequence.slices import best_slices, fitted
+
+ROUNDS = 3   # the least of so many counts
+
+
+def best_tokens(run: Run, batch: Batch, stages: int, granularity: int = 32) -> SequencePipeline:
+    """The slices of this batch's sequences that should take least through so many equal stages, by what they take in this process.
+
+    A stage takes as large a part of every slice's time, so the whole model's times will do. `run` is a plain one.
+    """
+    length = length_of(batch)
+    best = best_slices(fitted(measured(run, batch, usual_pairs(length))), length, stages, granularity)
+    return SequencePipeline(len(best.lengths), ",".join(map(str, best.lengths)))
+
+
+def usual_pairs(length: int) -> list[tuple[int, int]]:
+    """Lengths and contexts that a fit needs: six lengths alone, and nine after others."""
+    alone = [max(length * part // 32, 1) for part in (1, 2, 4, 8, 16, 32)]
+    return [*((one, 0) for one in dict.fromkeys(alone)),
+            *((length * long // 16, length * before // 16) for long in (1, 2, 4) for before in (2, 6, 12))]
+
+
+def measured(run: Run, batch: Batch, pairs: Iterable[tuple[int, int]]) -> dict[tuple[int, int], float]:
+    """Seconds of the forward, loss and backward of a slice, by its tokens and those before it. No gradient is left."""
+    found, seconds = checked(run, batch), {}
+    for length, context in pairs:
+        seconds[length, context] = min(one_slice(run, found, batch, length, context) for _ in range(ROUNDS))
+        run.model.zero_grad(set_to_none=True)
+    return seconds
+
+
+def one_slice(run: Run, found: SliceSupport, batch: Batch, length: int, context: int) -> float:
+    part = rows(batch, SliceSpan(0, context + length))
+    *before, last = slices_of(run, found, part, (context, length) if context else (length,))
+    for one in before:
+        with one.within(), torch.no_grad():
+            run.forward(run.model, one.batch)
+    begun = time.perf_counter()
+    with last.within():
+        value = run.loss(run.forward(run.model, last.batch), last.batch)
+        run.backward(run, value)
+    return time.perf_counter() - begun

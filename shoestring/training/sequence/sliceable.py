@@ -1,0 +1,331 @@
+"""Whether a model's sequence may be cut into slices: read off what it does with a few tokens, before anything is made.
+
+The model runs forward twice on fake tensors, on two slices of different lengths that stand at different places. A dimension that is another
+the second time is that of the tokens. Every operation must then be one that keeps tokens apart (a product along another dimension, a norm
+over features, anything element by element), and positions must begin where the slice does. The only exception is causal attention by
+`scaled_dot_product_attention`, which `sliced_attention.py` computes, and a loss: one number, from which nothing goes back to tokens.
+What is not known to keep tokens apart is refused, with its name and the module that it is in.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from shoestring.core.batch import Batch, tensors
+from shoestring.core.errors import Mistake
+from shoestring.core.foreign import copied_module
+from shoestring.core.private import DispatchMode, FakeTensor, operation_of, tree_map, without_modes
+from shoestring.measure.fake import Stage
+from shoestring.training.sequence.sliced_attention import SliceSpan, Slicing, not_causal, takes_positions
+
+TRIED = (SliceSpan(3, 8), SliceSpan(4, 11))   # slices that are looked at: of different lengths, at different places
+LEAST = max(span.stop for span in TRIED)
+
+# Operations that keep apart what stands at different places of every dimension but those that `crossed` names. All that torch marks as
+# element by element are, too.
+APART = frozenset({
+    "clone", "_to_copy", "detach", "alias", "lift_fresh", "native_dropout", "bernoulli", "view", "_unsafe_view", "reshape",
+    "_reshape_alias", "transpose", "t", "permute", "expand", "unsqueeze", "squeeze", "split", "split_with_sizes", "unbind",
+    "empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "embedding", "new_empty", "new_zeros", "new_full",
+    "new_ones", "new_empty_strided", "empty", "zeros", "ones", "full", "empty_strided", "scalar_tensor", "_local_scalar_dense",
+    "nll_loss_forward", "nll_loss2d_forward", "slice", "select", "arange", "addmm", "mm", "bmm", "baddbmm", "native_layer_norm",
+    "_fused_rms_norm", "rms_norm", "_softmax", "_log_softmax", "sum", "mean", "amax", "amin", "var", "std", "linalg_vector_norm",
+    "logsumexp", "cat", "stack",
+})
+
+
+class TensorUse(NamedTuple):
+    """A tensor that an operation took or gave."""
+
+    number: int                 # of the tensor: one and the same wherever it is used
+    shape: tuple[int, ...]
+    value: float | None = None  # of a lone number that is known: it depends on no weight
+
+
+class TensorOperation(NamedTuple):
+    """One operation of a forward."""
+
+    func: Any
+    args: Any      # tensors as Seen
+    kwargs: Any
+    out: Any
+    where: str     # the module that it is in
+
+
+@dataclass
+class Trace:
+    """What a forward and its loss did with one slice."""
+
+    span: SliceSpan
+    steps: list[TensorOperation] = field(default_factory=list)
+    given: set[int] = field(default_factory=set)       # numbers of tensors that were there before: weights and the batch
+    calls: list[str] = field(default_factory=list)     # the block of every call of attention,
+    arguments: list[Any] = field(default_factory=list)   # and what it is given beside tensors
+    brought: bool = False                              # the loss is the model's own
+
+
+class Tracing(DispatchMode):
+    """Writes down what a model does on a stage."""
+
+    def __init__(self, stage: Stage, trace: Trace) -> None:
+        super().__init__()
+        self.stage, self.trace = stage, trace
+        self.numbers: dict[int, int] = {}
+        self.alive: list[Tensor] = []      # keeps ids apart
+        self.inside: list[str] = []        # names of the modules that run, the outermost first
+
+    def seen(self, leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        if id(leaf) not in self.numbers:
+            self.numbers[id(leaf)] = len(self.alive)
+            self.alive.append(leaf)
+        known = leaf.dim() == 0 and not leaf.is_complex() and not isinstance(leaf, FakeTensor)
+        return TensorUse(self.numbers[id(leaf)], tuple(leaf.shape), float(leaf) if known else None)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.ops.prim.device.default:
+            return args[0].fake_device
+        taken, named = tree_map(self.seen, (args, kwargs))
+        out = self.stage.done(func, args, kwargs)
+        self.trace.steps.append(TensorOperation(func, taken, named, tree_map(self.seen, out), self.inside[-1] if self.inside else ""))
+        return out
+
+
+class SliceProbe(Slicing):
+    """Slices whose attention is only looked at."""
+
+    def __init__(self, model: nn.Module, blocks: Mapping[str, nn.Module], trace: Trace, inside: list[str]) -> None:
+        super().__init__(model, blocks, (trace.span.stop,))
+        self.now, self.trace, self.inside = trace.span, trace, inside
+
+    def attention(self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+                  is_causal: bool = False, **more: Any) -> Tensor:
+        why = not_causal(query, key, attn_mask, is_causal, self.now.length)
+        if why:
+            raise Mistake(f"attention in {self.inside[-1] if self.inside else 'the model'} {why}")
+        self.trace.calls.append(self.place)
+        self.trace.arguments.append((dropout_p, more))
+        return query.new_empty((*query.shape[:-1], value.shape[-1]))
+
+
+def traced(model: nn.Module, blocks: Mapping[str, nn.Module], forward: Callable[[nn.Module, Batch], Any],
+           loss: Callable[[Any, Batch], Tensor], piece: Batch, span: SliceSpan) -> Trace:
+    """What one slice of a batch, which stands at `span`, goes through. The model is not touched."""
+    stage, trace = Stage(), Trace(span)
+    copy = fake_copy(model, stage)
+    mode = Tracing(stage, trace)
+    slicing = SliceProbe(copy, {name: copy.get_submodule(name) for name in blocks}, trace, mode.inside)
+
+    with ExitStack() as stack:
+        for name, part in copy.named_modules():
+            part.register_forward_pre_hook(lambda module, args, name=name: mode.inside.append(name or "the model"))
+            part.register_forward_hook(lambda module, args, output: mode.inside.pop() and None)
+        for one in (slicing.told(), torch.no_grad(), mode):
+            stack.enter_context(one)
+        trace.given = {mode.seen(tensor).number for tensor in (*copy.parameters(), *copy.buffers(), *tensors(piece))}
+        output = forward(copy, piece)
+        value = loss(output, piece)
+        trace.brought = value is (output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None))
+    return trace
+
+
+def fake_copy(model: nn.Module, stage: Stage) -> nn.Module:
+    """A copy of a model, fake itself or real, with weights that take no memory."""
+    def fake(tensor: Tensor) -> Tensor:
+        with stage.fake:
+            return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+
+    memo: dict[int, Any] = {id(one): nn.Parameter(fake(one), one.requires_grad) for one in model.parameters()}
+    return copied_module(model, memo | {id(one): fake(one) for one in model.buffers() if isinstance(one, FakeTensor)})
+
+
+class MixesTokens(Exception):
+    """An operation brings tokens together; says how."""
+
+
+def refusal(model: nn.Module, blocks: Mapping[str, nn.Module], forward: Callable[[nn.Module, Batch], Any],
+            loss: Callable[[Any, Batch], Tensor], cut: Callable[[SliceSpan], Batch], length: int) -> tuple[str, bool]:
+    """Why a model can't run in slices, empty if it can; and whether the loss is the model's own. `cut`: gives a slice of a batch, whose
+    sequences have so many tokens. They run as a whole too: attention that looks back so far only has a mask there."""
+    if not takes_positions(model):
+        return ("no forward of the model can be told where a slice begins: give it an argument `start`, the place of its first token, "
+                "with start=0 as default (models of transformers take position_ids)"), False
+    try:
+        with without_modes():
+            one, two, whole = (traced(model, blocks, forward, loss, cut(span), span) for span in (*TRIED, SliceSpan(0, length)))
+    except Mistake as mistake:
+        return str(mistake), False
+    except Exception as error:
+        return f"a slice of it fails: {type(error).__name__}: {error}".splitlines()[0], False
+    repeated = next((name for name in dict.fromkeys(one.calls) if name and twice(one.calls, name)), "")
+    if repeated:
+        return f"block {repeated} runs attention more than once in a forward, with others in between: it is used at several places", False
+    if one.calls != whole.calls:
+        return f"a whole sequence calls attention {len(whole.calls)} times, and a slice {len(one.calls)} times", False
+    if not one.arguments == two.arguments == whole.arguments:
+        return "attention is given other arguments (a scale?) for other numbers of tokens", False
+    if not one.calls:
+        return "no attention by scaled_dot_product_attention is in its forward (attn_implementation=\"sdpa\" in transformers)", False
+    return compared(one, two), one.brought
+
+
+def twice(calls: list[str], name: str) -> bool:
+    """Whether a block was left and entered again."""
+    first = calls.index(name)
+    return name in calls[first + calls[first:].count(name):]
+
+
+def compared(one: Trace, two: Trace) -> str:
+    """What in two traces brings tokens together; empty if nothing does."""
+    if [step.func for step in one.steps] != [step.func for step in two.steps]:
+        at = next((a.where for a, b in zip(one.steps, two.steps, strict=False) if a.func is not b.func), "the end")
+        return f"the model does something else with {two.span.length} tokens than with {one.span.length}, in {at}"
+    check = Check((one, two))
+    for first, second in zip(one.steps, two.steps, strict=True):
+        try:
+            check.step(first, second)
+        except MixesTokens as how:
+            return f"{operation_of(first.func).__name__} in {first.where or 'the loss'} {how}"
+    return ""
+
+
+@dataclass
+class Check:
+    """What is known of the tensors of two traces, step by step."""
+
+    traces: tuple[Trace, Trace]
+    data: set[int] = field(default_factory=set)            # tensors that depend on weights or on tokens, not on positions alone
+    odd: dict[int, str] = field(default_factory=dict)      # tensors that must not meet those, with the reason
+    summed: set[int] = field(default_factory=set)          # what is of all tokens at once, such as a loss
+    inside: dict[int, int] = field(default_factory=dict)   # of dimensions that tokens share with others: how many of those a token has
+
+    def __post_init__(self) -> None:
+        self.data = set(self.traces[0].given)
+
+    def step(self, first: TensorOperation, second: TensorOperation) -> None:
+        given, made = list(seen_in((first.args, first.kwargs))), list(seen_in(first.out))
+        is_data = any(leaf.number in self.data for leaf in given)
+        try:
+            met = next((self.odd[leaf.number] for leaf in given if leaf.number in self.odd), "")
+            if met and made:
+                raise MixesTokens(met)
+            if len(made) != len(list(seen_in(second.out))):
+                raise MixesTokens("takes tokens one by one")
+            self.apart(first, second)
+        except MixesTokens as how:
+            if is_data:
+                raise
+            self.odd |= {leaf.number: str(how) for leaf in made}
+        else:
+            self.data |= {leaf.number for leaf in made} if is_data else set()
+
+    def apart(self, first: TensorOperation, second: TensorOperation) -> None:
+        """Refuse an operation that brings tokens together; note what it gives."""
+        name = operation_of(first.func).__name__
+        name = name.rstrip("_") if name.endswith("_") else name
+        takes = {a: self.tokens(a, b) for a, b in zip(seen_in(first[1:3]), seen_in(second[1:3]), strict=True)}
+        makes = {a: self.tokens(a, b) for a, b in zip(seen_in(first.out), seen_in(second.out), strict=True)}
+        here = any(dim is not None for dim in takes.values())
+        if here and name not in APART and torch.Tag.pointwise not in first.func.tags:
+            raise MixesTokens("is not known to keep tokens apart")
+        if here and torch.Tag.pointwise in first.func.tags and plain_in(first[1:3]) != plain_in(second[1:3]):
+            raise MixesTokens("depends on how many tokens there are, which are fewer in a slice")
+        for leaf, dims in crossed(name, first.args):
+            if takes.get(leaf) in [dim % len(leaf.shape) for dim in dims]:
+                raise MixesTokens(f"goes along the tokens of a tensor of the shape {leaf.shape}")
+        if not here and any(dim is not None for dim in makes.values()) and name in ("arange", "slice"):
+            for step, trace in zip((first, second), self.traces, strict=True):
+                check_begin(name, step.args, trace.span)
+        whole = any(leaf.number in self.summed for leaf in takes)
+        for leaf, dim in makes.items():
+            if dim is not None and whole:
+                raise MixesTokens("gives tokens something that was computed from all of them")
+            if dim is None and here and prod(leaf.shape) > 1:
+                raise MixesTokens(f"makes one of all tokens, of the shape {leaf.shape}")
+            if dim is None and (here or whole):
+                self.summed.add(leaf.number)
+            if dim is not None and here:
+                self.note_inside(name, takes, leaf, dim)
+
+    def tokens(self, one: TensorUse, two: TensorUse) -> int | None:
+        """The dimension of a tensor that is that of tokens; refused where there are two, or as many as no slice has."""
+        lengths = self.lengths
+        found = [dim for dim, (a, b) in enumerate(zip(one.shape, two.shape, strict=True)) if a != b]
+        for dim in found:
+            if one.shape[dim] * lengths[1] != two.shape[dim] * lengths[0]:
+                raise MixesTokens(f"has {one.shape[dim]} places for a slice of {lengths[0]} tokens: it shifts or pads tokens, and a slice does "
+                            "not know the next one (shift labels in the data, not in the loss)")
+        if len(found) > 1:
+            raise MixesTokens(f"is of every pair of tokens, with the shape {one.shape}: attention that is not scaled_dot_product_attention")
+        return found[0] if found else None
+
+    @property
+    def lengths(self) -> list[int]:
+        return [trace.span.length for trace in self.traces]
+
+    def note_inside(self, name: str, takes: Mapping[TensorUse, int | None], made: TensorUse, dim: int) -> None:
+        """Follow a dimension that tokens share with others, such as all rows of a batch: a view must not put them in another order."""
+        shared = made.shape[dim] // self.lengths[0]
+        before = [(leaf, at) for leaf, at in takes.items() if at is not None]
+        if name in VIEWS:
+            (leaf, at), = before
+            unit = self.inside.get(leaf.number, 1) * prod(leaf.shape[at + 1:])   # numbers from a token to the next one
+            found = {unit // prod(made.shape[dim + 1:])} if unit % max(prod(made.shape[dim + 1:]), 1) == 0 else set()
+        else:
+            found = {self.inside.get(leaf.number, 1) for leaf, at in before if leaf.shape[at] == made.shape[dim]}
+        if len(found) != 1 or (shared == 1 and found != {1}):
+            raise MixesTokens(f"takes a tensor of the shape {before[0][0].shape} apart and puts it together as {made.shape}, with tokens in "
+                        "another order (a transpose is missing?)")
+        if shared > 1:
+            self.inside[made.number] = found.pop()
+
+
+VIEWS = ("view", "_unsafe_view", "reshape", "_reshape_alias")
+
+
+def crossed(name: str, args: Any) -> Iterator[tuple[TensorUse, tuple[int, ...]]]:
+    """The dimensions of its arguments along which an operation brings together what stands at different places."""
+    if name in ("mm", "bmm"):
+        yield from ((args[0], (-1,)), (args[1], (-2,)))
+    elif name in ("addmm", "baddbmm"):
+        yield from ((args[1], (-1,)), (args[2], (-2,)))
+    elif name in ("native_layer_norm", "_fused_rms_norm", "rms_norm"):
+        yield args[0], tuple(range(-len(args[1]), 0))
+    elif name in ("_softmax", "_log_softmax"):
+        yield args[0], (args[1],)
+    elif name == "cat":
+        yield from ((leaf, (args[1] if len(args) > 1 else 0,)) for leaf in args[0])
+
+
+def check_begin(name: str, args: Any, span: SliceSpan) -> None:
+    """Positions that a forward counts itself, or takes from a table, must be those of the slice."""
+    numbers = args if name == "arange" else args[2:]
+    start = (numbers[0] if len(numbers) > 1 else 0) if name == "arange" else (numbers[0] if numbers else 0)
+    if start != span.start:
+        raise MixesTokens(f"counts tokens from {start or 0} in a slice that begins at {span.start}: begin where `start` or position_ids say")
+
+
+def plain_in(value: Any) -> Any:
+    """What an operation is given beside tensors, with the lone numbers among those."""
+    if isinstance(value, TensorUse):
+        return value.value
+    if isinstance(value, (Mapping, tuple, list)):
+        return [plain_in(inner) for inner in (value.values() if isinstance(value, Mapping) else value)]
+    return value
+
+
+def seen_in(value: Any) -> Iterator[TensorUse]:
+    """The tensors in what an operation took or gave, in order."""
+    if isinstance(value, TensorUse):
+        yield value
+    elif isinstance(value, (Mapping, tuple, list)):
+        for inner in value.values() if isinstance(value, Mapping) else value:
+            yield from seen_in(inner)

@@ -1,0 +1,219 @@
+"""The engine of `SequencePipeline`: slices of one sequence run one after the other through a causal model, exactly as the whole sequence would.
+
+Tokens of a causal model meet in one place only, in attention, where a token sees those before it. While a slice runs, every call of
+`scaled_dot_product_attention` is intercepted: the slice's keys and values are written behind those of the earlier slices, and its queries
+see all of them up to their own place. Slices run backward in reverse order, the last one first: what it leaves as gradient of earlier keys
+and values is added when the slices that they belong to run backward.
+
+    slice 0   forward ->  writes K[0:a]          backward  adds dK[0:a] of slices 1 and 2
+    slice 1   forward ->  writes K[a:b], sees K[0:b]       adds dK[a:b] of slice 2, leaves dK[0:a]
+    slice 2   forward ->  writes K[b:c], sees K[0:c]       leaves dK[0:b]
+
+Keys and values of the whole sequence are kept once for every call of attention, until the first slice has run backward.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from inspect import Parameter, signature
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from shoestring.core.absent import Absent
+from shoestring.core.errors import Mistake
+from shoestring.measure.interception import patched
+
+
+class SliceSpan(NamedTuple):
+    """Where a slice stands in its sequence."""
+
+    start: int
+    stop: int
+
+    @property
+    def length(self) -> int:
+        return self.stop - self.start
+
+
+def spans_of(lengths: Iterable[int]) -> list[SliceSpan]:
+    """
+    >>> spans_of((3, 2))
+    [Span(start=0, stop=3), SliceSpan(start=3, stop=5)]
+    """
+    ends = list(accumulate(lengths))
+    return [SliceSpan(start, stop) for start, stop in zip((0, *ends), ends, strict=False)]
+
+
+class WholeSequence:
+    """The keys, or the values, of a whole sequence in one call of attention, and what later slices leave as their gradient."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.rows: Tensor | None = None
+        self.later: Tensor | None = None   # the gradient of all rows before those of the slice that ran backward last
+
+    def put(self, own: Tensor, span: SliceSpan) -> Tensor:
+        """Write a slice's rows; gives all up to them.
+
+        Autograd would take it for a change of what earlier slices saved, who never see these rows: `.data` is not counted.
+        """
+        if self.rows is None:
+            self.rows = own.new_empty((*own.shape[:-2], self.length, own.shape[-1]))
+        self.rows.data[..., span.start:span.stop, :].copy_(own)
+        return self.rows.data[..., :span.stop, :].detach()
+
+    def gradient(self, upto: Tensor, span: SliceSpan) -> Tensor:
+        """The gradient of a slice's own rows, given what its attention gave for all rows up to them."""
+        total = upto if self.later is None else upto + self.later
+        self.later = total[..., :span.start, :] if span.start else None
+        if not span.start:
+            self.rows = None
+        return total[..., span.start:, :]
+
+
+class ConcatSlices(torch.autograd.Function):
+    """A slice's keys or values behind all earlier ones."""
+
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, whole: WholeSequence, span: SliceSpan) -> Tensor:
+        ctx.whole, ctx.span = whole, span
+        return whole.put(own, span)
+
+    @staticmethod
+    def backward(ctx: Any, *upto: Tensor) -> Any:
+        return ctx.whole.gradient(upto[0], ctx.span), None, None
+
+
+class Slicing:
+    """One pass of a sequence through a model in slices. `at` is where one of them runs forward, and later backward."""
+
+    def __init__(self, model: nn.Module, blocks: Mapping[str, nn.Module], lengths: Sequence[int]) -> None:
+        self.model, self.blocks = model, blocks
+        self.spans = spans_of(lengths)
+        self.length = sum(lengths)
+        self.now = self.spans[0]
+        self.wholes: dict[tuple[str, int], tuple[WholeSequence, WholeSequence]] = {}   # keys and values, by block and number of the call in it
+        self.masks: dict[Any, Tensor] = {}
+        self.place, self.calls = "", 0    # the block that runs, and how often it has called attention
+        self.intercepts = False           # whether such calls come here
+
+    @contextmanager
+    def at(self, number: int) -> Iterator[None]:
+        self.now = self.spans[number]
+        self.place, self.calls = "", 0
+        with self.told():
+            yield
+
+    @contextmanager
+    def told(self) -> Iterator[None]:
+        """While inside, the model is told where its tokens stand, tells which block runs, and its attention is that of slices."""
+        forwards = {block: self.entered(name, block.forward) for name, block in self.blocks.items()}
+        forwards |= {part: self.placed(forwards.get(part, part.forward)) for part in takes_positions(self.model)}
+        forwards[self.model] = self.entered("", forwards.get(self.model, self.model.forward))
+        with patched(forwards):
+            yield
+
+    def entered(self, name: str, forward: Callable[..., Any]) -> Callable[..., Any]:
+        """A block's forward, which says that it runs. Who computes a block again, in backward, calls it too."""
+        def entering(*args: Any, **kwargs: Any) -> Any:
+            before = self.place, self.calls, self.intercepts
+            self.place, self.calls, self.intercepts = name, 0, True
+            try:   # torch has no such modes active while it calls a backward
+                with nullcontext() if before[2] else Intercepting(self.attention):
+                    return forward(*args, **kwargs)
+            finally:
+                self.place, self.calls, self.intercepts = before
+
+        return entering
+
+    def placed(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        """A forward that is told where its tokens stand. Caches are for generating: a slice has no use for one."""
+        names = signature(forward).parameters
+
+        def placing(*args: Any, **kwargs: Any) -> Any:
+            if "position_ids" in names:
+                if kwargs.get("position_ids") is None:
+                    device = next((leaf.device for leaf in (*args, *kwargs.values()) if isinstance(leaf, Tensor)), None)
+                    kwargs["position_ids"] = torch.arange(self.now.start, self.now.stop, device=device)[None]
+            else:
+                kwargs["start"] = self.now.start
+            if "use_cache" in names and kwargs.get("use_cache") is None:
+                kwargs["use_cache"] = False
+            return forward(*args, **kwargs)
+
+        return placing
+
+    def attention(self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+                  is_causal: bool = False, **more: Any) -> Tensor:
+        """What `scaled_dot_product_attention` would give for these rows of the whole sequence."""
+        if isinstance(query, Absent):   # another worker computes it
+            return functional.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, **more)
+        why = not_causal(query, key, attn_mask, is_causal, self.now.length)
+        if why:
+            raise Mistake(f"SequencePipeline: attention in {self.place or 'the model, outside of its blocks'} {why}")
+        known = self.wholes.setdefault((self.place, self.calls), (WholeSequence(self.length), WholeSequence(self.length)))
+        self.calls += 1
+        keys, values = (ConcatSlices.apply(own, whole, self.now) for own, whole in zip((key, value), known, strict=True))  # type: ignore[no-untyped-call]
+        if not self.now.start:
+            return functional.scaled_dot_product_attention(query, keys, values, dropout_p=dropout_p, is_causal=True, **more)
+        # Rows of queries in reverse: then the mask is constant along its falling diagonals, so one short vector holds all of it
+        seen = functional.scaled_dot_product_attention(query.flip(-2), keys, values, self.mask(query), dropout_p, False, **more)
+        return seen.flip(-2)
+
+    def mask(self, query: Tensor) -> Tensor:
+        """What each of a slice's queries, the last one first, sees of all keys up to its own: number i sees key j if i + j < stop."""
+        start, stop = self.now
+        known = (start, query.dtype, query.device)
+        if known not in self.masks:
+            edge = query.new_zeros(2 * stop - start - 1)
+            edge[stop:] = float("-inf")
+            self.masks[known] = edge
+        return self.masks[known].as_strided((stop - start, stop), (1, 1))
+
+
+class Intercepting(TorchFunctionMode):
+    """While active, attention is computed by somebody else."""
+
+    def __init__(self, attention: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.attention = attention
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is functional.scaled_dot_product_attention:
+            return self.attention(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def not_causal(query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool, length: int) -> str:
+    """Why a call of attention is not that of a slice's tokens to themselves and all before them; empty if it is."""
+    if mask is not None:
+        return (f"is given a mask of the shape {tuple(mask.shape)} (for padding, a window or packed samples), and slices know causal "
+                "attention without a mask only: give batches without attention_mask")
+    if (query.shape[-2], key.shape[-2]) != (length, length):
+        return (f"has {query.shape[-2]} queries and {key.shape[-2]} keys for a slice of {length} tokens: it is not the attention of a "
+                "sequence to itself")
+    if not is_causal and length > 1:
+        return "is not causal: a token sees later ones, which are in slices that did not run yet"
+    return ""
+
+
+def takes_positions(model: nn.Module) -> list[nn.Module]:
+    """The outermost modules whose forward can be told where its tokens stand."""
+    if names_position(model):
+        return [model]
+    return list(dict.fromkeys(part for child in model.children() for part in takes_positions(child)))
+
+
+def names_position(module: nn.Module) -> bool:
+    names = signature(module.forward).parameters
+    return "position_ids" in names or ("start" in names and names["start"].default == 0)
+
+
+def takes_any(module: nn.Module) -> bool:
+    """Whether a module's forward passes on arguments that it does not name."""
+    return any(one.kind is Parameter.VAR_KEYWORD for one in signature(module.forward).parameters.values())

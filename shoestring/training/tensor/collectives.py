@@ -1,0 +1,136 @@
+"""What workers that hold parts of one layer say to each other, as pairs of forward and backward.
+
+    function    forward              backward             where
+    copied      nothing              sum                  before layers that are split by their outputs (Megatron's f)
+    summed      sum                  nothing              after layers that are split by their inputs (Megatron's g)
+    gathered    gather parts         sum, keep a part     f, where what lies between is split along the sequence
+    scattered   sum, keep a part     gather parts         g, there
+    sliced      keep a part          gather parts         where the sequence begins to be split: all have the same before
+    joined      gather parts         keep a part          where it ends: all compute the same after
+
+Shoeybi et al.: Megatron-LM, 2019, arXiv 1909.08053; Korthikanti et al.: Reducing Activation Recomputation in Large Transformer Models,
+2022, arXiv 2205.05198.
+"""
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from shoestring.core.link import Link
+
+
+def copied(x: Tensor, link: Link) -> Tensor:
+    return Copied.apply(x, link) if x.requires_grad else x   # type: ignore[no-untyped-call]
+
+
+def summed(x: Tensor, link: Link) -> Tensor:
+    """The sum, in the tensor's own memory."""
+    return Summed.apply(x.contiguous(), link)   # type: ignore[no-any-return, no-untyped-call]
+
+
+def gathered(x: Tensor, link: Link, dim: int) -> Tensor:
+    return Gathered.apply(x, link, dim)   # type: ignore[no-any-return, no-untyped-call]
+
+
+def scattered(x: Tensor, link: Link, dim: int) -> Tensor:
+    return Scattered.apply(x, link, dim)   # type: ignore[no-any-return, no-untyped-call]
+
+
+def sliced(x: Tensor, link: Link, dim: int) -> Tensor:
+    return KeepOwnSlice.apply(x, link, dim)   # type: ignore[no-any-return, no-untyped-call]
+
+
+def joined(x: Tensor, link: Link, dim: int) -> Tensor:
+    return AllGather.apply(x, link, dim)   # type: ignore[no-any-return, no-untyped-call]
+
+
+class Copied(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, link: Link) -> Tensor:
+        ctx.link = link
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        gradient = gradients[0].contiguous()   # made by the layer's backward for nobody else, so it may become the sum
+        ctx.link.sum(gradient).wait()
+        return gradient, None
+
+
+class Summed(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, link: Link) -> Tensor:
+        link.sum(x).wait()
+        ctx.mark_dirty(x)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return gradients[0], None
+
+
+class Gathered(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, link: Link, dim: int) -> Tensor:
+        ctx.link, ctx.dim = link, dim
+        return all_parts(x, link, dim)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return part_of_sum(gradients[0], ctx.link, ctx.dim), None, None
+
+
+class Scattered(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, link: Link, dim: int) -> Tensor:
+        ctx.link, ctx.dim = link, dim
+        return part_of_sum(x, link, dim)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return all_parts(gradients[0], ctx.link, ctx.dim), None, None
+
+
+class KeepOwnSlice(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, link: Link, dim: int) -> Tensor:
+        ctx.link, ctx.dim = link, dim
+        return own_part(x, link, dim)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return all_parts(gradients[0], ctx.link, ctx.dim), None, None
+
+
+class AllGather(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, link: Link, dim: int) -> Tensor:
+        ctx.link, ctx.dim = link, dim
+        return all_parts(x, link, dim)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return own_part(gradients[0], ctx.link, ctx.dim), None, None
+
+
+def all_parts(part: Tensor, link: Link, dim: int) -> Tensor:
+    """Everybody's part, one after the other along a dimension."""
+    rows = part.new_empty((link.world, *part.shape))
+    link.gather(part.contiguous().view(-1), rows.view(-1)).wait()
+    return rows.movedim(0, dim).flatten(dim, dim + 1) if dim else rows.flatten(0, 1)
+
+
+def part_of_sum(whole: Tensor, link: Link, dim: int) -> Tensor:
+    """This worker's part, along a dimension, of the sum of everybody's whole."""
+    rows = whole.unflatten(dim, (link.world, -1)).movedim(dim, 0).contiguous()   # (worker, ...)
+    part = torch.empty_like(rows[0])
+    link.scatter(rows.view(-1), part.view(-1)).wait()
+    return part
+
+
+def own_part(whole: Tensor, link: Link, dim: int) -> Tensor:
+    """A copy of this worker's part, so that the whole need not stay."""
+    return whole.chunk(link.world, dim)[link.rank].clone(memory_format=torch.contiguous_format)

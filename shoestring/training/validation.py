@@ -1,0 +1,218 @@
+"""Validation: how good the model is on data that it is not trained on. It leaves nothing behind: no gradient, no random number drawn, and
+whatever the model keeps (buffers, attributes, generators of its own, the mode of every module) is afterwards as it was.
+
+Metrics are means by the weight of their batches, so that a group, in which every worker has its part of every batch, finds what one
+process does; where workers do not wait for each other, the one that counts steps takes whole batches. The model is called as
+`Run.together` has it, outside of a step, with its weights wherever a technique keeps them and in the precision that they have.
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
+from types import CellType, FunctionType
+from typing import Any
+
+import torch
+
+from shoestring.core import random_state
+from shoestring.core.assignment import own_part
+from shoestring.core.batch import Batch, moved
+from shoestring.core.errors import Mistake
+from shoestring.core.job import Job, target
+from shoestring.core.mesh import on_one_axis
+from shoestring.core.run import Run, gathered, guarded_outside, kept
+from shoestring.data.elements import held_out_feed
+from shoestring.data.feed import Feed
+from shoestring.data.samplers import InOrder
+from shoestring.training.memory.block_state import GENERATORS, BlockState, Frozen, FrozenGenerator, generators_of, put_back, version
+from shoestring.training.memory.fingerprint import fingerprint, matches
+
+LOSS = "loss"                  # the metric that is always there
+NO_GRADIENT = "does not require grad and does not have a grad_fn"   # how torch says that derivatives are not there
+OURS = ("step", "epoch")       # names that stand beside those of metrics
+
+Metrics = dict[str, float]
+
+
+class SilentObserver:
+    """Who looks on while tensors are made in a validation: nobody."""
+
+    def around(self) -> AbstractContextManager[object]:
+        """Before and after the batches, or all of the job's own validation."""
+        return nullcontext()
+
+    def batch(self, batch: Batch) -> AbstractContextManager[object]:
+        """One batch."""
+        return nullcontext()
+
+
+class NoGoal(Mistake):
+    """The job's goal is not among what was measured."""
+
+
+def held_out(job: Job, whole: bool = False) -> Feed:
+    """The held-out batches once through, this worker's part of each, or each of them `whole`. The job's data are made anew."""
+    assert job.held_out is not None, "who asks has looked"
+    mesh = on_one_axis() if whole else job.mesh
+    once = replace(job, sampler=None, epochs=1, metrics=None, patience=0, mesh=mesh)
+    feed = held_out_feed(once, own_part(mesh))
+    feed.sampler = InOrder()   # every sample, those too that do not fill a batch
+    return feed
+
+
+def once_through(feed: Feed) -> Iterator[tuple[Batch, bool]]:
+    """The batches of one round, and of each whether it is this worker's; data that would go round again are left there."""
+    for batch in feed:
+        if feed.epoch:
+            return
+        yield batch, not feed.assignment.idle
+        if feed.round_over:
+            return
+
+
+def validated(run: Run, job: Job, watch: SilentObserver | None = None, batches: Iterable[tuple[Batch, bool]] | None = None) -> Metrics:
+    """The metrics of the model as it is now, over all held-out batches, or over these."""
+    watch = watch or SilentObserver()
+    with validating(run, job, watch):
+        if job.validate is not None:
+            with watch.around(), guarded_outside(run):
+                found = named(job.validate(run.model), "validate")
+            return dict(gathered(run, found)[0])   # all workers have computed it; where it draws or looks at a clock, the first is right
+        return means(run, job, once_through(held_out(job, run.assignment.asynchronous)) if batches is None else batches, watch)
+
+
+@contextmanager
+def validating(run: Run, job: Job, watch: SilentObserver) -> Iterator[None]:
+    """While inside, the model is in the mode for evaluation and can be called; then all is as it was."""
+    run.optimizer.zero_grad(set_to_none=True)   # the memory of gradients is free for this
+    with random_state.kept(), ExitStack() as stack:
+        with watch.around():
+            stack.enter_context(untouched(run))
+            stack.enter_context(torch.no_grad())
+            # The job's own validation may call the model as often as it likes, so it finds all weights
+            stack.enter_context(run.usable() if run.together is None or job.validate is not None else run.together())
+        random_state.seed(job.seed)
+        try:
+            yield
+        finally:
+            with watch.around():
+                stack.close()
+
+
+@contextmanager
+def untouched(run: Run) -> Iterator[None]:
+    """While inside, every module is in the mode for evaluation; then all that the model keeps is as it was before."""
+    # Weights and statistics in shared memory change meanwhile where workers do not wait for each other: only generators are put back then
+    shared, modes = run.assignment.asynchronous, {module: module.training for module in run.model.modules()}
+    before: list[Frozen] = [*generators_of(run.model)] if shared else BlockState(run.model).picture()
+    before += map(FrozenGenerator, generators_beside(run))
+    elsewhere = kept(run)
+    weights = {} if shared else {name: (one, version(one), fingerprint(one)) for name, one in run.model.named_parameters()
+                                 if name not in elsewhere and one.device.type == "cpu"}
+    run.model.eval()
+    try:
+        yield
+    finally:
+        run.model.train(modes[run.model])   # by the model's own methods, which may have done more than set a mode,
+        for module, mode in modes.items():
+            module.training = mode          # and then every module as it was
+        try:
+            put_back(before)
+        except Mistake as error:
+            raise Mistake(f"validation would leave something behind: in evaluation {str(error).partition(', so ')[0]}; keep that tensor "
+                          f"as a buffer, or leave it alone while the model is in the mode for evaluation") from error
+        changed = [name for name, (one, then, bits) in weights.items() if version(one) != then or not matches(bits, one)]
+        if changed:
+            raise Mistake(f"the model changes its weight {changed[0]} in evaluation too, so that validation would change what is trained: "
+                          f"do that in training alone (if self.training: ...)")
+
+
+def generators_beside(run: Run) -> Iterator[Any]:
+    """Random generators that the code of a model finds beside it: in the file that it is written in, or around its functions."""
+    places: dict[int, list[Any]] = {}
+    for code in (run.evaluate, *{type(module): type(module).forward for module in run.model.modules()}.values()):
+        if isinstance(code, FunctionType) and not str(code.__module__).startswith("torch."):   # one that was made has no module
+            places[id(code.__globals__)] = list(code.__globals__.values())
+            places[id(code)] = [content for cell in code.__closure__ or () for content in content_of(cell)]
+    found = {id(one): one for place in places.values() for one in place if isinstance(one, GENERATORS)}
+    return iter(found.values())
+
+
+def content_of(cell: CellType) -> list[Any]:
+    """What a variable of a function around another holds; nothing if it has no value yet."""
+    try:
+        return [cell.cell_contents]
+    except ValueError:
+        return []
+
+
+def means(run: Run, job: Job, batches: Iterable[tuple[Batch, bool]], watch: SilentObserver) -> Metrics:
+    """Means over all batches, and all workers, by the batches' weight."""
+    totals: dict[str, tuple[float, float]] = {}   # of each metric: the sum of value x weight, and of weight
+    device = next(run.model.parameters()).device
+    for batch, counts in batches:
+        weight = float(job.weight(batch)) if counts else 0.0
+        with watch.batch(batch):
+            found = named(measured(run, job, moved(batch, device)), "metrics")
+        for name, value in found.items():
+            total, whole = totals.get(name, (0.0, 0.0))
+            totals[name] = (total + weight * value if weight else total, whole + weight)
+    whole_totals: dict[str, tuple[float, float]] = {}
+    for told in gathered(run, totals) if not run.link.imagined else [totals]:   # in the order of workers, so that all find the same
+        for name, (total, weight) in told.items():
+            before = whole_totals.get(name, (0.0, 0.0))
+            whole_totals[name] = (before[0] + total, before[1] + weight)
+    if not any(weight for _, weight in whole_totals.values()):
+        raise Mistake("the job's held_out data yield no batch with a sample: there is nothing to validate on")
+    return {name: total / weight if weight else math.nan for name, (total, weight) in whole_totals.items()}
+
+
+def measured(run: Run, job: Job, batch: Batch) -> Mapping[str, Any]:
+    """The metrics of one batch, as the job gives them."""
+    with guarded_outside(run):
+        return unguarded(run, job, batch)
+
+
+def unguarded(run: Run, job: Job, batch: Batch) -> Mapping[str, Any]:
+    try:
+        output = run.evaluate(run.model, batch)
+    except RuntimeError as error:
+        if NO_GRADIENT not in str(error):
+            raise
+        raise Mistake("the job's forward computes derivatives, and validation has none ready: put `with torch.enable_grad():` around what "
+                      "takes them") from error
+    found: dict[str, Any] = {LOSS: job.loss(output, batch)}
+    if job.metrics is not None:
+        more = job.metrics(output, batch)
+        check_names(more, "metrics")
+        if LOSS in more:
+            raise Mistake("the job's metrics give 'loss', which is the held-out loss and always measured: give it another name")
+        found |= more
+    return found
+
+
+def check_names(found: Any, what: str) -> None:
+    """Refuse what is not numbers by name, or has a name of ours."""
+    if not isinstance(found, Mapping):
+        raise Mistake(f"the job's {what} gave a {type(found).__name__}: it must give numbers by name, such as {{'accuracy': 0.9}}")
+    taken = [name for name in found if name in OURS]
+    if taken:
+        raise Mistake(f"the job's {what} gave {taken[0]!r}, which stands beside every metric already: give it another name")
+
+
+def check_goal(job: Job, names: Iterable[str]) -> None:
+    """Refuse a goal that is not measured."""
+    there = list(names)
+    if target(job.goal).metric not in there:
+        raise NoGoal(f"goal={job.goal!r} in the Job, and validation gave {', '.join(there) or 'nothing'}: name one of them")
+
+
+def named(found: Any, what: str) -> Metrics:
+    """Metrics as numbers by name."""
+    check_names(found, what)
+    try:
+        return {str(name): float(value) for name, value in found.items()}
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise Mistake(f"the job's {what} gave something that is not one number: {error}") from error

@@ -1,0 +1,65 @@
+"""Second moments are known of what is computed, whatever class or function computes it."""
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import shoestring
+from shoestring import Job
+from shoestring.compression.calibration.scratch import Scratch
+from shoestring.compression.calibration.weight_usage import looking_at, weights_of
+
+
+class Turned(nn.Module):
+    """x W + b, as GPT-2's Conv1D computes its layers."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(layer.weight.detach().T.contiguous()), nn.Parameter(layer.bias.detach().clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.addmm(self.bias, x, self.weight)
+
+
+def layers(turned: bool) -> nn.Module:
+    torch.manual_seed(0)
+    found = [nn.Linear(32, 64), nn.Linear(64, 32), nn.Linear(32, 4)]
+    return nn.Sequential(*(one for layer in found for one in (Turned(layer) if turned else layer, nn.Tanh())))
+
+
+def data(seed: int) -> list[Any]:
+    generator = torch.Generator().manual_seed(seed)
+    scales = torch.logspace(-1, 1, 32)
+    return [(torch.randn(16, 32, generator=generator) * scales, torch.zeros(16, dtype=torch.long)) for _ in range(8)]
+
+
+def test_the_same_weights_the_other_way_round_get_the_same_bits_and_the_same_damage(tmp_path: Path) -> None:
+    reports = [shoestring.compress(Job(model=lambda turned=turned: layers(turned), data=lambda: data(0), held_out=lambda: data(1),  # type: ignore[misc]
+                                       loss=lambda output, batch: output.sum()), tmp_path / str(turned), use=["Quantize(bits=3)"],
+                                   samples=64).report for turned in (False, True)]
+    bits = [[layer["bits"] for layer in one["layers"]] for one in reports]
+    means = [1 - one["fidelity"]["mean"]["measured"] for one in reports]
+    assert bits[0] == bits[1] and means[1] == pytest.approx(means[0], rel=0.02)
+
+
+MODELS: dict[str, tuple[Any, Tensor]] = {
+    "attention": (lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 1), torch.randn(4, 5, 16)),
+    "lstm": (lambda: nn.LSTM(8, 12, 2, bidirectional=True, batch_first=True), torch.randn(4, 5, 8)),
+    "gru": (lambda: nn.GRU(8, 12, batch_first=True), torch.randn(4, 5, 8)),
+    "convolutions": (lambda: nn.Sequential(nn.Conv1d(4, 6, 3, padding="same"), nn.ConvTranspose1d(6, 3, 3)), torch.randn(2, 4, 10))}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_matrix_has_a_second_moment(name: str) -> None:
+    make, x = MODELS[name]
+    model = make().eval().requires_grad_(False)
+    weights = weights_of(model)
+    fused = torch.backends.mha.get_fastpath_enabled()
+    with torch.no_grad(), looking_at(model, weights, Scratch()) as usage:
+        model(x)
+    assert all(usage[one.name].moment is not None and usage[one.name].calls == 1 for one in weights if one.is_matrix)
+    assert torch.backends.mha.get_fastpath_enabled() == fused

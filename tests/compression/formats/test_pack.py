@@ -1,0 +1,176 @@
+"""A folder that is not what was written is refused, whatever is wrong with it."""
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+from collections.abc import Callable
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import shoestring
+from shoestring.compression.formats.bits import packed, packed_bytes, unpacked
+from shoestring.compression.formats.place import decoded, forms_of, memory_of
+from shoestring.core.errors import Mistake
+from shoestring.core.seal import sealed, unsealed
+from shoestring.runs.tensors import write_tensors
+from tests.compression.models import Tied, job_of
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("compressed") / "small"
+    shoestring.compress(job_of("tied embeddings"), folder, use=["Quantize(bits=4)", "Half()"], samples=16)
+    return folder
+
+
+@pytest.fixture
+def folder(made: Path, tmp_path: Path) -> Path:
+    shutil.copytree(made, tmp_path / "small")
+    return tmp_path / "small"
+
+
+def loaded(folder: Path) -> nn.Module:
+    return shoestring.load(folder, model=Tied)
+
+
+def test_it_loads_and_is_an_ordinary_module(folder: Path) -> None:
+    model, words = loaded(folder), torch.randint(0, 40, (2, 5))
+    answer = model(words)
+    assert isinstance(model.head, nn.Linear) and not list(model.parameters()) and not model.training
+    assert model.head.weight_form is model.table.weight_form, "what is tied is stored once"
+    assert torch.equal(deepcopy(model)(words), answer) and torch.equal(pickle.loads(pickle.dumps(model))(words), answer)
+    assert torch.equal(shoestring.load(folder, model=Tied, decoded=True)(words), answer)
+    assert memory_of(model) < memory_of(Tied()) / 3, "weights stay packed in memory"
+    again = loaded(folder)
+    again.load_state_dict(model.state_dict())
+    assert torch.equal(again(words), answer)
+    assert torch.equal(decoded(model)(words), answer) and model.head.weight is model.table.weight and not forms_of(model)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "manifest.json"])
+def test_one_flipped_bit_anywhere_is_seen(folder: Path, name: str) -> None:
+    whole = (folder / name).read_bytes()
+    for place in range(0, len(whole), max(1, len(whole) // 40)):
+        changed = bytearray(whole)
+        changed[place] ^= 1 << (place % 8)
+        (folder / name).write_bytes(changed)
+        with pytest.raises(Mistake):
+            loaded(folder)
+    (folder / name).write_bytes(whole)
+    loaded(folder)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "manifest.json"])
+def test_a_file_that_is_missing_cut_or_no_file_is_refused(folder: Path, name: str) -> None:
+    whole = (folder / name).read_bytes()
+    (folder / name).write_bytes(whole[:-5])
+    with pytest.raises(Mistake):
+        loaded(folder)
+    (folder / name).unlink()
+    with pytest.raises(Mistake, match="not whole"):
+        loaded(folder)
+    os.mkfifo(folder / name)
+    with pytest.raises((Mistake, OSError), match="pipe"):
+        loaded(folder)
+    with pytest.raises(Mistake, match="is no folder"):
+        loaded(folder / name)
+
+
+def lie(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
+    """Change a manifest and seal it again: only its contents are wrong."""
+    def done(folder: Path) -> None:
+        about, _ = unsealed((folder / "manifest.json").read_bytes())
+        change(about)
+        (folder / "manifest.json").write_bytes(sealed(about))
+    return done
+
+
+LIES: dict[str, Callable[[dict[str, Any]], object]] = {
+    "another shape": lambda about: about["weights"]["work.weight"].update(shape=[16, 8]),
+    "a huge shape": lambda about: about["weights"]["work.weight"].update(shape=[10**9, 10**9]),
+    "a negative shape": lambda about: about["weights"]["work.weight"].update(shape=[-16, -16]),
+    "no shape": lambda about: about["weights"]["work.weight"].update(shape="x"),
+    "another kind": lambda about: about["weights"]["work.weight"].update(kind="plain"),
+    "no such kind": lambda about: about["weights"]["work.weight"].update(kind="os.system"),
+    "other bits": lambda about: about["weights"]["work.weight"]["settings"].update(bits=3),
+    "no bits": lambda about: about["weights"]["work.weight"]["settings"].update(bits="many"),
+    "a weight less": lambda about: about["weights"].pop("work.weight"),
+    "a name that is not there": lambda about: about["weights"].update(ghost=about["weights"]["work.weight"]),
+    "no weights": lambda about: about.pop("weights"),
+    "weights as a list": lambda about: about.update(weights=[1]),
+    "an edit nobody knows": lambda about: about.update(edits=[{"kind": "ghost"}]),
+    "another format": lambda about: about.update(format="zip"),
+    "a later version": lambda about: about.update(version=99),
+    "another digest": lambda about: about.update(tensors="0" * 64),
+    "a buffer that is not there": lambda about: about.update(buffers=["ghost"]),
+}
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_a_manifest_that_lies_is_refused(folder: Path, name: str) -> None:
+    lie(LIES[name])(folder)
+    with pytest.raises(Mistake):
+        loaded(folder)
+
+
+def test_another_model_is_refused(folder: Path) -> None:
+    with pytest.raises(Mistake, match="not the one that was compressed"):
+        shoestring.load(folder, model=lambda: nn.Linear(2, 2))
+    with pytest.raises(Mistake, match="does not say how its model is made"):
+        shoestring.load(folder)
+    with pytest.raises(Mistake, match="not a module"):
+        shoestring.load(folder, model=lambda: 3)   # type: ignore[arg-type, return-value]
+
+
+def test_a_folder_that_is_there_is_not_overwritten(made: Path) -> None:
+    before = sorted((one.name, one.stat().st_size) for one in made.iterdir())
+    with pytest.raises(Mistake, match="is there already"):
+        shoestring.compress(job_of("tied embeddings"), made, use=["Half()"], samples=16)
+    assert sorted((one.name, one.stat().st_size) for one in made.iterdir()) == before
+
+
+def test_of_two_who_write_the_same_folder_one_is_told(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def slowly(*given: Any) -> int:
+        shutil.copytree(made, tmp_path / "small")   # meanwhile somebody else has written it
+        return write_tensors(*given)
+
+    monkeypatch.setattr("shoestring.compression.formats.pack.write_tensors", slowly)
+    with pytest.raises(Mistake, match="is there already"):
+        shoestring.compress(job_of("tied embeddings"), tmp_path / "small", use=["Half()"], samples=16)
+    assert [one.name for one in tmp_path.iterdir()] == ["small"], "and leaves nothing behind"
+    loaded(tmp_path / "small")
+
+
+def test_the_job_file_may_move_and_is_only_run_where_the_user_says_so(tmp_path: Path) -> None:
+    file = tmp_path / "net.py"
+    file.write_text("from tests.compression.models import job_of\n\ndef job() -> object:\n    return job_of('mlp')\n")
+    shoestring.compress(file, tmp_path / "small", use=["Half()"], samples=16)
+    x = torch.randn(2, 16)
+    answer = shoestring.load(tmp_path / "small", job=file)(x)
+    with pytest.raises(Mistake, match=f"so it is run only if you name it: add job='{file}'"):
+        shoestring.load(tmp_path / "small")
+    file.rename(tmp_path / "moved.py")
+    assert torch.equal(shoestring.load(tmp_path / "small", job=tmp_path / "moved.py")(x), answer)
+    assert torch.equal(shoestring.load(tmp_path / "small", job=tmp_path / "small" / "job.py")(x), answer)
+    assert torch.equal(shoestring.load(tmp_path / "small", job=lambda: job_of("mlp"))(x), answer)
+    file.write_text((tmp_path / "moved.py").read_text() + "# changed\n")
+    with pytest.warns(UserWarning, match="is not as it was"):
+        shoestring.load(tmp_path / "small", job=file)
+    assert json.loads((tmp_path / "small" / "manifest.json").read_text())["job"]["file"] == str(file)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 8), st.lists(st.integers(0, 255), max_size=40))
+def test_numbers_come_out_of_bits_as_they_went_in(bits: int, numbers: list[int]) -> None:
+    codes = torch.tensor([one % 2**bits for one in numbers], dtype=torch.uint8)
+    stream = packed(codes, bits)
+    assert len(stream) == packed_bytes(len(codes), bits) and torch.equal(unpacked(stream, bits, len(codes)), codes)

@@ -1,0 +1,109 @@
+"""What is computed again is the same, in models that make it hard: batch norm, dropout, skips, shared blocks, layer drop."""
+from __future__ import annotations
+
+from itertools import islice
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from shoestring import Job
+from shoestring.api import verify
+from shoestring.data.feed import Feed
+from shoestring.training.evidence.rehearse import prepared
+from shoestring.training.loop import steps
+from shoestring.training.memory.checkpoint import Checkpoint
+from shoestring.training.memory.offload_activations import OffloadActivations
+from tests.models import MODELS, job, seeded
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in ("wav2vec2",)])
+def test_every_model_trains_to_the_same_bits_with_everything_computed_again(name: str) -> None:
+    equal, most = verify(job(name), (Checkpoint(every=2),), 3)
+    assert equal, most
+
+
+@pytest.mark.parametrize("schedule", ["((0,1,2),(3,4,5))", "(0,(1,(2,3)),4,5)", "((0,(1,(2,(3,(4,))))),5)", "((0,),(1,),2,3,4,(5,))"])
+@pytest.mark.parametrize("name", ["dropout chain", "u-net"])
+def test_nested_schedules_give_the_same_bits(name: str, schedule: str) -> None:
+    assert verify(job(name), (Checkpoint(schedule=schedule),), 4)[0]
+
+
+def test_batch_norm_counts_every_batch_once() -> None:
+    made = job("u-net")
+    model = seeded(made)
+    for _ in steps(prepared(made, (Checkpoint(every=1),), model), islice(Feed(made), 3)):
+        pass
+    assert model.down[0][1].num_batches_tracked == 3
+
+
+class Moving(nn.Module):
+    """Keeps a running mean of its own and uses it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.work = nn.Linear(8, 8)
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.mean.mul_(0.9).add_(0.1 * x.mean(0))
+        return torch.tanh(self.work(x) - self.mean)
+
+
+class Remembering(nn.Module):
+    """Keeps what it said last, and how often it was asked, as plain attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.work = nn.Linear(8, 8)
+        self.last: Tensor | None = None
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        said: Tensor = torch.tanh(self.work(x)) / self.calls
+        if self.last is not None:
+            said = said + 0.5 * self.last
+        self.last = said.detach()
+        return said
+
+
+class Making(Remembering):
+    """Has what it said last only once it said something."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        del self.last
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not hasattr(self, "last"):
+            self.last = torch.zeros_like(x)
+        return super().forward(x)
+
+
+def moving_job(block: type[nn.Module] = Moving) -> Job:
+    x = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
+    return Job(model=lambda: nn.Sequential(block(), block(), block()), data=lambda: [x] * 5,
+               loss=lambda output, batch: output.square().mean(), optimizer=lambda p: torch.optim.SGD(p, lr=0.1))
+
+
+@pytest.mark.parametrize("technique", [Checkpoint(every=1), Checkpoint(every=3), Checkpoint(schedule="((0,(1,),2),)"), OffloadActivations()])
+@pytest.mark.parametrize("block", [Moving, Remembering, Making])
+def test_what_the_forward_changes_and_uses_stays_right(block: type[nn.Module], technique: Checkpoint | OffloadActivations) -> None:
+    assert verify(moving_job(block), (technique,), 5)[0]
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    made = job("chain")
+    model = seeded(made)
+    for _ in steps(prepared(made, (Checkpoint(every=1), OffloadActivations()), model), islice(Feed(made), 2)):
+        pass
+    assert all("forward" not in module.__dict__ for module in model.modules())
+
+
+def test_evaluation_without_gradients_is_untouched() -> None:
+    made = job("chain")
+    run = prepared(made, (Checkpoint(every=2), OffloadActivations()), seeded(made))
+    with torch.no_grad():
+        assert run.forward(run.model, next(Feed(made))).shape == (32, 10)
